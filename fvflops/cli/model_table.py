@@ -11,11 +11,11 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
-from fvflops.cli.arguments import model_options
 from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
+from fvflops.cli.shared_options import model_options
 from fvflops.cli.terminal_detection import find_width
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table

@@ -18,10 +18,10 @@ from fvflops.capture.restore.generators import seeded
 from fvflops.capture.run import Loss
 from fvflops.cli import format_error
 from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import model_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import activity
 from fvflops.cli.revisions import find_revision, record_revision
+from fvflops.cli.shared_options import model_options
 from fvflops.cli.subprocess_recording import REQUEST, RESULT, record_in_subprocess
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.sources.imports import load_function

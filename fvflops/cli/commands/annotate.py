@@ -11,17 +11,8 @@ from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import (
-    add_assume,
-    add_backward,
-    add_convention,
-    add_inputs,
-    add_save_trace,
-    add_table,
-    find_group,
-    model_options,
-)
 from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
@@ -46,7 +37,7 @@ _RUN_OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops annotate`."""
-    add_convention(parser)
+    shared_options.add_convention(parser)
     parser.add_argument(
         "traces",
         nargs="+",
@@ -59,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by "
         "their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models",
     )
-    add_inputs(parser, shape="shape of an input of the traced step")
-    add_assume(parser)
-    run = find_group(parser, "run")
+    shared_options.add_inputs(parser, shape="shape of an input of the traced step")
+    shared_options.add_assume(parser)
+    run = shared_options.find_group(parser, "run")
     run.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
-    add_backward(parser)
+    shared_options.add_backward(parser)
     run.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
     run.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
     run.add_argument(
@@ -79,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE",
     )
     files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
-    add_save_trace(files)
-    add_table(parser, top=10)
+    shared_options.add_save_trace(files)
+    shared_options.add_table(parser, top=10)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,10 +140,10 @@ def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
     """Return the Trace of one step of the model."""
     if is_saved_trace(arguments.model):
-        return open_trace(arguments.model, arguments, model_options(arguments, device=arguments.device))
+        return open_trace(arguments.model, arguments, shared_options.model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments))
+        subject = load_model(arguments.model, shared_options.model_options(arguments))
     subject.train(arguments.train, option="--train")
     options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
     options["assume"] = read_assumptions(arguments)

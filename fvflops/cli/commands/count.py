@@ -10,19 +10,8 @@ from typing import Any
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_exports,
-    add_model,
-    add_repeat,
-    add_report,
-    add_run,
-    add_save_trace,
-    find_group,
-)
 from fvflops.cli.draws import describe_draws, repeat_count
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
@@ -67,12 +56,12 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops count`."""
-    add_convention(parser)
-    add_model(parser, nargs="+")
-    add_run(parser)
-    add_backward(parser)
-    add_repeat(find_group(parser, "run"), "FLOPs")
-    report = find_group(parser, "report")
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser, nargs="+")
+    shared_options.add_run(parser)
+    shared_options.add_backward(parser)
+    shared_options.add_repeat(shared_options.find_group(parser, "run"), "FLOPs")
+    report = shared_options.find_group(parser, "report")
     report.add_argument(
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
@@ -80,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per module (default), operator, both (operators within each module), op call, module call or "
         "source line",
     )
-    add_depth(parser)
-    add_report(
+    shared_options.add_depth(parser)
+    shared_options.add_report(
         parser,
         more={name: report.help for name, report in REPORTS.items() if name not in FORMATS},
         sort="parameters, flops, activations or name; with --by op, call or line by a column, named as in --format csv",
@@ -90,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
     report.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
-    files = find_group(parser, "additional files")
-    add_exports(files, weights="flops (default), macs, bytes, memory")
-    add_save_trace(files)
+    files = shared_options.find_group(parser, "additional files")
+    shared_options.add_exports(files, weights="flops (default), macs, bytes, memory")
+    shared_options.add_save_trace(files)
     add_table_arguments(parser)
 
 

@@ -7,18 +7,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import (
-    add_assume,
-    add_backward,
-    add_convention,
-    add_inputs,
-    add_report,
-    add_run,
-    add_trace_only,
-    find_group,
-    model_options,
-)
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import built_on
@@ -38,15 +28,15 @@ FIRST = ("--measure", "--batch", "--seq", "--input", "--format")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
-    add_convention(parser)
+    shared_options.add_convention(parser)
     parser.add_argument(
         "model",
         metavar="A",
         help="a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision",
     )
     parser.add_argument("other", metavar="B", help="the same, after the change")
-    add_inputs(parser)
-    second = find_group(parser, "the second model")
+    shared_options.add_inputs(parser)
+    second = shared_options.find_group(parser, "the second model")
     second.add_argument(
         "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
@@ -58,17 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="arguments of B where they or its source differ",
     )
-    add_assume(parser)
-    add_run(parser)
-    add_trace_only(parser)
-    add_backward(parser)
-    find_group(parser, "report").add_argument(
+    shared_options.add_assume(parser)
+    shared_options.add_run(parser)
+    shared_options.add_trace_only(parser)
+    shared_options.add_backward(parser)
+    shared_options.find_group(parser, "report").add_argument(
         "--measure",
         choices=MEASURES,
         default="flops",
         help="metric to show before and after, and to rank rows by; default: flops",
     )
-    add_report(parser, top=TOP)
+    shared_options.add_report(parser, top=TOP)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "html" and (option := find_chosen(arguments, ("sort", "top"))):
         raise ValueError(f"{option} does not apply to --format html, an interactive page: omit it")
     table = load_table(arguments.table)
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     first = open_analysis(arguments.model, arguments, table, options=options)
     options = keep_applicable(options, arguments.other)
     if find_source(arguments.model) != find_source(arguments.other):  # arguments of another kind of constructor

@@ -6,18 +6,10 @@ import argparse
 from dataclasses import replace
 
 from fvflops import paths
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
-from fvflops.cli.arguments import (
-    RARE_OF_PLANS,
-    add_convention,
-    add_depth,
-    add_mesh,
-    add_model,
-    add_report,
-    find_group,
-    model_options,
-)
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import (
     choose_efficiency,
     choose_network,
@@ -27,19 +19,6 @@ from fvflops.cli.planning.accelerator import (
 )
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options, read_plan_options
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
-from fvflops.cli.planning.step_options import (
-    add_step,
-    check_optimizer,
-    choose_loss,
-    choose_precision,
-    chunked_loss_explained,
-    find_modules,
-    find_policy,
-    make_optimizer,
-    prepare_training,
-    repeat_command,
-    typed_settings,
-)
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import activity
 from fvflops.cli.terminal_detection import find_width
@@ -67,7 +46,7 @@ EXAMPLES = (
 )
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
 RARE = (
-    *(*RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
+    *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
     *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--offload", "--sort"),
 )
 _OPTIMIZER = "AdamW"  # default
@@ -84,20 +63,22 @@ _NEED_ACCELERATOR = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops plan`."""
-    add_convention(parser)
-    add_model(
+    shared_options.add_convention(parser)
+    shared_options.add_model(
         parser,
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
-    add_mesh(parser)
+    shared_options.add_mesh(parser)
     add_search(parser)
-    add_step(find_group(parser, "training step"), default=_OPTIMIZER)
-    _add_time(find_group(parser, "time"))
-    find_group(parser, "additional files").add_argument(
+    step_options.add_step(shared_options.find_group(parser, "training step"), default=_OPTIMIZER)
+    _add_time(shared_options.find_group(parser, "time"))
+    shared_options.find_group(parser, "additional files").add_argument(
         "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
     )
-    add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time")
-    add_report(parser)
+    shared_options.add_depth(
+        parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time"
+    )
+    shared_options.add_report(parser)
 
 
 def _add_time(time: argparse._ActionsContainer) -> None:
@@ -150,21 +131,23 @@ def run(arguments: argparse.Namespace) -> int:
         check_mesh_options(arguments, mesh)
         check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
-    check_optimizer(arguments, _OPTIMIZER)
+    step_options.check_optimizer(arguments, _OPTIMIZER)
     options = read_plan_options(arguments, mesh, table)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    prepare_training(subject)
-    choose_precision(arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
+    step_options.prepare_training(subject)
+    step_options.choose_precision(
+        arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix
+    )
     options = replace(
         options,
         precision=arguments.precision,
-        loss=choose_loss(arguments, subject.model),
-        optimizer=make_optimizer(arguments, _OPTIMIZER, subject.model),
-        checkpoint=find_policy(subject, arguments.checkpoint),
+        loss=step_options.choose_loss(arguments, subject.model),
+        optimizer=step_options.make_optimizer(arguments, _OPTIMIZER, subject.model),
+        checkpoint=step_options.find_policy(subject, arguments.checkpoint),
         device=kernels_of(accelerator, arguments.device),
     )
-    with kernels_emulated(accelerator), chunked_loss_explained(arguments):
+    with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
             _report_search(subject, arguments, accelerator, options)
@@ -188,9 +171,10 @@ def _report_rank(
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options))
-    plan = replace(plan, settings={**plan.settings, **typed_settings(arguments, options.loss)})
+    plan = replace(plan, settings={**plan.settings, **step_options.typed_settings(arguments, options.loss)})
     write_report(
-        plan_report(plan, table, name=arguments.model, command=repeat_command(arguments, _OPTIMIZER)), arguments
+        plan_report(plan, table, name=arguments.model, command=step_options.repeat_command(arguments, _OPTIMIZER)),
+        arguments,
     )
 
 
@@ -214,7 +198,7 @@ def _report_step(
             bucket_cap_mb=arguments.bucket_cap_mb,
         )
     first, *others = estimate.plans
-    first = replace(first, settings={**first.settings, **typed_settings(arguments, options.loss)})
+    first = replace(first, settings={**first.settings, **step_options.typed_settings(arguments, options.loss)})
     estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
@@ -241,7 +225,9 @@ def _report_search(
             **kept,
         ),
     )
-    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments, options.loss)["loss"]})
+    search = replace(
+        search, settings={**search.settings, "loss": step_options.typed_settings(arguments, options.loss)["loss"]}
+    )
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)
@@ -258,7 +244,7 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             name=arguments.model,
             cost=cost,
             measured=arguments.step_time,
-            command=repeat_command(arguments, _OPTIMIZER),
+            command=step_options.repeat_command(arguments, _OPTIMIZER),
             finder=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
             depth=arguments.depth,
             sort=arguments.sort,
@@ -273,7 +259,7 @@ def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:
     return sorted(
         {
             f"{type(module).__module__}.{type(module).__qualname__}"
-            for name in find_modules(subject, names, option="--fused")
+            for name in step_options.find_modules(subject, names, option="--fused")
             for module in [subject.model.get_submodule(name)]
         }
     )

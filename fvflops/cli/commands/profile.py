@@ -11,18 +11,8 @@ import torch
 
 from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_exports,
-    add_model_source,
-    add_report,
-    add_save_trace,
-    find_group,
-    model_options,
-)
 from fvflops.cli.outputs import check_exports, write, write_report
 from fvflops.cli.planning.step_options import choose_loss
 from fvflops.cli.progress import Progress, activity
@@ -62,12 +52,14 @@ class CheckedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
-    add_convention(parser, None, note="default, or deepspeed with --deepspeed")
-    add_model_source(parser)
-    run = find_group(parser, "run")
+    shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
+    shared_options.add_model_source(parser)
+    run = shared_options.find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
-    add_backward(parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs")
+    shared_options.add_backward(
+        parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs"
+    )
     run.add_argument(
         "--precision",
         choices=("bf16-mixed",),
@@ -82,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of torch.profiler.schedule",
     )
     runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
-    shown = find_group(parser, "report")
+    shown = shared_options.find_group(parser, "report")
     shown.add_argument(
         "--by",
         choices=("module", "operator", "op"),
@@ -92,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--phase", choices=PHASES, metavar="PHASE", help="one phase: forward, recompute or backward; default: all"
     )
-    add_depth(shown)
-    add_report(
+    shared_options.add_depth(shown)
+    shared_options.add_report(
         shown,
         sort="time, self (without submodules), calls, flops, rate (FLOP/s), bytes, intensity (FLOP/byte), roofline, "
         "memory (retained), peak, mismatch (share of the time / share of the FLOPs), a phase or name; with --by op "
@@ -110,9 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exclude an op, or a module class counted as a whole, from --by op; may be repeated",
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
-    files = find_group(parser, "additional files")
-    add_exports(files, weights="time (default), flops, macs, bytes, memory")
-    add_save_trace(files)
+    files = shared_options.find_group(parser, "additional files")
+    shared_options.add_exports(files, weights="time (default), flops, macs, bytes, memory")
+    shared_options.add_save_trace(files)
     files.add_argument("--html", metavar="PATH", help="also write the page of --format html")
 
 
@@ -125,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = _read_runs(arguments)
     device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device=device))
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
     _check_ignored(arguments.ignore, checked.table)
     progress = Progress()

@@ -5,19 +5,8 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_model,
-    add_plot,
-    add_report,
-    add_run,
-    add_save_trace,
-    find_group,
-    model_options,
-)
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import activity
@@ -43,24 +32,24 @@ _OF_MEASURING = ("measure", "device", "output", "format", "debug")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    add_convention(parser)
-    add_model(parser, nargs="?")
-    add_run(parser, runs_on=False)
-    peaks = find_group(parser, "device")
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser, nargs="?")
+    shared_options.add_run(parser, runs_on=False)
+    peaks = shared_options.find_group(parser, "device")
     peaks.add_argument(
         "--device",
         metavar="DEVICE",
         help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
     )
     peaks.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
-    add_backward(parser)
-    find_group(parser, "report").add_argument(
+    shared_options.add_backward(parser)
+    shared_options.find_group(parser, "report").add_argument(
         "--by", choices=VIEWS, default="module", help="one row per module (default), operator or op (20 without --top)"
     )
-    add_depth(parser)
-    add_report(parser)
-    add_plot(parser)
-    add_save_trace(parser)
+    shared_options.add_depth(parser)
+    shared_options.add_report(parser)
+    shared_options.add_plot(parser)
+    shared_options.add_save_trace(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model,
         arguments,
         table,
-        options=model_options(arguments, device=arguments.build_on),
+        options=shared_options.model_options(arguments, device=arguments.build_on),
     )
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)

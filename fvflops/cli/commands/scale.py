@@ -15,18 +15,8 @@ from fvflops import paths
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_model,
-    add_plot,
-    add_report,
-    add_run,
-    find_group,
-    model_options,
-)
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
@@ -75,10 +65,10 @@ class Template:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops scale`."""
-    add_convention(parser)
-    add_model(parser)
-    add_run(parser)
-    sizes = find_group(parser, "sizes")
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser)
+    shared_options.add_run(parser)
+    sizes = shared_options.find_group(parser, "sizes")
     sizes.add_argument(
         "--vary",
         action="append",
@@ -92,17 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=N,...",
         help="cost of text generation by a language model instead, such as prompt=128,new=256,batch=1",
     )
-    find_group(parser, "report").add_argument(
+    shared_options.find_group(parser, "report").add_argument(
         "--metric",
         choices=tuple(METRICS),
         default="flops",
         metavar="METRIC",
         help=f"{', '.join(METRICS)}; default: flops",
     )
-    add_backward(parser)
-    add_depth(parser, default=1)
-    add_report(parser)
-    add_plot(parser)
+    shared_options.add_backward(parser)
+    shared_options.add_depth(parser, default=1)
+    shared_options.add_report(parser)
+    shared_options.add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -241,7 +231,7 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
     """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     add_paths(options.paths)
     factory = _find_factory(arguments.model, vary)
     if factory is None:
@@ -293,7 +283,7 @@ def _load(
 
 
 def _load_model(arguments: argparse.Namespace, texts: list[str]) -> LoadedModel:
-    options = model_options(arguments, inputs=texts, device=built_on(arguments))
+    options = shared_options.model_options(arguments, inputs=texts, device=built_on(arguments))
     subject = load_model(arguments.model, without_weights(arguments.model, options, arguments.execution))
     subject.train(arguments.train, option="--train")
     return subject

@@ -9,17 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count
-from fvflops.cli.arguments import (
-    add_assume,
-    add_convention,
-    add_imports,
-    add_inputs,
-    add_run,
-    find_group,
-    import_modules,
-    model_options,
-)
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
@@ -52,7 +43,7 @@ _SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate tog
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops sweep`."""
-    add_convention(parser)
+    shared_options.add_convention(parser)
     parser.add_argument(
         "models",
         nargs="+",
@@ -66,15 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again; - is "
         "standard output, in JSON lines",
     )
-    add_inputs(parser)
-    add_assume(parser)
-    add_run(parser)
+    shared_options.add_inputs(parser)
+    shared_options.add_assume(parser)
+    shared_options.add_run(parser)
     parser.add_argument(
         "--no-peak-memory", action="store_true", help="do not predict peak memory, which takes about half of the time"
     )
     parser.add_argument("--again", action="store_true", help="count models again that have a row")
     parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
-    add_pareto_plot(find_group(parser, "additional files"), join="columns for the plot, of")
+    add_pareto_plot(shared_options.find_group(parser, "additional files"), join="columns for the plot, of")
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--workers", type=parse_count, metavar="N", help="worker processes; default: one for each core"
@@ -92,13 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
         "and no limit on a cluster",
     )
-    add_imports(workers, help="module that each worker imports first, such as one that registers ops")
+    shared_options.add_imports(workers, help="module that each worker imports first, such as one that registers ops")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     if any(find_source(name) == "" for name in names):
         add_current_folder()  # of the workers too
     table = load_table(arguments.table)
@@ -150,7 +141,7 @@ def _read_plot(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[Joi
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
-    import_modules(arguments.imports)
+    shared_options.import_modules(arguments.imports)
     limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
     if arguments.ray is not None:
         import_library("ray")

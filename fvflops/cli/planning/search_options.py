@@ -13,9 +13,9 @@ from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.arguments import find_group
 from fvflops.cli.planning.mesh_options import AXIS_OF
 from fvflops.cli.progress import Progress
+from fvflops.cli.shared_options import find_group
 from fvflops.devices.devices import Device
 from fvflops.plan.search.candidates import CHOICES, Candidate, LayoutSearch
 from fvflops.plan.search.layout_search import search_layouts
