@@ -112,7 +112,6 @@ def _fixed_draws() -> AbstractContextManager[None]:
 
 
 def _missing(module: str) -> str:
-    """Return the error of a required package that is not installed."""
     package = _REQUIRED[module]
     advice = "; see https://fvflops.github.io/fvflops/start/install/ for one without CUDA" if module == "torch" else ""
     return f"fvflops needs {package}, which {sys.executable} lacks: run pip install {package}{advice}"

@@ -101,28 +101,3 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
         mesh[axis] = int(size)
     return mesh
-
-
-def parse_layers(text: str) -> list[int]:
-    """Return the numbers of a `--stage-layers` text; a mistake raises ValueError.
-
-    >>> parse_layers("7,8,8,7")
-    [7, 8, 8, 7]
-    """
-    return _parse_numbers(text, "--stage-layers", "the layers of each stage, such as 7,8,8,7")
-
-
-def parse_routing(text: str) -> list[int]:
-    """Return the numbers of a `--routing` text; a mistake raises ValueError.
-
-    >>> parse_routing("3,3,1,1")
-    [3, 3, 1, 1]
-    """
-    return _parse_numbers(text, "--routing", "the tokens of each expert, such as 3,3,1,1")
-
-
-def _parse_numbers(text: str, option: str, expected: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{option} {text}: expected {expected}")
-    return [int(part) for part in parts]

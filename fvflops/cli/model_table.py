@@ -110,7 +110,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     labels = _read_labels(arguments.name, names)
     assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
-    columns = None if arguments.columns is None else _read_columns(arguments.columns, joined)
+    columns = None
+    if arguments.columns is not None:
+        columns = check_columns([_read_key(part) for part in arguments.columns.split(",") if part.strip()], joined)
     if arguments.sort is not None:
         keys = [column.key for column in model_table((), joined).columns]
         check_sort(_read_key(arguments.sort), [*keys, "name"])
@@ -123,7 +125,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     counts = _count(names, options, settings)
     if arguments.strict:
         counts = [_fail_unsupported(count, table) for count in counts]
-    notes = [] if plot is None else [write_plot(plot, counts, joined, table, labels)]
+    sentence, failure = ("", "") if plot is None else write_plot(plot, counts, joined, table, labels)
     document = model_report(
         counts,
         table,
@@ -132,17 +134,17 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         sort=arguments.sort and _read_key(arguments.sort),
         top=arguments.top,
         paper=arguments.format in (_PAPER, "latex"),
-        notes=notes,
+        notes=[sentence] if sentence else [],
         labels=labels,
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
     write(write_document(document, format, width=find_width(report_stream())), arguments.output)
-    missing = plot is not None and is_missing(plot, counts, joined)
-    return max(_report_failures(counts, joined), int(missing))
+    if failure:
+        print(failure, file=sys.stderr)
+    return max(_report_failures(counts, joined), int(bool(failure)))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options of one model."""
     if arguments.format not in (*FORMATS, _PAPER):
         raise ValueError(
             f"--format {arguments.format} is of one model: for several use {', '.join((*FORMATS, _PAPER))}"
@@ -205,12 +207,7 @@ def _read_key(text: str) -> str:
     return _ALIASES.get(text.strip(), text.strip())
 
 
-def _read_columns(text: str, joined: Join | None) -> list[str]:
-    return check_columns([_read_key(part) for part in text.split(",") if part.strip()], joined)
-
-
 def _list_joined(joined: Join | None) -> list[str]:
-    """Return the keys of the joined columns of numbers."""
     numbers = [column.key for column in model_table((), joined).columns if not column.is_text]
     own = [column.key for column in model_table(()).columns]
     return [key for key in numbers if key not in own]
@@ -264,28 +261,17 @@ def write_plot(
     joined: Join | None,
     table: FormulaTable,
     labels: Mapping[str, str] | None = None,
-) -> str:
-    """Write the plot of two columns, if any model has both, and return a sentence on it."""
+) -> tuple[str, str]:
+    """Write the plot of two columns, if any model has both; return a sentence on it, and an error, "" for none."""
     models = model_table(counts, joined, labels=labels)
     x, y = plot.axes
     if not has_points(models, x, y):
-        return f"No plot: {_describe_empty(plot)}."
+        reason = f"no model has both {x} and {y}"
+        return f"No plot: {reason}.", f"fvflops: error: {plot.path} is not written: {reason}"
     titles = {"flops": f"FLOPs ({table.multiply_add} per multiply-add)", "bytes": "Memory traffic"}
     picture, front = draw_pareto(models, x=x, y=y, kind=plot.kind, higher=plot.higher, titles=titles)
     paths.write_bytes(plot.path, picture)
-    return f"Pareto front of {x} and {y}: {', '.join(map(plain_name, front))}."
-
-
-def is_missing(plot: ParetoPlot, counts: Sequence[ModelCount], joined: Join | None) -> bool:
-    """Return whether no model has a point, which is written as an error."""
-    missing = not has_points(model_table(counts, joined), *plot.axes)
-    if missing:
-        print(f"fvflops: error: {plot.path} is not written: {_describe_empty(plot)}", file=sys.stderr)
-    return missing
-
-
-def _describe_empty(plot: ParetoPlot) -> str:
-    return f"no model has both {plot.axes[0]} and {plot.axes[1]}"
+    return f"Pareto front of {x} and {y}: {', '.join(map(plain_name, front))}.", ""
 
 
 def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:

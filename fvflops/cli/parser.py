@@ -132,8 +132,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Show the help of a command and exit."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(cast(Parser, parser).format_help(everything=values == _ALL), end="")
         parser.exit()

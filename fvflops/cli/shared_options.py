@@ -50,16 +50,14 @@ def add_convention(parser: argparse.ArgumentParser, default: str | None = "defau
     )
 
 
-def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input") -> None:
-    """Add MODEL, its inputs, and the output sizes of data-dependent ops."""
-    add_model_source(parser, nargs=nargs, shape=shape)
-    add_assume(parser)
-
-
-def add_model_source(
-    parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input"
+def add_model(
+    parser: argparse.ArgumentParser,
+    *,
+    nargs: str | None = None,
+    shape: str = "shape of an input",
+    assume: bool = True,
 ) -> None:
-    """Add MODEL and its inputs."""
+    """Add MODEL, its inputs, and with `assume` the output sizes of data-dependent ops."""
     parser.add_argument(
         "model",
         nargs=nargs,
@@ -67,6 +65,8 @@ def add_model_source(
         help=f"{', '.join(FORMS.values())}; fvflops list SOURCE lists the names of each",
     )
     add_inputs(parser, shape=shape)
+    if assume:
+        add_assume(parser)
 
 
 def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an input") -> None:
@@ -84,7 +84,6 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
 
 
 def _add_sizes(group: argparse._ActionsContainer) -> None:
-    """Add the sizes of the default inputs, and their dtype."""
     group.add_argument("--batch", type=parse_count, metavar="N", help="batch size of the default inputs")
     group.add_argument(
         "--seq",
@@ -324,20 +323,9 @@ def add_report(
     more: Mapping[str, str] | None = None,
     sort: str = "a column, named as in --format csv, or by name",
     top: int | None = None,
+    output: bool = True,
 ) -> None:
-    """Add the format of the report, the order of its rows, and its path; the arguments are those of `add_table`."""
-    add_table(parser, more=more, sort=sort, top=top)
-    add_output(parser)
-
-
-def add_table(
-    parser: argparse._ActionsContainer,
-    *,
-    more: Mapping[str, str] | None = None,
-    sort: str = "a column, named as in --format csv, or by name",
-    top: int | None = None,
-) -> None:
-    """Add the format of the report and the order of its rows.
+    """Add the format of the report, the order of its rows, and with `output` its path.
 
     `more` are formats of this command only, `sort` describes the keys of `--sort`.
     """
@@ -360,13 +348,8 @@ def add_table(
         metavar="N",
         help="significant digits in text, markdown and latex; default: 3, more where models would look equal",
     )
-
-
-def add_output(parser: argparse._ActionsContainer) -> None:
-    """Add the path of the report."""
-    find_group(parser, "report").add_argument(
-        "--output", metavar="PATH", help="file for the report, - for standard output; default: -"
-    )
+    if output:
+        group.add_argument("--output", metavar="PATH", help="file for the report, - for standard output; default: -")
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fvflops.sources.options import SourceOptions
 from fvflops.sweep.count_model import CountSettings, Executor, OnTick, Task, describe_options, ignore_tick
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.result_files import ResultError, check_format, encode_row, parse_rows, read_rows, write_rows
+from fvflops.units import format_quantity
 
 
 class Journal:
@@ -170,11 +172,8 @@ def summarise(rows: Collection[ModelCount]) -> str:
     >>> summarise([ModelCount("a"), ModelCount("b", failure="timeout"), ModelCount("c", failure="timeout")])
     '3 models: 1 counted, 2 failed (2 timeout)'
     """
-    failures: dict[str, int] = {}
-    for row in rows:
-        if row.failure:
-            failures[row.failure] = failures.get(row.failure, 0) + 1
-    failed = sum(failures.values())
+    failures = Counter(row.failure for row in rows if row.failure)
+    failed = failures.total()
     reasons = ", ".join(f"{count} {failure}" for failure, count in sorted(failures.items()))
-    text = f"{len(rows):,} model{'' if len(rows) == 1 else 's'}: {len(rows) - failed:,} counted"
+    text = f"{format_quantity(len(rows), 'model')}: {len(rows) - failed:,} counted"
     return text + (f", {failed:,} failed ({reasons})" if failed else "")

@@ -135,7 +135,6 @@ def _find_points(table: Table, x: str, y: str, lower: tuple[bool, bool]) -> list
 
 
 def _list_front(points: Sequence[_Point]) -> list[_Point]:
-    """Return the points of the front in the order of their first coordinate."""
     return sorted((point for point in points if point.on_front), key=lambda point: point.x)
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fvflops import paths
-from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
-from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.open_analysis import backward_loss, open_trace
+from fvflops.cli.open_analysis import backward_loss, open_trace, record_model
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace, load_model
-from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Trace
 
 EXAMPLES = (
@@ -71,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
     shared_options.add_save_trace(files)
-    shared_options.add_table(parser, top=10)
+    shared_options.add_report(parser, top=10, output=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,28 +135,15 @@ def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
 
 
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
-    """Return the Trace of one step of the model."""
     if is_saved_trace(arguments.model):
         return open_trace(arguments.model, arguments, shared_options.model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, shared_options.model_options(arguments))
     subject.train(arguments.train, option="--train")
-    options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
-    options["assume"] = read_assumptions(arguments)
-    analysis: FlopCountAnalysis
-    if arguments.backward:
-        makers: Sequence[Callable[..., Any]] = () if optimizer is None else (optimizer,)
-        analysis = TrainingStepAnalysis(
-            subject.model,
-            subject.inputs,
-            loss=backward_loss(arguments),
-            optimizer=makers,
-            micro_batches=arguments.micro_batches or 1,
-            **options,
-        )
-    else:
-        analysis = FlopCountAnalysis(subject.model, subject.inputs, **options)
-    with activity(f"recording {arguments.model}"):
-        with_input_hint(subject, analysis.trace)
-    return analysis.trace()
+    settings: dict[str, Any] = {"assume": read_assumptions(arguments), "device": device}
+    loss = backward_loss(arguments)
+    if loss is not None:
+        settings["optimizer"] = () if optimizer is None else (optimizer,)
+        settings["micro_batches"] = arguments.micro_batches or 1
+    return record_model(arguments.model, subject, table, loss, **settings).trace()

@@ -122,7 +122,6 @@ def _count_one(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, report: Report) -> None:
-    """Raise ValueError for options that the report does not have, before the model is loaded."""
     by, format = arguments.by, arguments.format
     if format not in FORMATS and by not in report.views:
         raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
@@ -176,7 +175,6 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Return the options that a report takes."""
     terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
     options = vars(arguments) | terminal._asdict()

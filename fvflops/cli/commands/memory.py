@@ -20,7 +20,6 @@ from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
-from fvflops.cli.planning.mesh_options import check_mesh_options, read_plan_options
 from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
@@ -103,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     planned = None
     if mesh is not None:
-        check_mesh_options(arguments, mesh)
-        planned = read_plan_options(arguments, mesh, table)
+        step_options.check_mesh_options(arguments, mesh)
+        planned = step_options.read_plan_options(arguments, mesh, table)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
     subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=mesh is not None)
     loss = step_options.choose_loss(arguments, subject.model)
@@ -182,7 +181,6 @@ def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> t
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if arguments.inference:
         if option := find_chosen(arguments, ("checkpoint", "master_weights", "loss", "offload", "first_step")):
             raise ValueError(f"{option} is for a training step: omit it, or --inference")

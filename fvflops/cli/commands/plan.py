@@ -17,7 +17,6 @@ from fvflops.cli.planning.accelerator import (
     kernels_emulated,
     kernels_of,
 )
-from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options, read_plan_options
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import activity
@@ -128,11 +127,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_bucket_cap(arguments.bucket_cap_mb, name="--bucket-cap-mb")
     mesh = {} if arguments.search else parse_mesh(arguments.mesh)
     if not arguments.search:
-        check_mesh_options(arguments, mesh)
-        check_replica_options(arguments, mesh)
+        step_options.check_mesh_options(arguments, mesh)
+        step_options.check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
     step_options.check_optimizer(arguments, _OPTIMIZER)
-    options = read_plan_options(arguments, mesh, table)
+    options = step_options.read_plan_options(arguments, mesh, table)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
     step_options.prepare_training(subject)
@@ -159,7 +158,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
-    """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if accelerator is None and (option := find_chosen(arguments, _NEED_ACCELERATOR)):
         raise ValueError(f"{option} is for the time of a step: add --device, such as --device H100")
     if arguments.tokens is None and (option := find_chosen(arguments, ("price", "watts"))):
@@ -230,8 +228,7 @@ def _report_search(
     )
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
-    report = report.ranked(sort=arguments.sort, top=arguments.top)
-    write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
+    write_report(report, arguments)
 
 
 def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ class CheckedOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
     shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
-    shared_options.add_model_source(parser)
+    shared_options.add_model(parser, assume=False)
     run = shared_options.find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
@@ -199,7 +199,6 @@ def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ProfileAnalysis for the number of runs."""
     if arguments.schedule is None:
         if arguments.steps is not None:
             raise ValueError("--steps is the number of runs of a --schedule; without one use --warmup and --repeat")

@@ -323,8 +323,6 @@ def _check_used(vary: Mapping[str, Range], used: set[Any], templates: Sequence[T
 
 
 def _fill_functions(templates: Sequence[Template], device: torch.device) -> tuple[Any, Any]:
-    """Return the positional and the keyword arguments as functions of the sizes."""
-
     def positional(**sizes: int) -> Any:
         return make_arguments([template.fill(sizes) for template in templates if template.name is None], device)[0]
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count
-from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
+from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, read_plot, write_plot
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
 from fvflops.cli.progress import Progress
@@ -122,8 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rows, failed = _run_to_file(names, plan, executor)
     if plot is not None:
-        print(write_plot(plot, rows, joined, table), file=report_stream())
-        failed = is_missing(plot, rows, joined) or failed
+        sentence, failure = write_plot(plot, rows, joined, table)
+        print(sentence, file=report_stream())
+        if failure:
+            print(failure, file=sys.stderr)
+        failed = failed or bool(failure)
     return int(failed)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli.argument_values import find_chosen
-from fvflops.cli.planning.mesh_options import AXIS_OF
+from fvflops.cli.planning.step_options import AXIS_OF
 from fvflops.cli.progress import Progress
 from fvflops.cli.shared_options import find_group
 from fvflops.devices.devices import Device
