@@ -122,28 +122,6 @@ def test_a_model_of_the_users_own(tmp_path, capsys):
     assert "layouts: labels" in text or "layout: labels" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*MODEL, "--gpus", "2", "--mesh", "dp=2"], "--gpus is for a search: add --search"),
-        (["plan", "zoo:llama_tiny"], "a plan needs --mesh, such as --mesh fsdp=8, or --search"),
-        ([*SEARCH, "--mesh", "dp=2"], "a search chooses --mesh: omit it, or limit what is tried by --choices"),
-        ([*SEARCH, "--sequence-parallel"], "a search chooses --sequence-parallel"),
-        ([*MODEL, "--search", "--gpus", "2", "--global-batch", "2"], "--search needs --device"),
-        (
-            [*SEARCH, "--device", "cuda"],
-            "--search needs an accelerator, such as --device H100; got the torch device cuda",
-        ),
-        ([*SEARCH, "--choices", "cp"], "--choices cp: write each NAME=A,B once"),
-        ([*SEARCH, "--choices", "tq=1"], "no choice 'tq': a search chooses tp, pp"),
-        ([*SEARCH, "--choices", "dp=3"], "no layout has a global batch of 4 on 2 GPUs"),
-    ],
-)
-def test_mistakes(capsys, arguments, message):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_checkpointing_by_policy(capsys):
     command = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "dp=1", "--device", "H100"]
     recomputed = {}
