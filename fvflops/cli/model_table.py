@@ -12,6 +12,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.outputs import write
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
@@ -54,44 +55,30 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "
         "stand for several.",
     )
-    group.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        metavar="LABEL=MODEL",
-        help="label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be repeated",
-    )
-    group.add_argument(
-        "--columns",
-        metavar="A,B,...",
-        help=f"columns of the table: {', '.join(COSTS[:-1])}, memory, unsupported, error, ... and those of --join",
+    add_options(
+        group,
+        f"""
+        --name LABEL=MODEL ...  label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be
+            repeated
+        --columns A,B,...  columns of the table: {", ".join(COSTS[:-1])}, memory, unsupported, error, ... and those of
+            --join
+        """,
     )
     add_pareto_plot(group, join="add the columns of")
 
 
 def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
     """Add the plot of models, its axes, and the file of joined columns, whose help starts with `join`."""
-    group.add_argument(
-        "--join",
-        metavar="FILE",
-        help=f"{join} a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the first, "
-        "names the models",
-    )
-    group.add_argument(
-        "--plot", metavar="PATH", help="also plot the models and their Pareto front, .svg or .png; needs matplotlib"
-    )
-    group.add_argument(
-        "--x", metavar="COLUMN", help="horizontal axis; default: flops below a joined column, else parameters"
-    )
-    group.add_argument(
-        "--y", metavar="COLUMN", help="vertical axis; default: the first joined column of numbers, else flops"
-    )
-    group.add_argument(
-        "--lower",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="a joined column of which less is better, such as a latency; may be repeated",
+    add_options(
+        group,
+        f"""
+        --join FILE  {join} a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the
+            first, names the models
+        --plot PATH  also plot the models and their Pareto front, .svg or .png; needs matplotlib
+        --x COLUMN  horizontal axis; default: flops below a joined column, else parameters
+        --y COLUMN  vertical axis; default: the first joined column of numbers, else flops
+        --lower COLUMN ...  a joined column of which less is better, such as a latency; may be repeated
+        """,
     )
 
 

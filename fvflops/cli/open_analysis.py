@@ -36,7 +36,7 @@ _RUN_OPTIONS = ("assume", "train", "backward", "loss", "optimizer", "run_device"
 
 
 def open_analysis(name: str, arguments: argparse.Namespace, table: FormulaTable, **options: Any) -> FlopCountAnalysis:
-    """Return the recorded analysis of a MODEL argument; the options are those of `open_model`."""
+    """Return the recorded analysis of a MODEL argument; the options are `open_model`'s."""
     return open_model(name, arguments, **options)(table)
 
 
@@ -51,8 +51,8 @@ def open_model(
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is
-    passed to `load_model`. `options` default to those of the arguments; --backward, where a
-    command has it, adds the backward pass. `lines` records source lines. `in_subprocess` records a model in a
+    passed to `load_model`. `options` default to the arguments'; --backward, where a command has it,
+    adds the backward pass. `lines` records source lines. `in_subprocess` records a model in a
     subprocess, since one process cannot import two modules of the same name. An invalid name or argument raises
     ValueError, a Trace that the convention cannot count TraceError.
     """

@@ -28,7 +28,7 @@ _SETTINGS = (
 _PATHS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
 _CHUNK = 1 << 20
-# Files by which the processes exchange what is recorded.
+# Files by which the processes exchange the request and the Trace.
 REQUEST, RESULT = "request.pickle", "trace.json"
 _STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
 

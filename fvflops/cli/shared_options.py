@@ -6,16 +6,15 @@ import argparse
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from fvflops.cli.argument_values import (
-    parse_at_least,
     parse_count,
     parse_depth,
     parse_sides,
     parse_trace_name,
 )
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
 from fvflops.plan.pipeline_schedules import SCHEDULES
@@ -24,14 +23,6 @@ from fvflops.reports.formats import FORMATS
 from fvflops.sources.imports import add_current_folder
 from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
-
-
-def find_group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
-    """Return the group of a title, a new one where the parser has none; a group is returned itself."""
-    if not isinstance(parser, argparse.ArgumentParser):
-        return parser
-    groups = {group.title: group for group in parser._action_groups}
-    return groups[title] if title in groups else parser.add_argument_group(title)
 
 
 def add_convention(parser: argparse.ArgumentParser, default: str | None = "default", *, note: str = "") -> None:
@@ -71,79 +62,32 @@ def add_model(
 
 def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an input") -> None:
     """Add the options of SourceOptions: a model's inputs, whose help starts with `shape`, and how it is built."""
-    group = find_group(parser, "inputs")
-    group.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="[NAME=]SHAPE[:DTYPE]",
-        help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
+    add_options(
+        find_group(parser, "inputs"),
+        f"""
+        --input [NAME=]SHAPE[:DTYPE] ...  {shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input
+        --batch N  batch size of the default inputs
+        --seq N  tokens of text in the default inputs, of encoder and decoder; those of images and audio are added
+        --image-size N|HxW  height and width of the default inputs' images
+        --dtype DTYPE  cast the model and its inputs: fp32, tf32 (stored as fp32), fp16, bf16 or fp64
+        --denoising-steps N  steps of a diffusers pipeline; default: 1
+        --guidance  double the denoiser's batch, for classifier-free guidance
+        """,
+        type={"batch": parse_count, "seq": parse_count, "image_size": parse_sides, "denoising_steps": parse_count},
     )
-    _add_sizes(group)
-    _add_building(find_group(parser, "building the model"))
-
-
-def _add_sizes(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--batch", type=parse_count, metavar="N", help="batch size of the default inputs")
-    group.add_argument(
-        "--seq",
-        type=parse_count,
-        metavar="N",
-        help="tokens of text in the default inputs, of encoder and decoder; those of images and audio are added",
-    )
-    group.add_argument(
-        "--image-size", type=parse_sides, metavar="N|HxW", help="height and width of the default inputs' images"
-    )
-    group.add_argument(
-        "--dtype",
-        metavar="DTYPE",
-        help="cast the model and its inputs: fp32, tf32 (stored as fp32), fp16, bf16 or fp64",
-    )
-    group.add_argument(
-        "--denoising-steps",
-        type=partial(parse_at_least, 1),
-        metavar="N",
-        help="steps of a diffusers pipeline; default: 1",
-    )
-    group.add_argument(
-        "--guidance", action="store_true", help="double the denoiser's batch, for classifier-free guidance"
-    )
-
-
-def _add_building(group: argparse._ActionsContainer) -> None:
-    """Add options of model construction: configurations, arguments, adapters and code that may run."""
-    group.add_argument(
-        "--config",
-        metavar="JSON",
-        help="configuration of a Hugging Face model: JSON text, a file, or a folder with config.json",
-    )
-    group.add_argument(
-        "--task", metavar="TASK", help="class of hf:MODEL by a task of transformers' pipelines, such as text-generation"
-    )
-    group.add_argument("--adapter", metavar="FOLDER", help="add a PEFT adapter, a folder with adapter_config.json")
-    group.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the modelling code in the repository of hf:MODEL",
-    )
-    group.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="argument of FACTORY or of a library's constructor, or setting of a Hugging Face configuration, such as "
-        "width=64: a Python literal or a string; may be repeated",
-    )
-    group.add_argument(
-        "--path", action="append", default=[], metavar="DIR", help="folder to import modules from; may be repeated"
-    )
-    group.add_argument(
-        "--trust-file",
-        "--unpickle",
-        dest="trust_file",
-        action="store_true",
-        help="load a program of torch.export, TorchScript or a pickled module (torch.save(model)), which can run code: "
-        "only if you trust the file",
+    add_options(
+        find_group(parser, "building the model"),
+        """
+        --config JSON  configuration of a Hugging Face model: JSON text, a file, or a folder with config.json
+        --task TASK  class of hf:MODEL by a task of transformers' pipelines, such as text-generation
+        --adapter FOLDER  add a PEFT adapter, a folder with adapter_config.json
+        --trust-remote-code  run the modelling code in the repository of hf:MODEL
+        --arg NAME=VALUE ...  argument of FACTORY or of a library's constructor, or setting of a Hugging Face
+            configuration, such as width=64: a Python literal or a string; may be repeated
+        --path DIR ...  folder to import modules from; may be repeated
+        --trust-file, --unpickle  load a program of torch.export, TorchScript or a pickled module (torch.save(model)),
+            which can run code: only if you trust the file
+        """,
     )
 
 
@@ -153,7 +97,7 @@ def model_options(
     inputs: Sequence[str] | None = None,
     device: str | None = None,
 ) -> SourceOptions:
-    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to those of the arguments."""
+    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to the arguments'."""
     return SourceOptions(
         inputs=tuple(arguments.input if inputs is None else inputs),
         config=arguments.config,
@@ -192,43 +136,38 @@ def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
     """
     run = find_group(parser, "run")
     if runs_on:
-        run.add_argument(
-            "--device",
-            dest="run_device",
-            type=parse_device,
-            metavar="DEVICE",
-            help="device on which the model would run, whose kernels are counted (none is needed): cpu, cuda, or an "
-            "accelerator such as H100; default: that of the model",
+        add_options(
+            run,
+            """
+            --device DEVICE  device on which the model would run, whose kernels are counted (none is needed): cpu, cuda,
+                or an accelerator such as H100; default: that of the model
+            """,
+            dest={"device": "run_device"},
+            type={"device": parse_device},
         )
-    run.add_argument(
-        "--build-on",
-        *(() if runs_on else ("--build",)),  # its name in version 1.0
-        dest="build_on",
-        metavar="TORCH_DEVICE",
-        help="torch device on which the model is built: cpu, cuda, or meta for no weights",
+    build_on = "--build-on" if runs_on else "--build-on, --build"  # its name in version 1.0
+    add_options(
+        run,
+        f"""
+        {build_on} TORCH_DEVICE  torch device on which the model is built: cpu, cuda, or meta for no weights
+        --execution  shapes: without values; real: with real tensors; auto (default): shapes, or real where values are
+            needed
+        --train  count the model in training mode, not in eval mode
+        """,
+        choices={"execution": ("auto", "shapes", "real")},
+        default={"execution": "auto"},
     )
-    run.add_argument(
-        "--execution",
-        choices=("auto", "shapes", "real"),
-        default="auto",
-        help="shapes: without values; real: with real tensors; auto (default): shapes, or real where values are needed",
-    )
-    run.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
 
 
 def add_backward(parser: argparse.ArgumentParser, loss: str = "the sum of the model's outputs") -> None:
     """Add the backward pass and its loss, which is `loss` by default."""
-    run = find_group(parser, "run")
-    run.add_argument(
-        "--backward",
-        action="store_true",
-        help=f"include the backward pass; the loss is {loss}, or that of --loss",
-    )
-    run.add_argument(
-        "--loss",
-        metavar="PATH:FUNCTION",
-        action=_Loss,
-        help="function of the model's result that returns the loss; includes --backward",
+    add_options(
+        find_group(parser, "run"),
+        f"""
+        --backward  include the backward pass; the loss is {loss}, or that of --loss
+        --loss PATH:FUNCTION  function of the model's result that returns the loss; includes --backward
+        """,
+        action={"loss": _Loss},
     )
 
 
@@ -251,69 +190,39 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
 
 # Options of a mesh, and of tables, that help of plan and memory leaves to --help all.
 RARE_OF_PLANS = (
-    "--convention",
-    "--table",
-    "--rank",
-    "--shard",
-    "--stages-per-rank",
-    "--stage-layers",
-    "--reshard-after-forward",
-    "--reduce-each-microbatch",
-    "--routing",
+    *("--convention", "--table", "--rank", "--shard", "--stages-per-rank", "--stage-layers"),
+    *("--reshard-after-forward", "--reduce-each-microbatch", "--routing"),
 )
 
 
 def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
-    group = find_group(parser, "mesh of ranks")
-    group.add_argument(
-        "--mesh",
-        required=required,
-        metavar="AXIS=N,...",
-        help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
-        "and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts) regroup those ranks",
-    )
-    group.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
-    group.add_argument(
-        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that shards the model"
-    )
-    group.add_argument(
-        "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
-    )
-    group.add_argument("--microbatches", type=int, default=1, metavar="N", help="microbatches of a step; default: 1")
-    group.add_argument(
-        "--schedule",
-        choices=tuple(SCHEDULES),
-        metavar="NAME",
-        help=f"order of a pipeline's microbatches: {', '.join(SCHEDULES)}; default: 1f1b, or interleaved",
-    )
-    group.add_argument(
-        "--stages-per-rank", type=int, metavar="N", help="pipeline stages of each rank; default: as the schedule has"
-    )
-    group.add_argument(
-        "--stage-layers", metavar="N,N,...", help="layers of each pipeline stage; default: as equal as can be"
-    )
-    group.add_argument(
-        "--reshard-after-forward",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="whether FSDP2 gathers parameters again for the backward pass; default: unless there are pipeline stages",
-    )
-    group.add_argument(
-        "--reduce-each-microbatch",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="whether FSDP2 reduces gradients in each microbatch or only in the last; default: in each",
-    )
-    group.add_argument(
-        "--routing", metavar="N,N,...", help="tokens of each expert of a mixture, in proportion; default: equal"
-    )
-    group.add_argument(
-        "--precision",
-        choices=tuple(PRECISIONS),
-        metavar="NAME",
-        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: bf16-mixed for a "
-        "float32 model on an accelerator that has bf16, else the model's",
+    add_options(
+        find_group(parser, "mesh of ranks"),
+        f"""
+        --mesh AXIS=N,...  sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp
+            (context parallel) and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts)
+            regroup those ranks
+        --rank N  rank to plan; default: 0
+        --shard PATH:FUNCTION  a function of (model, DeviceMesh of tp) that shards the model
+        --sequence-parallel  shard the sequence over tp between the layers too
+        --microbatches N  microbatches of a step; default: 1
+        --schedule NAME  order of a pipeline's microbatches: {", ".join(SCHEDULES)}; default: 1f1b, or interleaved
+        --stages-per-rank N  pipeline stages of each rank; default: as the schedule has
+        --stage-layers N,N,...  layers of each pipeline stage; default: as equal as can be
+        --reshard-after-forward  whether FSDP2 gathers parameters again for the backward pass; default: unless there
+            are pipeline stages
+        --reduce-each-microbatch  whether FSDP2 reduces gradients in each microbatch or only in the last; default: in
+            each
+        --routing N,N,...  tokens of each expert of a mixture, in proportion; default: equal
+        --precision NAME  data types of parameters, compute and reduction: {", ".join(PRECISIONS)}; default:
+            bf16-mixed for a float32 model on an accelerator that has bf16, else the model's
+        """,
+        required={"mesh": required},
+        type={"rank": int, "microbatches": int, "stages_per_rank": int},
+        default={"rank": 0, "microbatches": 1, "reshard_after_forward": None, "reduce_each_microbatch": None},
+        choices={"schedule": tuple(SCHEDULES), "precision": tuple(PRECISIONS)},
+        action=dict.fromkeys(("reshard_after_forward", "reduce_each_microbatch"), argparse.BooleanOptionalAction),
     )
 
 
@@ -332,24 +241,20 @@ def add_report(
     group = find_group(parser, "report")
     formats = {**FORMATS, **(more or {})}
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
-    group.add_argument(
-        "--format",
-        choices=tuple(formats),
-        metavar="FORMAT",
-        help=f"{names}; default: by the suffix of --output, or text",
+    add_options(
+        group,
+        f"""
+        --format FORMAT  {names}; default: by the suffix of --output, or text
+        --sort KEY  rank rows by {sort}
+        --top N  number of rows; default: {"all" if top is None else top}
+        --digits N  significant digits in text, markdown and latex; default: 3, more where models would look equal
+        {"--output PATH  file for the report, - for standard output; default: -" if output else ""}
+        """,
+        choices={"format": tuple(formats)},
+        type={"top": parse_count, "digits": parse_count},
+        default={"top": top},
     )
     group.set_defaults(formats=tuple(formats))
-    group.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
-    default = "all" if top is None else str(top)
-    group.add_argument("--top", type=parse_count, default=top, metavar="N", help=f"number of rows; default: {default}")
-    group.add_argument(
-        "--digits",
-        type=parse_count,
-        metavar="N",
-        help="significant digits in text, markdown and latex; default: 3, more where models would look equal",
-    )
-    if output:
-        group.add_argument("--output", metavar="PATH", help="file for the report, - for standard output; default: -")
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:
@@ -364,12 +269,15 @@ def add_save_trace(files: argparse._ActionsContainer) -> None:
 
 def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
     """Add the paths of files for Perfetto, speedscope and flame graphs."""
-    files.add_argument(
-        "--trace", metavar="PATH", help="a timeline for Perfetto, in Chrome's trace format; not a Trace for diff"
+    add_options(
+        files,
+        f"""
+        --trace PATH  a timeline for Perfetto, in Chrome's trace format; not a Trace for diff
+        --speedscope PATH  a flame graph in the order of the run, for speedscope.app
+        --flamegraph PATH  collapsed stacks, for flamegraph.pl and others
+        --weight W  metric that sets the widths in these files: {weights}
+        """,
     )
-    files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
-    files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
-    files.add_argument("--weight", metavar="W", help=f"metric that sets the widths in these files: {weights}")
 
 
 def add_trace_only(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from fvflops.text import suggest
 from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
 
 MODEL = "model"
-# What is shown unless columns are chosen; the number is the order in which they are dropped where a line is too long.
+# Columns shown by default; the number is the order in which they are dropped where a line is too long.
 _SHOWN = {
     "parameters": 0,
     "flops": 0,
@@ -42,7 +42,7 @@ _DISTINCT_INPUTS = 4  # that are listed
 
 
 def list_columns(join: Join | None = None) -> tuple[Column, ...]:
-    """Return all columns of a table of models, with those of a joined file before the texts.
+    """Return all columns of a table of models, columns of a joined file before the texts.
 
     The key of a joined column that has the name of another is `joined_NAME`.
     """

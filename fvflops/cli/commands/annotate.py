@@ -13,6 +13,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.open_analysis import backward_loss, open_trace, record_model
 from fvflops.cli.outputs import check_file, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
@@ -35,39 +36,35 @@ _RUN_OPTIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops annotate`."""
     shared_options.add_convention(parser)
-    parser.add_argument(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        help="chrome trace of torch.profiler, .json or .json.gz; one for each rank",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by "
-        "their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models",
+    add_options(
+        parser,
+        """
+        traces TRACE  chrome trace of torch.profiler, .json or .json.gz; one for each rank
+        --model MODEL  the model that ran, or its saved Trace, named as in fvflops count; without it events are counted
+            by their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models
+        """,
+        nargs={"traces": "+"},
     )
     shared_options.add_inputs(parser, shape="shape of an input of the traced step")
     shared_options.add_assume(parser)
-    run = shared_options.find_group(parser, "run")
+    run = find_group(parser, "run")
     run.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
     shared_options.add_backward(parser)
-    run.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
-    run.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
-    run.add_argument(
-        "--device",
-        metavar="TORCH_DEVICE",
-        help="device whose ops are counted; default: the trace's",
+    add_options(
+        parser,
+        """
+        run:
+        --optimizer NAME  include the step of an optimizer of torch.optim: AdamW
+        --micro-batches N  with --backward: micro-batches of a step
+        --device TORCH_DEVICE  device whose ops are counted; default: the trace's
+        annotated traces:
+        --output PATH  annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE
+        --folder PATH  folder for the annotated traces, named as the TRACEs
+        """,
+        type={"micro_batches": int},
+        dest={"output": "annotated"},
     )
-    files = parser.add_argument_group("annotated traces")
-    files.add_argument(
-        "--output",
-        dest="annotated",
-        metavar="PATH",
-        help="annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE",
-    )
-    files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
-    shared_options.add_save_trace(files)
+    shared_options.add_save_trace(find_group(parser, "annotated traces"))
     shared_options.add_report(parser, top=10, output=False)
 
 

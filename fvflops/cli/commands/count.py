@@ -16,6 +16,7 @@ from fvflops.cli.draws import describe_draws, repeat_count
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
+from fvflops.cli.parser import find_group
 from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
@@ -60,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_model(parser, nargs="+")
     shared_options.add_run(parser)
     shared_options.add_backward(parser)
-    shared_options.add_repeat(shared_options.find_group(parser, "run"), "FLOPs")
-    report = shared_options.find_group(parser, "report")
+    shared_options.add_repeat(find_group(parser, "run"), "FLOPs")
+    report = find_group(parser, "report")
     report.add_argument(
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
@@ -79,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
     report.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
-    files = shared_options.find_group(parser, "additional files")
+    files = find_group(parser, "additional files")
     shared_options.add_exports(files, weights="flops (default), macs, bytes, memory")
     shared_options.add_save_trace(files)
     add_table_arguments(parser)

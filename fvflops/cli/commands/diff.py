@@ -11,6 +11,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import built_on
 from fvflops.comparison.diff_models import diff_traces
 from fvflops.comparison.diff_report import TOP, difference_report
@@ -29,30 +30,28 @@ FIRST = ("--measure", "--batch", "--seq", "--input", "--format")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
     shared_options.add_convention(parser)
-    parser.add_argument(
-        "model",
-        metavar="A",
-        help="a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision",
+    add_options(
+        parser,
+        """
+        model A  a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision
+        other B  the same, after the change
+        """,
     )
-    parser.add_argument("other", metavar="B", help="the same, after the change")
     shared_options.add_inputs(parser)
-    second = shared_options.find_group(parser, "the second model")
-    second.add_argument(
-        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
-    )
-    second.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
-    second.add_argument(
-        "--arg-b",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of B where they or its source differ",
+    add_options(
+        parser,
+        """
+        the second model:
+        --input-b INPUT ...  inputs of B where they differ from those of A
+        --config-b JSON  configuration of B where it differs from that of A
+        --arg-b NAME=VALUE ...  arguments of B where they or its source differ
+        """,
     )
     shared_options.add_assume(parser)
     shared_options.add_run(parser)
     shared_options.add_trace_only(parser)
     shared_options.add_backward(parser)
-    shared_options.find_group(parser, "report").add_argument(
+    find_group(parser, "report").add_argument(
         "--measure",
         choices=MEASURES,
         default="flops",
@@ -71,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = keep_applicable(options, arguments.other)
     if find_source(arguments.model) != find_source(arguments.other):  # arguments of another kind of constructor
         options = replace(options, args=())
-    if contains_inputs(arguments.other):  # those of A do not apply
+    if contains_inputs(arguments.other):  # the inputs of A do not apply
         options = replace(options, inputs=())
     changes: dict[str, Any] = {
         "inputs": tuple(arguments.input_b),

@@ -18,6 +18,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen, parse_mesh
 from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import find_group
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
 from fvflops.cli.progress import activity
@@ -55,7 +56,7 @@ EXAMPLES = (
 )
 FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
 RARE = (*shared_options.RARE_OF_PLANS, "--sequence-parallel", "--schedule")
-# The memory, what finds its savings, and notes on what is estimated.
+# The memory, a function that finds its savings, and notes on estimates.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 # Options for a rank of a mesh.
 _OF_A_MESH = (
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops memory`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser, shape="shape of an input of one rank and microbatch")
-    step = shared_options.find_group(parser, "training step")
+    step = find_group(parser, "training step")
     step_options.add_step(step, default="AdamW")
     step.add_argument(
         "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "H100, or the memory of a GPU such as 24GB, of which the report says whether the peak fits",
     )
     shared_options.add_mesh(parser)
-    shared_options.find_group(parser, "report").add_argument(
+    find_group(parser, "report").add_argument(
         "--no-savings", action="store_true", help="do not predict what would lower the peak"
     )
     shared_options.add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")

@@ -9,6 +9,7 @@ from fvflops import paths
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import (
     choose_efficiency,
@@ -69,53 +70,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shared_options.add_mesh(parser)
     add_search(parser)
-    step_options.add_step(shared_options.find_group(parser, "training step"), default=_OPTIMIZER)
-    _add_time(shared_options.find_group(parser, "time"))
-    shared_options.find_group(parser, "additional files").add_argument(
-        "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
-    )
+    step_options.add_step(find_group(parser, "training step"), default=_OPTIMIZER)
+    _add_time(parser)
     shared_options.add_depth(
         parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time"
     )
     shared_options.add_report(parser)
 
 
-def _add_time(time: argparse._ActionsContainer) -> None:
-    time.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or FILE.yaml:NAME; with "
-        "cpu or cuda, the kernels of that torch device and no time",
+def _add_time(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        f"""
+        time:
+        --device DEVICE  accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or
+            FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
+        --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
+            of NVIDIA's nodes of an A100, H100 or H200
+        --efficiency FILE  how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the
+            shipped figures
+        --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
+            repeated
+        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all
+            after it; default: DDP's, 1 for the first and 25 for the others
+        --tokens N  tokens of the whole training, such as 15e12
+        --step-time S  measured seconds of a step, for its MFU
+        --price X  price of a GPU hour, for the cost of --tokens
+        --watts W  power of a GPU, for the energy of --tokens
+        additional files:
+        --trace PATH  a timeline of the simulated ranks for Perfetto, in Chrome's trace format
+        """,
+        type={"bucket_cap_mb": float, **dict.fromkeys(("tokens", "step_time", "price", "watts"), parse_amount)},
     )
-    time.add_argument(
-        "--network",
-        metavar="NAME",
-        help=f"links within and among nodes: {', '.join(load_networks())}, or FILE.yaml:NAME; default: that of "
-        "NVIDIA's nodes of an A100, H100 or H200",
-    )
-    time.add_argument(
-        "--efficiency",
-        metavar="FILE",
-        help="how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the shipped figures",
-    )
-    time.add_argument(
-        "--fused",
-        action="append",
-        default=[],
-        metavar="CLASS",
-        help="class of modules whose ops, other than products, run as one kernel for each call; may be repeated",
-    )
-    time.add_argument(
-        "--bucket-cap-mb",
-        type=float,
-        metavar="N",
-        help="MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all after it; "
-        "default: DDP's, 1 for the first and 25 for the others",
-    )
-    time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
-    time.add_argument("--step-time", type=parse_amount, metavar="S", help="measured seconds of a step, for its MFU")
-    time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
-    time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
 
 
 def run(arguments: argparse.Namespace) -> int:

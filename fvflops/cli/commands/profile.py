@@ -14,6 +14,7 @@ from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.outputs import check_exports, write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import choose_loss
 from fvflops.cli.progress import Progress, activity
 from fvflops.compat import deepspeed_profile as deepspeed_report
@@ -54,55 +55,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
     shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
     shared_options.add_model(parser, assume=False)
-    run = shared_options.find_group(parser, "run")
+    run = find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     shared_options.add_backward(
         parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs"
     )
-    run.add_argument(
-        "--precision",
-        choices=("bf16-mixed",),
-        help="run the forward pass and the loss in torch.autocast to bfloat16; default: the model's",
+    add_options(
+        parser,
+        """
+        run:
+        --precision  run the forward pass and the loss in torch.autocast to bfloat16; default: the model's
+        number of runs:
+        --warmup N  warm-up runs; default: 1
+        --repeat N  measured runs; default: 5
+        --schedule KEY=N,...  instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of
+            torch.profiler.schedule
+        --steps N  with --schedule: number of runs
+        report:
+        --by  one row per module (default), operator (all its calls summed) or op call
+        --phase PHASE  one phase: forward, recompute or backward; default: all
+        """,
+        choices={"precision": ("bf16-mixed",), "by": ("module", "operator", "op"), "phase": PHASES},
+        type={"warmup": int, "repeat": int, "steps": int},
+        default={"by": "module"},
     )
-    runs = parser.add_argument_group("number of runs")
-    runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
-    runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
-    runs.add_argument(
-        "--schedule",
-        metavar="KEY=N,...",
-        help="instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of torch.profiler.schedule",
-    )
-    runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
-    shown = shared_options.find_group(parser, "report")
-    shown.add_argument(
-        "--by",
-        choices=("module", "operator", "op"),
-        default="module",
-        help="one row per module (default), operator (all its calls summed) or op call",
-    )
-    shown.add_argument(
-        "--phase", choices=PHASES, metavar="PHASE", help="one phase: forward, recompute or backward; default: all"
-    )
-    shared_options.add_depth(shown)
+    shared_options.add_depth(parser)
     shared_options.add_report(
-        shown,
+        parser,
         sort="time, self (without submodules), calls, flops, rate (FLOP/s), bytes, intensity (FLOP/byte), roofline, "
         "memory (retained), peak, mismatch (share of the time / share of the FLOPs), a phase or name; with --by op "
         "by time, flops, memory, peak or name",
     )
-    shown.add_argument(
-        "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
+    add_options(
+        parser,
+        """
+        report:
+        --peaks DEVICE  show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME
+        --ignore OP ...  exclude an op, or a module class counted as a whole, from --by op; may be repeated
+        --deepspeed  show DeepSpeed's report instead, as text
+        """,
     )
-    shown.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="OP",
-        help="exclude an op, or a module class counted as a whole, from --by op; may be repeated",
-    )
-    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
-    files = shared_options.find_group(parser, "additional files")
+    files = find_group(parser, "additional files")
     shared_options.add_exports(files, weights="time (default), flops, macs, bytes, memory")
     shared_options.add_save_trace(files)
     files.add_argument("--html", metavar="PATH", help="also write the page of --format html")
@@ -273,7 +267,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
         report = profile.call_report(ignore=arguments.ignore, **options)
-        arguments.sort = None  # the table is ranked, by keys other than those of its columns
+        arguments.sort = None  # the table is ranked already, by keys that are no columns
     else:
         report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)

@@ -9,6 +9,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
@@ -35,15 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_convention(parser)
     shared_options.add_model(parser, nargs="?")
     shared_options.add_run(parser, runs_on=False)
-    peaks = shared_options.find_group(parser, "device")
-    peaks.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
+    add_options(
+        parser,
+        """
+        device:
+        --device DEVICE  device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu
+            or cuda
+        --measure  measure this machine's peaks; without MODEL print them
+        """,
     )
-    peaks.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     shared_options.add_backward(parser)
-    shared_options.find_group(parser, "report").add_argument(
+    find_group(parser, "report").add_argument(
         "--by", choices=VIEWS, default="module", help="one row per module (default), operator or op (20 without --top)"
     )
     shared_options.add_depth(parser)

@@ -19,6 +19,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import activity
 from fvflops.comparison import scaling_plot
@@ -68,26 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_convention(parser)
     shared_options.add_model(parser)
     shared_options.add_run(parser)
-    sizes = shared_options.find_group(parser, "sizes")
-    sizes.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="NAME=A..B[:STEP]",
-        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a number of --input, an "
-        "argument of FACTORY, or a size of the default inputs of a library's model; may be repeated",
-    )
-    sizes.add_argument(
-        "--generate",
-        metavar="KEY=N,...",
-        help="cost of text generation by a language model instead, such as prompt=128,new=256,batch=1",
-    )
-    shared_options.find_group(parser, "report").add_argument(
-        "--metric",
-        choices=tuple(METRICS),
-        default="flops",
-        metavar="METRIC",
-        help=f"{', '.join(METRICS)}; default: flops",
+    add_options(
+        parser,
+        f"""
+        sizes:
+        --vary NAME=A..B[:STEP] ...  a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a
+            number of --input, an argument of FACTORY, or a size of the default inputs of a library's model; may be
+            repeated
+        --generate KEY=N,...  cost of text generation by a language model instead, such as prompt=128,new=256,batch=1
+        report:
+        --metric METRIC  {", ".join(METRICS)}; default: flops
+        """,
+        choices={"metric": tuple(METRICS)},
+        default={"metric": "flops"},
     )
     shared_options.add_backward(parser)
     shared_options.add_depth(parser, default=1)

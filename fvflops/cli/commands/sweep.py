@@ -12,6 +12,7 @@ from functools import partial
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, read_plot, write_plot
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
 from fvflops.cli.progress import Progress
@@ -44,18 +45,15 @@ _SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate tog
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops sweep`."""
     shared_options.add_convention(parser)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help="names and patterns: 'timm:resnet*', 'zoo:*', 'hf:models/*' (folders), @names.txt (one a line)",
-    )
-    parser.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help="a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again; - is "
-        "standard output, in JSON lines",
+    add_options(
+        parser,
+        """
+        models MODEL  names and patterns: 'timm:resnet*', 'zoo:*', 'hf:models/*' (folders), @names.txt (one a line)
+        --output FILE  a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again;
+            - is standard output, in JSON lines
+        """,
+        nargs={"models": "+"},
+        required={"output": True},
     )
     shared_options.add_inputs(parser)
     shared_options.add_assume(parser)
@@ -65,24 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="count models again that have a row")
     parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
-    add_pareto_plot(shared_options.find_group(parser, "additional files"), join="columns for the plot, of")
-    workers = parser.add_argument_group("workers")
-    workers.add_argument(
-        "--workers", type=parse_count, metavar="N", help="worker processes; default: one for each core"
+    add_pareto_plot(find_group(parser, "additional files"), join="columns for the plot, of")
+    add_options(
+        parser,
+        """
+        workers:
+        --workers N  worker processes; default: one for each core
+        --ray ADDRESS  a Ray cluster instead of worker processes: auto, or ray://HOST:10001
+        --timeout S  seconds for a model; default: 300
+        --memory SIZE  bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the
+            workers, and no limit on a cluster
+        """,
+        type={"workers": parse_count, "timeout": _parse_seconds, "memory": _parse_bytes},
+        default={"timeout": 300.0},
     )
-    workers.add_argument(
-        "--ray", metavar="ADDRESS", help="a Ray cluster instead of worker processes: auto, or ray://HOST:10001"
-    )
-    workers.add_argument(
-        "--timeout", type=_parse_seconds, default=300.0, metavar="S", help="seconds for a model; default: 300"
-    )
-    workers.add_argument(
-        "--memory",
-        type=_parse_bytes,
-        metavar="SIZE",
-        help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
-        "and no limit on a cluster",
-    )
+    workers = find_group(parser, "workers")
     shared_options.add_imports(workers, help="module that each worker imports first, such as one that registers ops")
 
 

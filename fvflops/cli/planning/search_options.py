@@ -13,9 +13,9 @@ from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.step_options import AXIS_OF
 from fvflops.cli.progress import Progress
-from fvflops.cli.shared_options import find_group
 from fvflops.devices.devices import Device
 from fvflops.plan.search.candidates import CHOICES, Candidate, LayoutSearch
 from fvflops.plan.search.layout_search import search_layouts
@@ -39,23 +39,20 @@ _BEST = 20
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the options of a search."""
-    group = find_group(parser, "search")
-    group.add_argument(
-        "--search",
-        action="store_true",
-        help="instead of one layout, find the fastest that fit --gpus of --device for --global-batch",
+    add_options(
+        parser,
+        f"""
+        search:
+        --search  instead of one layout, find the fastest that fit --gpus of --device for --global-batch
+        --gpus N  number of GPUs
+        --global-batch N  samples in a step of all GPUs
+        --choices NAME=A,B ...  what a search tries, of {", ".join(CHOICES)}, such as tp=4,8 or checkpoint=none,full;
+            may be repeated
+        --best N  layouts that are shown; default: {_BEST}
+        --jobs N  processes of a search; default: one for each core
+        """,
+        type={"gpus": int, "global_batch": int, "best": int, "jobs": int},
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
-    group.add_argument("--global-batch", type=int, metavar="N", help="samples in a step of all GPUs")
-    group.add_argument(
-        "--choices",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help=f"what a search tries, of {', '.join(CHOICES)}, such as tp=4,8 or checkpoint=none,full; may be repeated",
-    )
-    group.add_argument("--best", type=int, metavar="N", help=f"layouts that are shown; default: {_BEST}")
-    group.add_argument("--jobs", type=int, metavar="N", help="processes of a search; default: one for each core")
 
 
 def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
@@ -136,7 +133,7 @@ def parse_choices(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def run_search(arguments: argparse.Namespace, model: nn.Module, inputs: Any, **options: Any) -> LayoutSearch:
-    """Search with the options of the arguments and those of `search_layouts`, and show the progress on a terminal."""
+    """Search with the arguments' options and further ones of `search_layouts`; show the progress on a terminal."""
     bar, totals = Progress(), dict[str, int]()
 
     def show(what: str, left: int) -> None:

@@ -25,6 +25,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
 from fvflops.plan.checkpointing import Checkpoint, find_checkpointed, is_policy
@@ -50,37 +51,23 @@ AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for op
 
 def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     """Add the optimizer, checkpointing and the loss; `default` is help text."""
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="optimizer of torch.optim, in any case, also with options: AdamW(fused=True); one of bitsandbytes, such "
-        "as AdamW8bit or PagedAdamW; Muon for matrices with AdamW for embeddings and the rest; or none for forward and "
-        "backward only; default: " + default,
-    )
-    step.add_argument(
-        "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
-    )
-    step.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="POLICY",
-        help="activation checkpointing of the layers: full, selective or 'every 2'; or a class of modules whose "
-        "activations are recomputed (torch.utils.checkpoint), which may be repeated",
-    )
-    step.add_argument(
-        "--loss",
-        metavar="PATH:FUNCTION",
-        help="function of the model's result, or 'chunked': cross entropy with the output projection in chunks of "
-        "tokens (as liger's); default: its attribute loss, or else cross entropy of a language model's logits, or else "
-        "the sum of the outputs",
-    )
-    step.add_argument(
-        "--offload",
-        action="append",
-        default=[],
-        choices=tuple(OFFLOADS),
-        help="keep on the host the optimizer, also the gradients (ZeRO-Offload), or activations; may be repeated",
+    add_options(
+        step,
+        f"""
+        --optimizer NAME  optimizer of torch.optim, in any case, also with options: AdamW(fused=True); one of
+            bitsandbytes, such as AdamW8bit or PagedAdamW; Muon for matrices with AdamW for embeddings and the rest;
+            or none for forward and backward only; default: {default}
+        --master-weights  the optimizer keeps float32 copies of the parameters
+        --checkpoint POLICY ...  activation checkpointing of the layers: full, selective or 'every 2'; or a class of
+            modules whose activations are recomputed (torch.utils.checkpoint), which may be repeated
+        --loss PATH:FUNCTION  function of the model's result, or 'chunked': cross entropy with the output projection
+            in chunks of tokens (as liger's); default: its attribute loss, or else cross entropy of a language model's
+            logits, or else the sum of the outputs
+        --offload  keep on the host the optimizer, also the gradients (ZeRO-Offload), or activations; may be repeated
+        """,
+        action={"offload": "append"},
+        default={"offload": []},
+        choices={"offload": tuple(OFFLOADS)},
     )
 
 
