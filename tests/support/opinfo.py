@@ -43,7 +43,6 @@ def op_infos() -> list[Any]:
 
 
 def as_given(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself."""
     return tensor
 
 
@@ -164,7 +163,6 @@ def run(
     loss: Any = None,
     **options: Any,
 ) -> Run:
-    """Return what one execution of an op shows."""
     results: list[Any] = []
 
     def model(*args: Any, **kwargs: Any) -> Any:

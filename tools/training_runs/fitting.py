@@ -61,7 +61,6 @@ class Fit:
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        """Return the efficiency of the device."""
         values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
         return Efficiency(tile=(128, 128), **values)
 
@@ -147,7 +146,6 @@ def cross_validate(device: str, batch: Batch, group_of: Callable[[PreparedRun], 
 
 
 def shipped_network(run: TrainingRun) -> Network:
-    """Return the network of configs/ for a run."""
     family = "H100" if run.device == "H200" else run.device.split()[0]
     network = find_network(f"HGX {family} {8 * run.node_gbps:g}G")
     return replace(network, gpus_per_node=run.gpus_per_node)

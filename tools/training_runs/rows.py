@@ -88,7 +88,6 @@ class TrainingRun:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
         return math.prod(self.mesh.values())
 
     @property

@@ -9,7 +9,7 @@ from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
 from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
-from tests.support.ranks.rank_memory import compare_ranks
+from tests.support.processes.rank_memory import compare_ranks
 
 SGD = torch.optim.SGD
 ITEM = 4  # bytes of a float

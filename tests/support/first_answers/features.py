@@ -22,7 +22,6 @@ def network() -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def llama() -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a small language model and its input."""
     return build("llama_tiny").eval(), (torch.zeros(1, 8, dtype=torch.long),)
 
 

@@ -20,7 +20,6 @@ def product(x: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def graph() -> Any:
-    """Return the product as a graph."""
     return torch.fx.symbolic_trace(product)
 
 

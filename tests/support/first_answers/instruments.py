@@ -24,8 +24,6 @@ X = (3, 4)
 
 
 class Swish(torch.autograd.Function):
-    """An autograd.Function with a product."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -38,7 +36,6 @@ class Swish(torch.autograd.Function):
 
 
 def layers() -> nn.Sequential:
-    """Return a small network."""
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
 
 
@@ -165,8 +162,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class Hooked(nn.Module):
-    """A module with hooks of all kinds."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = layers()

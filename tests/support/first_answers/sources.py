@@ -80,7 +80,6 @@ def count_file(path: str, write: Callable[[str], None], line: str) -> Any:
 
 
 def count_library(*lines: str) -> Any:
-    """Count models of a library."""
     define_torchvision_schemas()
     return run(*lines)
 

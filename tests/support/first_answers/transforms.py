@@ -15,7 +15,6 @@ X, WEIGHT = (3, 4), (4, 4)
 
 
 def square(x: torch.Tensor) -> torch.Tensor:
-    """Return a scalar of degree two."""
     return (x @ x.mT).sum()
 
 

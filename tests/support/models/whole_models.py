@@ -38,8 +38,6 @@ class Toy(nn.Module):
 
 
 class Function(nn.Module):
-    """A function as a model."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function

@@ -62,7 +62,6 @@ def crop(image: Any, padding: Places, sizes: Places) -> Any:
 
 
 def positions(image: Places, kernel: Places, window: Window) -> Places:
-    """Return the sizes of a convolution's output."""
     return tuple(
         (size + 2 * padding - dilation * (length - 1) - 1) // stride + 1
         for size, length, padding, dilation, stride in zip(

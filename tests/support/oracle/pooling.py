@@ -19,7 +19,6 @@ Position = tuple[int, ...]
 
 
 def sizes_of(grid: Grid) -> tuple[int, ...]:
-    """Return the sizes of nested lists."""
     return (len(grid), *sizes_of(grid[0])) if isinstance(grid, list) else ()
 
 
@@ -38,7 +37,6 @@ def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Positio
 
 
 def positions(sizes: Sequence[int]) -> Iterable[Position]:
-    """Return all positions of a grid."""
     return itertools.product(*map(range, sizes))
 
 
@@ -72,7 +70,6 @@ def pooled_sizes(
     dilation: Sequence[int],
     ceil: bool,
 ) -> list[int]:
-    """Return the sizes of what pooling makes of a grid."""
     each = zip(sizes_of(grid), kernel, stride, padding, dilation, strict=True)
     return [pooled_size(*sizes, ceil) for sizes in each]
 

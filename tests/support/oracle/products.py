@@ -14,7 +14,6 @@ Matrix = list[Vector]
 
 
 def transpose(matrix: Matrix) -> Matrix:
-    """Return the rows of a matrix as columns."""
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
@@ -38,7 +37,6 @@ def build(shape: Sequence[int], element: Callable[..., Any]) -> Any:
 
 
 def shape_of(nested: Any) -> tuple[int, ...]:
-    """Return the sizes of nested lists."""
     return (len(nested), *shape_of(nested[0])) if isinstance(nested, list) else ()
 
 
@@ -71,18 +69,15 @@ def linear_backward(
 
 
 def mm(tally: Tally, left: Matrix, right: Matrix) -> Matrix:
-    """Return a matrix product."""
     columns = transpose(right)
     return [[tally.dot(row, column) for column in columns] for row in left]
 
 
 def mv(tally: Tally, matrix: Matrix, vector: Vector) -> Vector:
-    """Return a matrix times a vector."""
     return [tally.dot(row, vector) for row in matrix]
 
 
 def bmm(tally: Tally, left: list[Matrix], right: list[Matrix]) -> list[Matrix]:
-    """Return the products of two batches of matrices."""
     return [mm(tally, one, other) for one, other in zip(left, right, strict=True)]
 
 

@@ -21,7 +21,6 @@ def sigmoid(x: Number) -> Number:
 
 
 def tanh(x: Number) -> Number:
-    """Return the hyperbolic tangent."""
     return x.call("tanh", math.tanh)
 
 

@@ -42,7 +42,6 @@ def cubic_taps(index: int, size: int, result: int, align_corners: bool) -> Taps:
 
 
 def cubic_weight(distance: float) -> float:
-    """Return the weight of a point at a distance."""
     d, a = distance, CUBIC
     if d <= 1:
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -157,12 +156,10 @@ def cubic_points(x: Number, size: int, padding: str, align_corners: bool) -> lis
 
 
 def inner_cubic(d: Number) -> Number:
-    """Return the weight of a point at a distance of at most 1."""
     return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
 
 
 def outer_cubic(d: Number) -> Number:
-    """Return the weight of a point at a distance between 1 and 2."""
     return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
 
