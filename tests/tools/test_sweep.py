@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from fvflops.sweep import ModelCount
+from tests.support.models.quick_weights import quick_weights
 from tests.support.tools import load_tool
 
 libraries = load_tool("sweeping.libraries")
-quick_weights = load_tool("sweeping.weights").quick_weights
+
 SCAN = ModelCount("timm:scan", flops=1, execution="real", unsupported="aten::x ×2; unseen::f ×1 in 'scan' at net.py:42")
 
 
