@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -31,12 +30,13 @@ def op_infos() -> list[Any]:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
-    found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    from torch.testing._internal.common_methods_invocations import op_db
+
     # Samples look for a running unittest.TestCase by inspect.stack, which is slow.
     sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
     # Which torch's tests switch off for the whole process; the module that torch.backends is has other globals.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
-    return found
+    return op_db
 
 
 # --- memory formats ----------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.oracle.number import Complex, Number, Tally
-from tests.support.oracle.products import at, build, shape_of
+from tests.support.oracle.products import at, build, places, shape_of
 
 Places = tuple[int, ...]
 
@@ -30,11 +30,6 @@ class Window:
             p * stride + k * dilation
             for p, k, stride, dilation in zip(position, offset, self.stride, self.dilation, strict=True)
         )
-
-
-def places(sizes: Sequence[int]) -> Iterator[Places]:
-    """Yield every index of a shape."""
-    return itertools.product(*map(range, sizes))
 
 
 def pad(tally: Tally, image: Any, padding: Places) -> Any:

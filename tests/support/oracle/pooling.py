@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.pointwise import power
+from tests.support.oracle.products import at, places, shape_of
 
 Grid = Any  # nested lists of numbers, as deep as the space has dimensions
 Position = tuple[int, ...]
-
-
-def sizes_of(grid: Grid) -> tuple[int, ...]:
-    return (len(grid), *sizes_of(grid[0])) if isinstance(grid, list) else ()
-
-
-def at(grid: Grid, position: Position) -> Any:
-    """Return what stands at a position."""
-    for index in position:
-        grid = grid[index]
-    return grid
 
 
 def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Position = ()) -> Grid:
@@ -34,10 +24,6 @@ def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Positio
     if not sizes:
         return make(before)
     return [build(sizes[1:], make, (*before, index)) for index in range(sizes[0])]
-
-
-def positions(sizes: Sequence[int]) -> Iterable[Position]:
-    return itertools.product(*map(range, sizes))
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False) -> int:
@@ -52,9 +38,7 @@ def window(
 ) -> list[Position]:
     """Return the positions that the window of an output position covers, those over the edge too."""
     starts = [p * s - pad for p, s, pad in zip(place, stride, padding, strict=True)]
-    return [
-        tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in positions(kernel)
-    ]
+    return [tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in places(kernel)]
 
 
 def inside(position: Position, sizes: Sequence[int]) -> bool:
@@ -70,7 +54,7 @@ def pooled_sizes(
     dilation: Sequence[int],
     ceil: bool,
 ) -> list[int]:
-    each = zip(sizes_of(grid), kernel, stride, padding, dilation, strict=True)
+    each = zip(shape_of(grid), kernel, stride, padding, dilation, strict=True)
     return [pooled_size(*sizes, ceil) for sizes in each]
 
 
@@ -84,7 +68,7 @@ def max_pool(
     ceil: bool,
 ) -> Grid:
     """Return the largest number of each window."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def largest(place: Position) -> Number:
         top = tally.lowest()
@@ -98,7 +82,7 @@ def max_pool(
 def max_pool_backward(tally: Tally, gradient: Grid, chosen: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient was added at the place that its window chose, an index into the space."""
     result = [tally.zero() for _ in range(math.prod(sizes))]
-    for place in positions(sizes_of(gradient)):
+    for place in places(shape_of(gradient)):
         index = at(chosen, place)
         result[index] = result[index] + at(gradient, place)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
@@ -135,7 +119,7 @@ def avg_pool(
     override: int | None = None,
 ) -> Grid:
     """Return the mean of each window."""
-    sizes, flat = sizes_of(grid), (1,) * len(kernel)
+    sizes, flat = shape_of(grid), (1,) * len(kernel)
 
     def mean(place: Position) -> Number:
         covered = window(place, kernel, stride, padding, flat)
@@ -158,8 +142,8 @@ def avg_pool_backward(
     override: int | None = None,
 ) -> Grid:
     """Return zeros to which each gradient over its divisor was added, all over its window."""
-    result = {position: tally.zero() for position in positions(sizes)}
-    for place in positions(sizes_of(gradient)):
+    result = {position: tally.zero() for position in places(sizes)}
+    for place in places(shape_of(gradient)):
         share = at(gradient, place) / divisor_of(place, sizes, kernel, stride, padding, count_include_pad, override)
         for position in window(place, kernel, stride, padding, (1,) * len(kernel)):
             result[position] = result.get(position, tally.zero()) + share
@@ -174,7 +158,7 @@ def adaptive_window(place: Position, sizes: Sequence[int], results: Sequence[int
 
 def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
     """Return the mean of each of a given number of windows."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def mean(place: Position) -> Number:
         covered = adaptive_window(place, sizes, results)
@@ -185,9 +169,9 @@ def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
 
 def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient over its window's size was added, all over that window."""
-    result = {position: tally.zero() for position in positions(sizes)}
-    results = sizes_of(gradient)
-    for place in positions(results):
+    result = {position: tally.zero() for position in places(sizes)}
+    results = shape_of(gradient)
+    for place in places(results):
         covered = adaptive_window(place, sizes, results)
         share = at(gradient, place) / len(covered)
         for position in covered:
@@ -197,7 +181,7 @@ def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int
 
 def adaptive_max_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
     """Return the largest number of each of a given number of windows."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def largest(place: Position) -> Number:
         top = tally.lowest()
@@ -214,7 +198,7 @@ def lp_pool(tally: Tally, grid: Grid, order: float, kernel: Sequence[int], strid
     The sign of the mean is kept, and its absolute value taken by a relu, as torch.nn.functional.lp_pool2d does.
     """
     none = (0,) * len(kernel)
-    powers = build(sizes_of(grid), lambda place: power(at(grid, place), order))
+    powers = build(shape_of(grid), lambda place: power(at(grid, place), order))
     means = avg_pool(tally, powers, kernel, stride, none, False, True)
 
     def root(place: Position) -> Number:
@@ -222,4 +206,4 @@ def lp_pool(tally: Tally, grid: Grid, order: float, kernel: Sequence[int], strid
         sign = mean.call("sign", lambda value: (value > 0) - (value < 0))
         return power(sign * abs(mean).max(0) * math.prod(kernel), 1 / order)
 
-    return build(sizes_of(means), root)
+    return build(shape_of(means), root)
