@@ -38,10 +38,6 @@ def _handle() -> Any:
     return dict(analysis.by_operator())
 
 
-def _savings() -> Any:
-    return str(fvflops.memory_savings(_step()))
-
-
 def _communicate() -> Any:
     model, inputs = llama()
     plan = fvflops.plan_rank(model, inputs, mesh={"fsdp": 2}, loss=lambda y: y.sum())
@@ -93,7 +89,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "diff": lambda: str(fvflops.diff(_analyse(), _analyse(table="exact"))),
     "memory": lambda: str(fvflops.predict_memory(_step())),
     "memory of a forward pass": lambda: str(fvflops.predict_memory(_analyse())),
-    "memory savings": _savings,
+    "memory savings": lambda: str(fvflops.memory_savings(_step())),
     "roofline": lambda: str(fvflops.roofline(_analyse(), device="H100")),
     "model flops": lambda: fvflops.model_flops(fvflops.FlopCountAnalysis(*llama())),
     "utilisation": lambda: fvflops.mfu(1e12, 1.0, device="H100", dtype="bf16"),

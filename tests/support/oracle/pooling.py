@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.pointwise import power
-from tests.support.oracle.products import at, places, shape_of
+from tests.support.oracle.products import at, indexes, shape_of
 
 Grid = Any  # nested lists of numbers, as deep as the space has dimensions
 Position = tuple[int, ...]
@@ -38,7 +38,9 @@ def window(
 ) -> list[Position]:
     """Return the positions that the window of an output position covers, those over the edge too."""
     starts = [p * s - pad for p, s, pad in zip(place, stride, padding, strict=True)]
-    return [tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in places(kernel)]
+    return [
+        tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in indexes(kernel)
+    ]
 
 
 def inside(position: Position, sizes: Sequence[int]) -> bool:
@@ -82,7 +84,7 @@ def max_pool(
 def max_pool_backward(tally: Tally, gradient: Grid, chosen: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient was added at the place that its window chose, an index into the space."""
     result = [tally.zero() for _ in range(math.prod(sizes))]
-    for place in places(shape_of(gradient)):
+    for place in indexes(shape_of(gradient)):
         index = at(chosen, place)
         result[index] = result[index] + at(gradient, place)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
@@ -142,8 +144,8 @@ def avg_pool_backward(
     override: int | None = None,
 ) -> Grid:
     """Return zeros to which each gradient over its divisor was added, all over its window."""
-    result = {position: tally.zero() for position in places(sizes)}
-    for place in places(shape_of(gradient)):
+    result = {position: tally.zero() for position in indexes(sizes)}
+    for place in indexes(shape_of(gradient)):
         share = at(gradient, place) / divisor_of(place, sizes, kernel, stride, padding, count_include_pad, override)
         for position in window(place, kernel, stride, padding, (1,) * len(kernel)):
             result[position] = result.get(position, tally.zero()) + share
@@ -169,9 +171,9 @@ def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
 
 def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient over its window's size was added, all over that window."""
-    result = {position: tally.zero() for position in places(sizes)}
+    result = {position: tally.zero() for position in indexes(sizes)}
     results = shape_of(gradient)
-    for place in places(results):
+    for place in indexes(results):
         covered = adaptive_window(place, sizes, results)
         share = at(gradient, place) / len(covered)
         for position in covered:

@@ -32,7 +32,7 @@ def build(shape: Sequence[int], element: Callable[..., Any]) -> Any:
     return [build(shape[1:], lambda *rest, first=first: element(first, *rest)) for first in range(shape[0])]
 
 
-def places(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def indexes(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield every index of a shape."""
     return itertools.product(*map(range, sizes))
 

@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.pointwise import select
 from tests.support.oracle.pooling import Grid, Position, build, inside
-from tests.support.oracle.products import at, places, shape_of
+from tests.support.oracle.products import at, indexes, shape_of
 
 # Where one output lies between the points along a dimension: their positions with their weights.
 Taps = list[tuple[int, float]]
@@ -87,9 +87,9 @@ def resample_backward(
     tally: Tally, gradient: Grid, sizes: Sequence[int], taps: Callable[..., Taps], align_corners: bool
 ) -> Grid:
     """Return zeros to which each gradient was added, times its weight, at the points that its output read."""
-    result = {position: tally.zero() for position in places(sizes)}
+    result = {position: tally.zero() for position in indexes(sizes)}
     results = shape_of(gradient)
-    for place in places(results):
+    for place in indexes(results):
         g = at(gradient, place)
         for position, weight in joint_taps(place, sizes, results, taps, align_corners):
             result[position] = result[position] + (g if weight is None else g * weight)
@@ -126,7 +126,7 @@ def sample(tally: Tally, image: Grid, places: Grid, mode: str, padding: str, ali
     sizes = shape_of(image[0])
     results = shape_of(places)[:-1]
     read = {}
-    for place in places(results):
+    for place in indexes(results):
         pairs = zip(reversed(at(places, place)), sizes, strict=True)
         coordinates = [unnormalise(x, size, align_corners) for x, size in pairs]
         if mode == "bicubic":
@@ -227,9 +227,9 @@ def sample_backward(
     its pixel times what its weight has from the other dimensions; at last that goes through the coordinate's scale.
     """
     sizes, results = shape_of(image[0]), shape_of(places)[:-1]
-    of_image = [{position: tally.zero() for position in places(sizes)} for _ in image]
+    of_image = [{position: tally.zero() for position in indexes(sizes)} for _ in image]
     of_places = {}
-    for place in places(results):
+    for place in indexes(results):
         given = list(zip(reversed(at(places, place)), sizes, strict=True))
         coordinates = [unnormalise(x, size, align_corners) for x, size in given]
         inner = [bring_inside(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)]
@@ -305,7 +305,7 @@ def roi_align(
         each = itertools.product(*(range(p * sampling, (p + 1) * sampling) for p in place))
         return [linear_points([coordinate(axis, k) for axis, k in enumerate(ks)]) for ks in each]
 
-    read = {place: bin_points(place) for place in places(pooled)}
+    read = {place: bin_points(place) for place in indexes(pooled)}
 
     def mean(channel: Grid, place: Position) -> Number:
         return tally.sum(weighted(tally, channel, points, sizes) for points in read[place]) / sampling**2
