@@ -77,7 +77,6 @@ class ModelAnalysis(AnalysisOutputs):
         self._is_loaded = False
         self._counts: Counts | None = None
         self._modules: ModuleTree | None = None
-        self._by_module_and_operator: dict[str, Counter[str]] | None = None
         self._ancestors = "owner"
         self._warn_unsupported = self._warn_uncalled = warn
         self._tracer_warnings = "no_tracer_warning"
@@ -117,7 +116,7 @@ class ModelAnalysis(AnalysisOutputs):
 
     def by_module_and_operator(self) -> dict[str, Counter[str]]:
         """Return module name → operator label → count, for every module of the model."""
-        return {name: Counter(counts) for name, counts in self._counts_by_module().items()}
+        return self.counts().by_module_and_operator(self._ancestors)
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → operator label → count over the whole model; a forward run has only the phase "forward".
@@ -165,7 +164,7 @@ class ModelAnalysis(AnalysisOutputs):
         named = {read_op(op): handle for op, handle in passed.items()}
         handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in named.items()}
         self._handles.update(handles)
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def set_module_handle(self: Self, *args: Any) -> Self:
@@ -193,7 +192,7 @@ class ModelAnalysis(AnalysisOutputs):
             if not may_exist(name):
                 raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def clear_op_handles(self: Self) -> Self:
@@ -201,7 +200,7 @@ class ModelAnalysis(AnalysisOutputs):
         self._handles = {}
         self._module_handles = {}
         self._table = None
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def canonical_module_name(self, name: str) -> str:
@@ -214,7 +213,7 @@ class ModelAnalysis(AnalysisOutputs):
         duplicate._handles = dict(self._handles)
         duplicate._module_handles = dict(self._module_handles)
         if new_model is not None or new_inputs is not None:
-            duplicate._trace = duplicate._counts = duplicate._by_module_and_operator = None
+            duplicate._trace = duplicate._counts = None
             duplicate._is_loaded = False
             duplicate._run = self._run.with_model(new_model, new_inputs)
             if new_model is not None:
@@ -230,7 +229,6 @@ class ModelAnalysis(AnalysisOutputs):
         if mode not in _ANCESTOR_MODES:
             raise ValueError(f"ancestor mode must be one of {', '.join(_ANCESTOR_MODES)}; got {mode!r}")
         self._ancestors = mode
-        self._by_module_and_operator = None
         return self
 
     def unsupported_ops_warnings(self: Self, enabled: bool) -> Self:
@@ -334,7 +332,7 @@ class ModelAnalysis(AnalysisOutputs):
         self._trace = trace
         self._is_loaded = True
         self._modules = trace.modules
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
 
     def _estimate_cost(self, signature: Signature) -> int:
         return estimate_by(self._cost_model(), signature)
@@ -366,10 +364,8 @@ class ModelAnalysis(AnalysisOutputs):
                 "inside: record the model again, by this convention"
             )
 
-    def _counts_by_module(self) -> dict[str, Counter[str]]:
-        if self._by_module_and_operator is None:
-            self._by_module_and_operator = self.counts().by_module_and_operator(self._ancestors)
-        return self._by_module_and_operator
+    def _counts_by_module(self) -> Mapping[str, Counter[str]]:
+        return self.counts().labels_by_module(self._ancestors)
 
     def _warn(self, counts: Counts) -> None:
         unsupported: Counter[str] = Counter()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 from fvflops.trace.notebook_table import write_text_table
 
@@ -26,15 +26,10 @@ class Status(str, Enum):
     UNSUPPORTED = "unsupported"
 
 
-_STATUS_NAMES = {
-    Status.COUNTED: "counted",
-    Status.ZERO_FLOP: "zero-FLOP",
-    Status.IGNORED: "ignored",
-    Status.UNSUPPORTED: "unsupported",
-}
 _MAX_ROWS = 40  # of a table
 
 
+@shown_by_fields
 class Entry(NamedTuple):
     """All calls of one signature in one scope and phase, under one label.
 
@@ -58,9 +53,6 @@ class Entry(NamedTuple):
     dtype: str = ""
     group: str = ""
     recomputed: int = 0
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
     @property
     def other_flops(self) -> int:
@@ -86,6 +78,7 @@ class Counts:
     metric: str
     modules: ModuleTree
     entries: tuple[Entry, ...]
+    _by_module_and_label: dict[str, dict[str, Counter[str]]] = field(init=False, compare=False, default_factory=dict)
 
     def __repr__(self) -> str:
         calls = sum(entry.calls for entry in self.entries)
@@ -96,7 +89,7 @@ class Counts:
         calls: Counter[tuple[str, str]] = Counter()
         values: Counter[tuple[str, str]] = Counter()
         for entry in self.entries:
-            key = entry.label, _STATUS_NAMES[entry.status]
+            key = entry.label, "zero-FLOP" if entry.status is Status.ZERO_FLOP else entry.status.value
             calls[key] += entry.calls
             values[key] += entry.value
         largest = sorted(calls, key=lambda key: (-values[key], -calls[key], key))
@@ -118,7 +111,13 @@ class Counts:
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, without zeros."""
-        return self._by_module(ancestors, "label", "value", self.entries)
+        return {name: Counter(labels) for name, labels in self.labels_by_module(ancestors).items()}
+
+    def labels_by_module(self, ancestors: str = "owner") -> Mapping[str, Counter[str]]:
+        """Return the same, summed only once, as Counters that must not be changed."""
+        if ancestors not in self._by_module_and_label:
+            self._by_module_and_label[ancestors] = self._by_module(ancestors, "label", "value", self.entries)
+        return self._by_module_and_label[ancestors]
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → Counter of labels over the whole model, without zeros.
