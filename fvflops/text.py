@@ -111,7 +111,7 @@ def short_repr(value: object, subject: str = "", *facts: str) -> str:
 
 def shown_by_fields(cls: type[T]) -> type[T]:
     """Give a class of records the repr of `record_repr`."""
-    cls.__repr__ = record_repr  # type: ignore[assignment]
+    cls.__repr__ = record_repr  # type: ignore[method-assign]
     return cls
 
 

@@ -10,7 +10,7 @@ import torch
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_run import InputSize
 from fvflops.capture.run import Model
-from fvflops.counting import CostModel, HandleCostModel, count
+from fvflops.counting import CostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import explaining_arguments
@@ -71,8 +71,3 @@ class ByteCountAnalysis(ModelAnalysis):
         """Return the ops with a handle that the trace has decomposed; without handles there are none."""
         stops = self._with_handles(TrafficCostModel(self._part)).stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
-
-    def _with_handles(self, cost_model: CostModel) -> CostModel:
-        if self._handles or self._module_handles:
-            return HandleCostModel(cost_model, self._handles, self._module_handles)
-        return cost_model

@@ -6,7 +6,7 @@ import copy as copying
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -263,22 +263,13 @@ class ModelAnalysis(AnalysisOutputs):
         It is recorded again if the trace has decomposed a composite op that a handle or the table counts as a whole; an
         analysis of a loaded trace raises TraceError instead.
         """
-        missing = [] if self._trace is None else self._missing_stops(self._trace)
-        if (
-            self._trace is not None
-            and not missing
-            and (self._is_loaded or not lacks_values(self._trace, self._cost_model().stops_at))
-        ):
-            if self._is_loaded:
-                self._check_whole_ops(self._trace)
-            return self._trace
-        if self._is_loaded:
-            raise TraceError(
-                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
-            )
-        self._trace = self._record(self._cost_model().stops_at)
-        self._modules = self._trace.modules
-        return self._trace
+        trace = self._trace
+        if trace is not None and self._is_loaded:
+            self._check_loaded(trace)
+        elif trace is None or self._missing_stops(trace) or lacks_values(trace, self._cost_model().stops_at):
+            trace = self._trace = self._record(self._cost_model().stops_at)
+            self._modules = trace.modules
+        return trace
 
     def counts(self) -> Counts:
         """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
@@ -339,20 +330,25 @@ class ModelAnalysis(AnalysisOutputs):
 
     def _cost_model(self) -> CostModel:
         if self._table is None or self._metric is None:
-            inner: CostModel = NullCostModel(load_table("fvcore"))
-        else:
-            inner = TableCostModel(self._table, self._metric)
+            return self._with_handles(NullCostModel(load_table("fvcore")))
+        return self._with_handles(TableCostModel(self._table, self._metric))
+
+    def _with_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
-            return HandleCostModel(inner, self._handles, self._module_handles)
-        return inner
+            return HandleCostModel(cost_model, self._handles, self._module_handles)
+        return cost_model
 
     def _missing_stops(self, trace: Trace) -> list[str]:
         """Return the composite ops that this analysis counts as a whole and a trace has decomposed."""
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _check_whole_ops(self, trace: Trace) -> None:
-        """Raise TraceError for a loaded Trace with composite ops of which the table counts the ops inside."""
+    def _check_loaded(self, trace: Trace) -> None:
+        """Raise TraceError for a Trace whose composite ops were not recorded as they are counted."""
+        if missing := self._missing_stops(trace):
+            raise TraceError(
+                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
+            )
         if self._table is None:
             return
         stops = self._cost_model().stops_at
@@ -399,11 +395,6 @@ class ModelAnalysis(AnalysisOutputs):
 def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     """Return the data of an analysis for views; runs the model if necessary."""
     return analysis._analysed_run()
-
-
-def warnings_disabled(analysis: ModelAnalysis) -> AbstractContextManager[None]:
-    """Disable all warnings of an analysis inside, and restore its settings."""
-    return analysis._warnings_disabled()
 
 
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:

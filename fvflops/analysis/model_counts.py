@@ -44,17 +44,8 @@ class _TableAnalysis(ModelAnalysis):
         lines: bool = False,
         warn: bool = True,
     ) -> None:
-        super().__init__(
-            model,
-            inputs,
-            kwargs=kwargs,
-            input_size=input_size,
-            execution=execution,
-            device=device,
-            assume=assume,
-            lines=lines,
-            warn=warn,
-        )
+        run: dict[str, Any] = {"execution": execution, "device": device, "assume": assume, "lines": lines, "warn": warn}
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, **run)
         self._table = resolve_table(table)
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import add, and_, eq, or_, sub
 from typing import Any
+
+
+def _plain(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operation on Counters; those of Counter itself read missing keys of both operands."""
+
+    def operate(own: Counter[str], other: object) -> Any:
+        return operation(Counter(own), Counter(other) if isinstance(other, Counter) else other)
+
+    return operate
 
 
 class ModuleCounts(Counter[str]):
@@ -35,35 +45,12 @@ class ModuleCounts(Counter[str]):
         """Return a Counter."""
         return Counter(self)
 
-    # Counter's operators read missing keys of both operands.
-    def __eq__(self, other: object) -> bool:
-        return dict(self) == other if not isinstance(other, Counter) else Counter(self) == Counter(other)
-
+    __eq__ = _plain(eq)
     __hash__ = None  # type: ignore[assignment]
-
-    def __add__(self, other: Any) -> Any:
-        return Counter(self) + Counter(other)
-
-    def __radd__(self, other: Any) -> Any:
-        return Counter(other) + Counter(self)
-
-    def __sub__(self, other: Any) -> Any:
-        return Counter(self) - Counter(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return Counter(other) - Counter(self)
-
-    def __or__(self, other: Any) -> Any:
-        return Counter(self) | Counter(other)
-
-    def __ror__(self, other: Any) -> Any:
-        return Counter(other) | Counter(self)
-
-    def __and__(self, other: Any) -> Any:
-        return Counter(self) & Counter(other)
-
-    __rand__ = __and__
-    __iadd__ = __add__
-    __isub__ = __sub__
-    __ior__ = __or__
-    __iand__ = __and__
+    __add__ = __iadd__ = _plain(add)
+    __radd__ = _plain(lambda own, other: other + own)
+    __sub__ = __isub__ = _plain(sub)
+    __rsub__ = _plain(lambda own, other: other - own)
+    __or__ = __ior__ = _plain(or_)
+    __ror__ = _plain(lambda own, other: other | own)
+    __and__ = __rand__ = __iand__ = _plain(and_)

@@ -23,14 +23,7 @@ Row = tuple[str, int, int, str, int, tuple[int, ...], tuple[int, ...], bool]
 
 
 def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
-    """Return the module tree of the full model from that of a shortened one.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> names = ("", "layers", *(f"layers.{index}" for index in range(4)))
-    >>> tree = ModuleTree({name: ModuleInfo(name, name, "Block") for name in names})
-    >>> list(expand_modules(tree, LayerRun("layers", 0, 1, 5)).by_name)[-2:]
-    ['layers.3', 'layers.4']
-    """
+    """Return the module tree of the full model from that of a shortened one."""
     identities: dict[tuple[int, int], int] = {}
 
     def number(tensor: ParameterInfo, periods: int) -> ParameterInfo:

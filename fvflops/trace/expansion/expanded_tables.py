@@ -148,12 +148,7 @@ def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], 
 
 
 def grow(signature: Signature, before: int, after: int) -> Signature:
-    """Return a signature with vectors of `after` elements instead of those of `before`.
-
-    >>> norm = Signature("aten::linalg_vector_norm", ("self",), (TensorSpec((4,)),), (TensorSpec(()),))
-    >>> grow(norm, 4, 12).inputs[0].shape
-    (12,)
-    """
+    """Return a signature in which each vector of `before` elements has `after` elements."""
 
     def grown(value: Value) -> Value:
         if isinstance(value, TensorSpec) and value.shape == (before,):
