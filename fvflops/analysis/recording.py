@@ -331,7 +331,7 @@ class record(FlopCountAnalysis):
                 self._partial = trace
 
     def _add_step(self, trace: Trace) -> None:
-        """Add the Trace of a step; aggregate those of earlier cycles, and share equal consecutive ones."""
+        """Add the Trace of a step; aggregate the Traces of earlier cycles, and share equal consecutive ones."""
         if not self._unreported:
             for index in range(self._aggregated, len(self._recorded)):
                 aggregated = self._recorded[index].aggregate()

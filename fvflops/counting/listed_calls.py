@@ -28,25 +28,27 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
     FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
     counted as a whole is a record too, before the ops inside it.
     """
+    trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
     writers: dict[int, int] = {}  # storage → the call that last wrote to it
     calls_of_op: Counter[str] = Counter()
     calls: list[OpCall] = []
-    for span, item, event, covered, activated, _ in _annotate(trace, cost_model, activations):
+    for span, item, covered, activated, _ in _annotate(trace, cost_model, traffic_model, activations):
+        event = span.event if item.kind == "op" else None
         if event is None and (not item.status or covered):
             continue
         op, target, name = _name_call(trace, item)
-        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
+        scope = scopes[span.event.stack] + ((item.name,) if item.kind == "module" else ())
         columns: dict[str, Any] = {}
         if event is not None:  # time and memory of a region are listed at its ops
             reads, producers = _follow(trace, event, len(calls), writers)
-            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": producers}
+            columns = {"duration_ns": event.duration_ns, "nbytes": item.nbytes, "parameters": reads, "after": producers}
             if event.line is not None:
                 columns["line"] = trace.lines[event.line]
             if memory_is_measured:
                 names = ("memory_before", "memory_after", "memory_peak")
-                columns |= {name: getattr(span, name) for name in names}
+                columns |= {name: getattr(event, name) for name in names}
         calls.append(
             OpCall(
                 len(calls),
@@ -54,7 +56,7 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
                 op,
                 target,
                 innermost(scope),
-                span.phase,
+                span.event.phase,
                 item.inputs,
                 item.outputs,
                 item.dtype,
@@ -77,12 +79,13 @@ def list_module_calls(
     A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
     multiply-adds are by `cost_model`, activations by `activations`.
     """
+    trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     elements = trace.modules.count_parameters()
     calls: list[ModuleCall] = []
     # Per thread of each rank: index and depth of the open calls.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
-    for span, item, event, _, _, activations_inside in _annotate(trace, cost_model, activations):
+    for span, item, _, _, activations_inside in _annotate(trace, cost_model, traffic_model, activations):
         enclosing = opened.setdefault(span.track, [])
         while enclosing and enclosing[-1][1] >= span.depth:
             enclosing.pop()
@@ -93,7 +96,7 @@ def list_module_calls(
                     len(calls),
                     item.name,
                     trace.modules.by_name[item.name].class_name,
-                    span.phase,
+                    span.event.phase,
                     len(enclosing) - 1,
                     item.inputs,
                     item.outputs,
@@ -106,7 +109,7 @@ def list_module_calls(
                     span.unsupported,
                 )
             )
-        elif event is not None:
+        elif item.kind == "op":
             ops.update([number for number, _ in enclosing])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
 
@@ -132,24 +135,21 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
 
 
 def _annotate(
-    trace: Trace, cost_model: CostModel, activations: CostModel | None
-) -> Iterator[tuple[Span, Callee, Event | None, bool, int | None, int | None]]:
-    """Yield each span, its callee, an op's event, whether it is covered, and its activations without and with children.
+    trace: Trace, cost_model: CostModel, traffic_model: CostModel, activations: CostModel | None
+) -> Iterator[tuple[Span, Callee, bool, int | None, int | None]]:
+    """Yield each span, its callee, whether it is covered, and its activations without and with children.
 
     Activations are None without a table.
     """
-    split_trace, traffic_model = split_by_aliasing(trace, keep_events=True)
-    timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
+    timeline = build_timeline(trace, cost_model, traffic_model=traffic_model)
     spans = timeline.require_spans()
     activated: Iterable[tuple[int | None, int | None]] = repeat((None, None))
     if activations is not None:
-        counted = build_timeline(split_trace, activations)
+        counted = build_timeline(trace, activations)
         activated = [(counted.callees[span.callee].flops, span.flops) for span in counted.require_spans()]
-    ops = iter([event for event in trace.events or () if event.kind == "op"])
     for span, (own, inside) in zip(spans, activated, strict=False):
         item = timeline.callees[span.callee]
-        event = next(ops) if item.kind == "op" else None
-        yield span, item, event, (span.stack, span.phase) in timeline.covered, own, inside
+        yield span, item, (span.event.stack, span.event.phase) in timeline.covered, own, inside
 
 
 def _follow(

@@ -182,7 +182,7 @@ class _SpanBuilder:
             elif call is not None:
                 if kind == "enter":
                     self._opened[call] = _OpenCall(len(self._spans), start=event.start_ns)
-                    self._spans.append(_span(event, 0, call.depth, _SpanCost()))
+                    self._spans.append(Span(0, event, call.depth))
                 elif kind == "exit":
                     self._close(call, self._items.index("exit", event.item), event)
                 else:
@@ -191,13 +191,12 @@ class _SpanBuilder:
 
     def _call(self, event: Event, parent: RegionCall | None, position: int) -> None:
         item = self._items.index("op", event.item)
-        before, after = event.memory_before, event.memory_after
         if self._live is not None:
             before, after = self._live[position : position + 2]
-        memory = max(0, after - before) if before is not None and after is not None else 0
-        span_cost = self._self_cost(item, event, memory)
+            event = event._replace(memory_before=before, memory_after=after)
+        span_cost = self._self_cost(item, event)
         depth = 0 if parent is None else parent.depth + 1
-        self._spans.append(_span(event, item, depth, span_cost)._replace(memory_before=before, memory_after=after))
+        self._spans.append(Span(item, event, depth, *span_cost))
         if parent is not None:
             self._opened[parent].include(span_cost, event.start_ns, _end(event))
 
@@ -207,36 +206,24 @@ class _SpanBuilder:
         first = call.begin
         if event is not None:
             if not event.raised:
-                opened.include(self._self_cost(item, event, 0))
-            first = event._replace(start_ns=opened.start if event.start_ns is None else event.start_ns)
+                opened.include(self._self_cost(item, event))
+            start = opened.start if event.start_ns is None else event.start_ns
+            first = event._replace(start_ns=start, memory_before=None, memory_after=None)
         elif opened.start is not None and opened.end is not None:
             first = first._replace(start_ns=opened.start, duration_ns=opened.end - opened.start)
-        self._spans[opened.index] = _span(first, item, call.depth, opened.span_cost)
+        self._spans[opened.index] = Span(item, first, call.depth, *opened.span_cost)
         if call.parent is not None:
             self._opened[call.parent].include(opened.span_cost, first.start_ns, _end(first))
 
-    def _self_cost(self, item: int, event: Event, memory: int) -> _SpanCost:
+    def _self_cost(self, item: int, event: Event) -> _SpanCost:
+        memory, before, after = 0, event.memory_before, event.memory_after
+        if event.kind == "op" and before is not None and after is not None:
+            memory = max(0, after - before)
         entry = self._items.all[item]
         flops, macs, unsupported = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
         if (event.stack, event.phase) in self._covered:
             flops = macs = unsupported = 0
         return _SpanCost(flops, macs, entry.nbytes or 0, memory, unsupported)
-
-
-def _span(event: Event, item: int, depth: int, span_cost: _SpanCost) -> Span:
-    return Span(
-        item,
-        event.stack,
-        event.phase,
-        event.thread,
-        event.rank,
-        depth,
-        event.start_ns,
-        event.duration_ns,
-        *span_cost,
-        raised=event.raised,
-        memory_peak=event.memory_peak,
-    )
 
 
 def _end(event: Event) -> int | None:

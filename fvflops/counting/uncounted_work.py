@@ -70,7 +70,7 @@ _PER_ELEMENT = 16
 def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, handled: Collection[str] = ()) -> str:
     """Return the share of a run's FLOPs that a convention ignores, as text: "all", "86%", or "" up to a half.
 
-    `handled` are ops counted by handles, `counts` those of the run in FLOPs by the convention.
+    `handled` are ops counted by handles, `counts` the run's FLOPs by the convention.
     """
     if table.floating_point_only or counts.metric != "flops":
         return ""

@@ -256,7 +256,7 @@ def _check_value(where: str, value: Value) -> None:
 
 
 def _check_parts(where: str, shape: tuple[int, ...], values: tuple[int, ...]) -> None:
-    """Raise ValueError where the sizes of a nested tensor's parts are not those of its shape."""
+    """Raise ValueError where the sizes of a nested tensor's parts do not match its shape."""
     rank = len(shape) - 1
     if rank < 0 or len(values) != shape[0] * rank:
         raise ValueError(f"{where} has a nested tensor of shape {_quote(shape)} with {len(values)} sizes of parts")

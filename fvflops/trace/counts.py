@@ -36,8 +36,8 @@ class Entry(NamedTuple):
     `scope` has the names of the enclosing modules, root first. `value` is the metric summed over all calls; `macs` and
     `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number of output elements of
     all calls. `dtype` is the compute dtype, "" without tensors, and `group` the parameter group that an optimizer's
-    step updates, "" elsewhere. `recomputed` are those of the `macs` that repeat work of the forward pass inside a fused
-    backward op.
+    step updates, "" elsewhere. `recomputed` is the part of the `macs` that repeats work of the forward pass inside a
+    fused backward op.
     """
 
     scope: tuple[str, ...]

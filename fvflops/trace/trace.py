@@ -76,7 +76,7 @@ class Trace(TraceFields):
         return replace(self, events=None, storages=(), lines=())
 
     def __repr__(self) -> str:
-        """Return one line; the fields of a Trace are those of a whole run."""
+        """Return one line: the fields of a Trace contain a whole run."""
         calls = f"{sum(self.calls.values()):,} op calls in {len(self.modules.by_name):,} modules"
         state = "" if self.complete else "incomplete"
         return short_repr(self, self.modules.root.class_name, calls, " and ".join(self._list_phases()), state)

@@ -90,7 +90,7 @@ class Breakdown:
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
     in the order in which they are shown. `ledger`, `unsupported_elements`, `unsupported_locations` and `about` are a
     Summary's. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
-    calls of a timed run, `memory` the memory after each op, `peaks` those of the device whose roofline is of interest.
+    calls of a timed run, `memory` the memory after each op, `peaks` a device's, for its roofline.
     """
 
     modules: ModuleTree

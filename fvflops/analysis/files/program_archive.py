@@ -135,7 +135,7 @@ def _check_call(node: ast.Call, guard: bool, depth: int) -> bool:
 
 
 def _is_number_or_symbol(name: str, node: ast.Call) -> bool:
-    """Return whether a call is that of a symbol, such as Symbol('s0', positive=True), or of a Float('1.5')."""
+    """Return whether a call creates a symbol, such as Symbol('s0', positive=True), or a Float('1.5')."""
     pattern = _SYMBOL if name == "Symbol" else _FLOAT
     text = node.args[0] if len(node.args) == 1 else None
     if not isinstance(text, ast.Constant) or not isinstance(text.value, str) or not pattern.fullmatch(text.value):

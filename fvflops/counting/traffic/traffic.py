@@ -82,7 +82,7 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
 
 
 class _Schema(NamedTuple):
-    """The tensor arguments that an op writes to, and those of them that it does not read; aliasing of each result.
+    """The tensor arguments that an op writes to, those among them that it does not read, and aliasing of each result.
 
     A result is "" where it is new, "view" of an argument, or the "same" as one that was written.
     """

@@ -54,7 +54,7 @@ OVERWRITES = _aten(
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices."""
+    """Return the bytes of a tensor; of a sparse one, of its stored elements and their indices."""
     if spec.nnz is None:
         return spec.nbytes
     values = replace(spec, shape=(spec.nnz,)).nbytes

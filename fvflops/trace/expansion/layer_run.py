@@ -1,4 +1,4 @@
-"""A run of equal layers of a model, of which a shortened model has four periods, and their names."""
+"""A run of equal layers of a model, four periods of it in a shortened model, and their names."""
 
 from __future__ import annotations
 
