@@ -261,11 +261,10 @@ def path_manager() -> Any:
         def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any) -> Any:
             return open(_shipped(path), mode, buffering, encoding="utf-8" if "b" not in mode else None)
 
-        def _isfile(self, path: str, **kwargs: Any) -> bool:
-            return exists(path)
-
         def _exists(self, path: str, **kwargs: Any) -> bool:
             return exists(path)
+
+        _isfile = _exists
 
     g_pathmgr.register_handler(ShippedHandler(), allow_override=True)
     return g_pathmgr

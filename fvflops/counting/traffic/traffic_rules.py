@@ -27,11 +27,7 @@ MOVES_NOTHING = _aten(
     " as_strided_ detach_ resize_ resize_as_ _resize_output_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_"
     " unsqueeze_ _shape_as_tensor _fused_sdp_choice _nnz is_same_size _assert_tensor_metadata"
     " _has_compatible_shallow_copy_type _has_same_storage_numel"
-) | {
-    "profiler::_record_function_enter",
-    "profiler::_record_function_enter_new",
-    "profiler::_record_function_exit",
-}
+) | {"profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"}
 # Views whose schemas have no alias annotation.
 VIEWS = _aten(
     "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk broadcast_tensors meshgrid atleast_1d"
@@ -181,47 +177,26 @@ def _unless_ignored(signature: Signature) -> int:
 
 
 _ALL = TrafficRule()
-_INDEXED_SLICES = {"self": _slices_for_indices}
-
-# Names of ops in aten, and their rule.
-_RULES: tuple[tuple[str, TrafficRule], ...] = (
-    ("addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ addmv addmv_", TrafficRule(reads={"self": _unless_ignored})),
+# Names of ops in aten, and which bytes of their arguments they read and write.
+_RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
+    ("addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ addmv addmv_", {"self": _unless_ignored}, {}),
     # Only the selected rows of a table are read.
-    ("embedding", TrafficRule(reads={"weight": _as_results})),
-    (
-        "embedding_bag _embedding_bag _embedding_bag_forward_only",
-        TrafficRule(reads={"weight": _rows("indices", "weight")}),
-    ),
-    (
-        "embedding_renorm_",
-        TrafficRule(reads={"self": _rows("indices", "self")}, writes={"self": _rows("indices", "self")}),
-    ),
-    (
-        "index _unsafe_index index_select gather take take_along_dim masked_select",
-        TrafficRule(reads={"self": _as_results}),
-    ),
+    ("embedding", {"weight": _as_results}, {}),
+    ("embedding_bag _embedding_bag _embedding_bag_forward_only", {"weight": _rows("indices", "weight")}, {}),
+    ("embedding_renorm_", {"self": _rows("indices", "self")}, {"self": _rows("indices", "self")}),
+    ("index _unsafe_index index_select gather take take_along_dim masked_select", {"self": _as_results}, {}),
     # One element of each row of log probabilities is read.
-    (
-        "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
-        TrafficRule(reads={"self": _one_for_each_target}),
-    ),
+    ("nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward", {"self": _one_for_each_target}, {}),
     # Only indexed elements are written: a KV cache receives the new positions.
-    (
-        "index_put_ _index_put_impl_ _unsafe_index_put_",
-        TrafficRule(reads={"self": _accumulated_bytes}, writes={"self": _indexed_bytes}),
-    ),
-    (
-        "scatter_",
-        TrafficRule(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index}),
-    ),
+    ("index_put_ _index_put_impl_ _unsafe_index_put_", {"self": _accumulated_bytes}, {"self": _indexed_bytes}),
+    ("scatter_", {"self": _none, "src": _sources_for_indices}, {"self": _one_for_each_index}),
     (
         "scatter_add_ scatter_reduce_ scatter_.reduce scatter_.value_reduce",
-        TrafficRule(
-            reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
-        ),
+        {"self": _one_for_each_index, "src": _sources_for_indices},
+        {"self": _one_for_each_index},
     ),
-    ("index_copy_ index_fill_", TrafficRule(reads={"self": _none}, writes=_INDEXED_SLICES)),
-    ("index_add_ index_reduce_", TrafficRule(reads=_INDEXED_SLICES, writes=_INDEXED_SLICES)),
+    ("index_copy_ index_fill_", {"self": _none}, {"self": _slices_for_indices}),
+    ("index_add_ index_reduce_", {"self": _slices_for_indices}, {"self": _slices_for_indices}),
     # These use the shape of `self`, not its elements.
     (
         "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full bernoulli.p"
@@ -231,22 +206,21 @@ _RULES: tuple[tuple[str, TrafficRule], ...] = (
         " _adaptive_avg_pool3d_backward nll_loss_backward nll_loss2d_backward reflection_pad1d_backward"
         " reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward"
         " replication_pad3d_backward",
-        TrafficRule(reads={"self": _none}),
+        {"self": _none},
+        {},
     ),
-    ("type_as", TrafficRule(reads={"other": _none})),
+    ("type_as", {"other": _none}, {}),
     # The schemas do not mark running statistics as written, or mark them in eval mode too.
     (
         "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
         " _batch_norm_impl_index instance_norm",
-        TrafficRule(writes={name: _bytes_if_training(name) for name in ("running_mean", "running_var")}),
+        {},
+        {name: _bytes_if_training(name) for name in ("running_mean", "running_var")},
     ),
     # Gradients are written only if they are unscaled for a gradient scaler.
-    (
-        "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_",
-        TrafficRule(writes={"grads": _bytes_if_unscaled("grads")}),
-    ),
+    ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", {}, {"grads": _bytes_if_unscaled("grads")}),
 )
-_RULE_OF_OP = {op: rule for names, rule in _RULES for op in _aten(names)}
+_RULE_OF_OP = {op: TrafficRule(reads, writes) for names, reads, writes in _RULES for op in _aten(names)}
 
 
 def traffic_rule_of(signature: Signature) -> TrafficRule:
