@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,13 +21,13 @@ from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.cost_models import lacks_values
-from fvflops.counting.module_counts import ModuleCounts
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports.escaping import printable_short
 from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
+from fvflops.trace.counts import ModuleCounts
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, find_uncalled, find_unused
 
@@ -308,7 +309,7 @@ class ModelAnalysis(AnalysisOutputs):
 
     def _record(self, stops_at: StopsAt) -> Trace:
         return self._known_run().record(
-            stops_at=stops_at, estimate_cost=self._estimate_cost, quiet=self._tracer_warnings == "none"
+            stops_at=stops_at, estimate_cost=cost_estimator(self), quiet=self._tracer_warnings == "none"
         )
 
     def _known_run(self) -> ModelRun:
@@ -324,9 +325,6 @@ class ModelAnalysis(AnalysisOutputs):
         self._is_loaded = True
         self._modules = trace.modules
         self._counts = None
-
-    def _estimate_cost(self, signature: Signature) -> int:
-        return estimate_by(self._cost_model(), signature)
 
     def _cost_model(self) -> CostModel:
         if self._table is None or self._metric is None:
@@ -414,4 +412,4 @@ def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
 
 def cost_estimator(analysis: ModelAnalysis) -> CostEstimate:
     """Return the function that estimates the cost of a call in an analysis, for `estimate_cost` of `record_call`."""
-    return analysis._estimate_cost
+    return partial(estimate_by, analysis._cost_model())

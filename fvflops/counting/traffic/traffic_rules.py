@@ -102,8 +102,9 @@ def _as_results(signature: Signature) -> int:
     return bytes_in(signature.outputs[:1])
 
 
-def _one_for_each_target(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "target").numel, _spec(signature, "self"))
+def _one_for_each(index: str, name: str) -> _Bytes:
+    """Return a function for the bytes of an element of an argument for each element of another, `index`."""
+    return lambda signature: _elements_of(_spec(signature, index).numel, _spec(signature, name))
 
 
 def _rows(name: str, table: str) -> _Bytes:
@@ -126,24 +127,14 @@ def _indexed_bytes(signature: Signature) -> int:
         return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
     unindexed = [size for axis, size in enumerate(spec.shape) if axis >= len(by_axis) or by_axis[axis] is None]
     shapes = [tensor.shape for tensor in tensors]
-    positions = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
+    ndim = max(map(len, shapes), default=0)
+    padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
+    positions = prod(max(sizes) for sizes in zip(*padded, strict=True))
     return replace(spec, shape=(positions, *unindexed)).nbytes
-
-
-def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
-    return lambda shape: (1,) * (ndim - len(shape)) + shape
 
 
 def _accumulated_bytes(signature: Signature) -> int:
     return _indexed_bytes(signature) if argument_of(signature, "accumulate") else 0
-
-
-def _one_for_each_index(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "index").numel, _spec(signature, "self"))
-
-
-def _sources_for_indices(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "index").numel, _spec(signature, "src"))
 
 
 def _slices_for_indices(signature: Signature) -> int:
@@ -151,13 +142,6 @@ def _slices_for_indices(signature: Signature) -> int:
     spec, dim = _spec(signature, "self"), argument_of(signature, "dim")
     size = spec.shape[dim] if isinstance(dim, int) and spec.shape else 1
     return _elements_of(spec.numel // max(size, 1) * _spec(signature, "index").numel, spec)
-
-
-def _bytes_if_unscaled(name: str) -> _Bytes:
-    """Return a function for the bytes of an argument if gradients are unscaled, else 0."""
-    return lambda signature: (
-        0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, name))
-    )
 
 
 def _bytes_if_training(name: str) -> _Bytes:
@@ -168,6 +152,10 @@ def _bytes_if_training(name: str) -> _Bytes:
         return bytes_in(argument_of(signature, name)) if trains else 0
 
     return count
+
+
+def _unscaled_gradients(signature: Signature) -> int:
+    return 0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, "grads"))
 
 
 def _unless_ignored(signature: Signature) -> int:
@@ -186,14 +174,18 @@ _RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
     ("embedding_renorm_", {"self": _rows("indices", "self")}, {"self": _rows("indices", "self")}),
     ("index _unsafe_index index_select gather take take_along_dim masked_select", {"self": _as_results}, {}),
     # One element of each row of log probabilities is read.
-    ("nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward", {"self": _one_for_each_target}, {}),
+    (
+        "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
+        {"self": _one_for_each("target", "self")},
+        {},
+    ),
     # Only indexed elements are written: a KV cache receives the new positions.
     ("index_put_ _index_put_impl_ _unsafe_index_put_", {"self": _accumulated_bytes}, {"self": _indexed_bytes}),
-    ("scatter_", {"self": _none, "src": _sources_for_indices}, {"self": _one_for_each_index}),
+    ("scatter_", {"self": _none, "src": _one_for_each("index", "src")}, {"self": _one_for_each("index", "self")}),
     (
         "scatter_add_ scatter_reduce_ scatter_.reduce scatter_.value_reduce",
-        {"self": _one_for_each_index, "src": _sources_for_indices},
-        {"self": _one_for_each_index},
+        {"self": _one_for_each("index", "self"), "src": _one_for_each("index", "src")},
+        {"self": _one_for_each("index", "self")},
     ),
     ("index_copy_ index_fill_", {"self": _none}, {"self": _slices_for_indices}),
     ("index_add_ index_reduce_", {"self": _slices_for_indices}, {"self": _slices_for_indices}),
@@ -218,7 +210,7 @@ _RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
         {name: _bytes_if_training(name) for name in ("running_mean", "running_var")},
     ),
     # Gradients are written only if they are unscaled for a gradient scaler.
-    ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", {}, {"grads": _bytes_if_unscaled("grads")}),
+    ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", {}, {"grads": _unscaled_gradients}),
 )
 _RULE_OF_OP = {op: TrafficRule(reads, writes) for names, reads, writes in _RULES for op in _aten(names)}
 
