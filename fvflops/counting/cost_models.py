@@ -115,11 +115,7 @@ class HandleCostModel(CostModel):
 
 
 def names_of(op: str) -> tuple[str, ...]:
-    """Return the names by which a handle may be set for an op, the nearest first.
-
-    >>> names_of("aten::add.Tensor")
-    ('aten::add.Tensor', 'aten::add')
-    """
+    """Return the names by which a handle may be set for an op, the nearest first: with its overload, and without."""
     packet = packet_of(op)
     return (op, packet, "aten::_convolution") if packet == "aten::convolution" else (op, packet)
 
