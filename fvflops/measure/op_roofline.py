@@ -18,7 +18,7 @@ from fvflops.devices.utilisation import check_float32_matmul, product_dtype
 from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
+from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, Trace
 from fvflops.trace.counts import Counts
 from fvflops.units import format_seconds
 
@@ -209,14 +209,8 @@ class _WorkCostModel:
         self._flops = flops
         self._moved = moved
         self._modules = modules
-
-    @property
-    def stops_at(self) -> StopsAt:
-        return self._flops.stops_at
-
-    @property
-    def counts_modules(self) -> bool:
-        return self._flops.counts_modules
+        self.stops_at = flops.stops_at
+        self.counts_modules = flops.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         traffic = self._moved.op_traffic(signature)
