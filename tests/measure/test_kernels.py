@@ -29,10 +29,10 @@ from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.alignment import Item, align
+from fvflops.measure.kernels.alignment import align
 from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
-from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
 from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
@@ -681,14 +681,14 @@ def test_the_alignment_is_the_longest_without_nested_events():
     generator = random.Random(0)
     for _ in range(150):
         count = generator.randint(1, 7)
-        names = [Item("op", generator.choice("abc")) for _ in range(count)]
+        names = [RecordedCall("op", generator.choice("abc")) for _ in range(count)]
         depths = [0]
         for _ in range(count - 1):
             depths.append(generator.randint(0, depths[-1] + 1))
         ends = [
             next((end for end in range(row + 1, count) if depths[end] <= depths[row]), count) for row in range(count)
         ]
-        expected = [Item("op", generator.choice("abc")) for _ in range(generator.randint(1, 5))]
+        expected = [RecordedCall("op", generator.choice("abc")) for _ in range(generator.randint(1, 5))]
         pairs = align(names, ends, expected)
         assert all(names[row] == expected[column] for row, column in pairs)
         for (row, column), (next_row, next_column) in pairwise(pairs):
