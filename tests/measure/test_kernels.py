@@ -28,9 +28,9 @@ from fvflops.counting.cost_models import HandleCostModel
 from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
-from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.alignment import align
 from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
+from fvflops.measure.kernels.kernel_table import KernelAverages
 from fvflops.measure.kernels.matching import match_kernels
 from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
 from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
@@ -583,7 +583,7 @@ def test_device_time_is_attributed_to_the_op_that_launched_it(caplog):
     rows = {row.key: row for row in sum_kernels(match)}
     assert (rows["gemm"].cpu_time_total, rows["gemm"].self_device_time_total) == (0, 100)
     assert rows["aten::linear"].flops_per_second == 48 / 100e-6
-    text = kernel_table.render(list(rows.values()), sort_by="cuda_time_total")
+    text = KernelAverages(rows.values()).table(sort_by="cuda_time_total")
     assert "Self device %" in text and text.endswith("Self device time total: 100 µs")
 
 

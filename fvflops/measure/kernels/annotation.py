@@ -12,8 +12,8 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.kernel_sums import KernelAverages, sum_kernels
+from fvflops.measure.kernels.kernel_sums import sum_kernels
+from fvflops.measure.kernels.kernel_table import KernelAverages, describe_ledger, list_calls
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import (
     ChromeTrace,
@@ -91,9 +91,9 @@ class AnnotatedTrace(Displayed):
         if ledger.other_shapes:
             lines.append(
                 "events whose input shapes differ from the model's, counted by their own shapes: "
-                f"{kernel_table.list_calls(ledger.other_shapes)}"
+                f"{list_calls(ledger.other_shapes)}"
             )
-        return lines + kernel_table.describe_ledger(ledger, self.table)
+        return lines + describe_ledger(ledger, self.table)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the chrome trace with its annotations, compressed if the path ends with .gz."""

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.matching import KernelMatch
 from fvflops.measure.kernels.recorded_calls import Work, add_works
-from fvflops.text import short_repr
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
-from fvflops.units import format_quantity
 
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
-_MAX_ROWS = 40  # of what is printed
 _UNKNOWN = None, None  # MACs and FLOPs
 # Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
 _SEPARATORS = str.maketrans(" ;\t\n", "____")
-
-
-class KernelAverages(list[KernelRow]):
-    """The rows of a profile's events, and their table."""
-
-    def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
-        super().__init__(rows)
-        self._header = header
-
-    def __repr__(self) -> str:
-        return short_repr(self, format_quantity(len(self), "row"), self._header.partition("\n")[0])
-
-    def __str__(self) -> str:
-        return self.table(row_limit=_MAX_ROWS)
-
-    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
-        """Return the first `row_limit` rows as text, with `sort_by` the largest first.
-
-        `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
-        another raises ValueError. `header` replaces the profile's own summary above the table.
-        """
-        text = self._header if header is None else header
-        return kernel_table.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
 
 
 def sum_kernels(

@@ -9,6 +9,7 @@ from operator import attrgetter
 from fvflops.formulas import FormulaTable
 from fvflops.reports.display_width import text_table
 from fvflops.reports.escaping import printable
+from fvflops.text import short_repr
 from fvflops.trace.kernel_events import KernelLedger, KernelRow
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
@@ -23,38 +24,54 @@ SORTS = (
     "device_time",
     "flops_per_second",
 )
+_MAX_ROWS = 40  # of what is printed
 _MAX_NAME = 55  # characters
 _MAX_OPS = 6  # in one sentence
 
 Column = tuple[str, Callable[[KernelRow], str]]
 
 
-def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: int = 100, header: str = "") -> str:
-    """Return the rows as text, with `sort_by` the largest first; an invalid `sort_by` raises ValueError.
-
-    `row_limit` rows are shown, -1 for all. Percentages are of the time of all rows. "--" is an unknown value.
+class KernelAverages(list[KernelRow]):
+    """The rows of a profile's events, and their table.
 
     >>> row = KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, macs=1000, flops=2000)
-    >>> print(render([row]))
+    >>> print(KernelAverages([row]))
     Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  MACs  FLOPs     FLOP/s
     --------  ----------  --------  -----------  ---------  ------------  ----------  ----  -----  ---------
     aten::mm      100.0%    100 µs       100.0%     100 µs         50 µs           2    1K     2K  20 MFLOPS
     --------  ----------  --------  -----------  ---------  ------------  ----------  ----  -----  ---------
     Self CPU time total: 100 µs
     """
-    ranked = list(rows)
-    if sort_by is not None:
-        ranked.sort(key=_sort_key(sort_by), reverse=True)
-    visible_rows = ranked if row_limit < 0 else ranked[:row_limit]
-    columns = _list_columns(rows)
-    headings = [name for name, _ in columns]
-    left = [index for index, name in enumerate(headings) if name in ("Name", "Module", "Source Location")]
-    table = text_table(headings, [[write(row) for _, write in columns] for row in visible_rows], left=left)
-    rule = table.split("\n", 2)[1]
-    total = sum(row.self_cpu_time_total for row in rows)
-    device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
-    footer = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
-    return "\n".join([*([header] if header else []), table, rule, *footer])
+
+    def __init__(self, rows: Iterable[KernelRow], header: str = "") -> None:
+        super().__init__(rows)
+        self._header = header
+
+    def __repr__(self) -> str:
+        return short_repr(self, format_quantity(len(self), "row"), self._header.partition("\n")[0])
+
+    def __str__(self) -> str:
+        return self.table(row_limit=_MAX_ROWS)
+
+    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
+        """Return the first `row_limit` rows as text, with `sort_by` the largest first; -1 shows all.
+
+        `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
+        another raises ValueError. `header` replaces the profile's own summary above the table. Percentages are of the
+        time of all rows, and "--" is an unknown value.
+        """
+        header = self._header if header is None else header
+        ranked = list(self) if sort_by is None else sorted(self, key=_sort_key(sort_by), reverse=True)
+        visible_rows = ranked if row_limit < 0 else ranked[:row_limit]
+        columns = _list_columns(self)
+        headings = [name for name, _ in columns]
+        left = [index for index, name in enumerate(headings) if name in ("Name", "Module", "Source Location")]
+        table = text_table(headings, [[write(row) for _, write in columns] for row in visible_rows], left=left)
+        rule = table.split("\n", 2)[1]
+        total = sum(row.self_cpu_time_total for row in self)
+        device = sum(row.self_device_time_total for row in self if not row.cpu_time_total)
+        footer = [f"Self CPU time total: {_time(total)}"] + [f"Self device time total: {_time(device)}"] * bool(device)
+        return "\n".join([*([header] if header else []), table, rule, *footer])
 
 
 def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:

@@ -277,15 +277,16 @@ def _find_forward_threads(
     raw_events: Sequence[Mapping[str, Any]], ordered: Sequence[_Span], threads: Mapping[tuple[Any, Any], int]
 ) -> dict[int, int]:
     """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
-    starts = {
-        event["id"]: threads.get((event.get("pid"), event.get("tid")), 0)
-        for event in raw_events
-        if event.get("ph") == "s" and event.get("cat") == "fwdbwd" and "id" in event
-    }
+
+    def thread_of(event: Mapping[str, Any]) -> int:
+        return threads.get((event.get("pid"), event.get("tid")), 0)
+
+    arrows = [event for event in raw_events if event.get("cat") == "fwdbwd" and "id" in event]
+    starts = {event["id"]: thread_of(event) for event in arrows if event.get("ph") == "s"}
     ends = {
-        (threads.get((event.get("pid"), event.get("tid")), 0), event["ts"]): starts[event["id"]]
-        for event in raw_events
-        if event.get("ph") == "f" and event.get("cat") == "fwdbwd" and event.get("id") in starts
+        (thread_of(event), event["ts"]): starts[event["id"]]
+        for event in arrows
+        if event.get("ph") == "f" and event["id"] in starts
     }
     found: dict[int, int] = {}
     for item in ordered:
