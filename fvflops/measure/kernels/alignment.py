@@ -146,7 +146,13 @@ def find_owners(
     sequence number; a node of gradient accumulation has no sequence number, and belongs to the module of the node
     before it.
     """
-    located = _locate_ops(run, call_of_event, trace)
+    scopes = [] if trace is None else trace.scopes()
+    matched = {
+        event_index: trace.events[index]
+        for event_index, index in call_of_event.items()
+        if trace is not None and trace.events is not None and run.events[event_index].kind == "op"
+    }
+    located = {event_index: (innermost(scopes[event.stack]), event.phase) for event_index, event in matched.items()}
     nodes = _locate_nodes(run, located)
     modules: list[str] = []
     phases: list[str] = []
@@ -175,19 +181,6 @@ def find_owners(
         modules.append(module)
         phases.append(phase)
     return tuple(modules), tuple(phases)
-
-
-def _locate_ops(run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
-    """Return the module and the phase of the events matched with an op of the Trace."""
-    if trace is None or trace.events is None:
-        return {}
-    scopes = trace.scopes()
-    located = {}
-    for event_index, index in call_of_event.items():
-        if run.events[event_index].kind == "op":
-            event = trace.events[index]
-            located[event_index] = innermost(scopes[event.stack]), event.phase
-    return located
 
 
 def _locate_nodes(run: KernelRun, located: Mapping[int, tuple[str, str]]) -> dict[int, str]:

@@ -92,10 +92,11 @@ def match_kernels(
     calls = None if trace is None else nest_calls(trace, cost_model)
     matcher = _StepMatcher(run, children, calls, by_shapes)
     numbers = sorted({step for step in steps if step >= 0})
-    for number in numbers if calls is not None else ():
-        step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
-        others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
-        matcher.match_step(step, others)
+    if calls is not None:
+        for number in numbers:
+            step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
+            others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
+            matcher.match(calls, [*step, *others], step[0] if step else None)
     matcher.count_by_shapes()
     modules, phases = find_owners(run, matcher.call_of_event, trace)
     self_work = tuple([matcher.work.get(event_index) for event_index in range(len(run.events))])
@@ -156,8 +157,9 @@ class _StepMatcher:
         by_shapes: ShapeCosts | None,
     ) -> None:
         self._events = run.events
-        self._modules = set() if calls is None else calls.modules()
-        self._products = set() if calls is None else {op.name for op in calls.ops() if op.work and op.work.macs}
+        recorded = [] if calls is None else list(calls.walk())
+        self._modules = {call.name for call in recorded if call.kind == "module"}
+        self._products = {call.name for call in recorded if call.kind == "op" and call.work and call.work.macs}
         self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
@@ -168,11 +170,6 @@ class _StepMatcher:
         self._sums: Counter[str] = Counter()
         self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
-
-    def match_step(self, step: Sequence[int], others: Sequence[int]) -> None:
-        """Match the events of one step: its own event, if it has one, and the outermost ones on other threads."""
-        assert self._calls is not None
-        self._match(self._calls, [*step, *others], step[0] if step else None)
 
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op."""
@@ -200,7 +197,7 @@ class _StepMatcher:
         named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
         return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
 
-    def _match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
+    def match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
         candidates: list[int] = []
         ends: list[int] = []
@@ -217,8 +214,9 @@ class _StepMatcher:
         for call_position, inner in enumerate(expected):
             if call_position not in events:
                 unmatched_works.append(inner.total())
-                self._named["no_event"].update([op.name for op in inner.ops()])
-                self._named["attributed_to_modules"].update([op.name for op in inner.ops() if op.work != NO_WORK])
+                ops = [op for op in inner.walk() if op.kind == "op"]
+                self._named["no_event"].update([op.name for op in ops])
+                self._named["attributed_to_modules"].update([op.name for op in ops if op.work != NO_WORK])
                 continue
             event_index = events[call_position]
             if inner.trace_index is not None:
@@ -226,7 +224,7 @@ class _StepMatcher:
             if inner.kind == "op":
                 self._add_op(event_index, inner)
             else:
-                self._match(inner, self._children[event_index], event_index)
+                self.match(inner, self._children[event_index], event_index)
         unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
         if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.

@@ -68,21 +68,15 @@ class RecordedCall:
     shapes: tuple[tuple[int, ...], ...] | None = None
     inner: list[RecordedCall] = field(default_factory=list)
 
+    def walk(self) -> Iterator[RecordedCall]:
+        """Yield this call and all calls inside it."""
+        yield self
+        for call in self.inner:
+            yield from call.walk()
+
     def total(self) -> Work:
         """Return the inclusive work."""
-        return add_works([NO_WORK, self.work, *(call.total() for call in self.inner)]) or NO_WORK
-
-    def modules(self) -> set[str]:
-        """Return the names of all modules called in this call, including itself."""
-        names = {self.name} if self.kind == "module" else set()
-        return names.union(*(call.modules() for call in self.inner if call.kind == "module"))
-
-    def ops(self) -> Iterator[RecordedCall]:
-        """Yield all op calls in this call, including itself."""
-        if self.kind == "op":
-            yield self
-        for call in self.inner:
-            yield from call.ops()
+        return add_works(call.work for call in self.walk()) or NO_WORK
 
 
 def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
