@@ -132,7 +132,7 @@ def read_profile(
 
 
 def _add_submodules(modules: ModuleTree, own: Mapping[str, Costs]) -> dict[str, Costs]:
-    """Return module name → its costs, submodules included, from those of canonical names.
+    """Return module name → its costs, submodules included, from the costs of canonical names.
 
     A module with several names has its costs under each. A shared submodule or a tied parameter counts once in a module
     that contains it several times. The time of a module that was never called is the sum over its submodules.
@@ -289,11 +289,18 @@ def _list_sums(profile: ModelProfile) -> Iterator[tuple[str, str]]:
 
 
 def _write_modules(profile: ModelProfile) -> str:
-    costs = profile.by_module
-    total = costs[""]
+    total = profile.by_module[""]
 
     def describe(module: ModuleInfo) -> list[str]:
-        items = [*_format_costs(costs[module.name], total), *module.extra_repr.split("\n")]
+        costs = profile.by_module[module.name]
+        items = [
+            f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
+            f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
+            f"{duration_to_string(costs.duration_ns / 1e9)} = "
+            f"{share_to_string(costs.duration_ns, total.duration_ns)} latency",
+            flops_to_string(costs.flops_per_second),
+            *module.extra_repr.split("\n"),
+        ]
         return [", ".join(item for item in items if item)]
 
     return "\n".join(
@@ -304,16 +311,6 @@ def _write_modules(profile: ModelProfile) -> str:
             *draw_tree(profile.modules, describe),
         ]
     )
-
-
-def _format_costs(costs: Costs, total: Costs) -> list[str]:
-    seconds = costs.duration_ns / 1e9
-    return [
-        f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
-        f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
-        f"{duration_to_string(seconds)} = {share_to_string(costs.duration_ns, total.duration_ns)} latency",
-        flops_to_string(costs.flops_per_second),
-    ]
 
 
 def _title(text: str) -> str:

@@ -29,8 +29,7 @@ from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels.alignment import align
-from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
-from fvflops.measure.kernels.kernel_table import KernelAverages
+from fvflops.measure.kernels.kernel_sums import KernelAverages, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
 from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
 from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
@@ -134,6 +133,10 @@ def test_every_counted_flop_is_on_an_event(name, loss, table):
             for length in range(len(parts) + 1):
                 by_module[".".join(parts[:length])] += flops
     assert by_module == expected
+    # In rows the FLOPs of nested events count again.
+    for rows in (run.key_averages(), run.key_averages(group_by_module=True), run.key_averages(group_by_stack_n=1)):
+        assert sum(row.self_flops or 0 for row in rows) == 2 * run.total() < sum(row.flops or 0 for row in rows) / 1.5
+        assert sum(row.self_macs or 0 for row in rows) == 2 * run.macs()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -448,13 +451,13 @@ def test_memory_alone_can_be_added_to_a_trace_with_times():
 
 
 def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
-    path, again = tmp_path / "ours" / "trace.json", tmp_path / "again.json"
+    path, again = tmp_path / "ours" / "trace.json", tmp_path / "again.json.gz"
     model = make_convnet()
     run = profile_kernels(
         model, torch.randn(2, 3, 8, 8), loss=LOSSES["training"], repeat=2, profile_memory=True, chrome_trace=path
     )
     run.export_chrome_trace(again)
-    assert again.read_text() == path.read_text()
+    assert gzip.decompress(again.read_bytes()) == path.read_bytes()
     ours, theirs = json.loads(path.read_text()), json.loads(Path(run._export()).read_text())
     added = {"module", "phase", "MACs", "FLOPs", "FLOP/s", "bytes", "memory before", "memory after", "memory peak"}
     assert len(ours["traceEvents"]) == len(theirs["traceEvents"])
@@ -746,16 +749,6 @@ def test_ops_in_data_parallel_modules_keep_their_flops():
         assert {key for key, _ in rows} >= {"aten::convolution", "aten::convolution_backward", "aten::addmm"}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_self_flops_add_up_and_flops_count_nested_events_again(name):
-    make, shape = MODELS[name]
-    run = profile_kernels(make().train(), torch.randn(shape), loss=LOSSES["training"], repeat=2)
-    for rows in (run.key_averages(), run.key_averages(group_by_module=True), run.key_averages(group_by_stack_n=1)):
-        assert sum(row.self_flops or 0 for row in rows) == 2 * run.total()
-        assert sum(row.self_macs or 0 for row in rows) == 2 * run.macs()
-        assert sum(row.flops or 0 for row in rows) > 3 * run.total()
-
-
 def test_flops_on_no_event_are_said():
     def step(x):
         return nn.functional.relu(x @ x)
@@ -793,11 +786,3 @@ def test_stacks_and_the_memory_timeline_are_torch_profilers(tmp_path):
     with pytest.raises(ValueError, match=r"export_memory_timeline needs profile_memory=True and with_stack=True"):
         plain.export_memory_timeline(tmp_path / "x.json")
     assert not (tmp_path / "x.txt").exists() and not (tmp_path / "x.json").exists()
-
-
-def test_a_compressed_chrome_trace_has_the_same_events(tmp_path):
-    run = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3))
-    run.export_chrome_trace(tmp_path / "trace.json")
-    run.export_chrome_trace(tmp_path / "trace.json.gz")
-    with gzip.open(tmp_path / "trace.json.gz", "rt") as file:
-        assert file.read() == (tmp_path / "trace.json").read_text()

@@ -49,7 +49,7 @@ _Keys = Sequence[Hashable]
 
 
 def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Iterable[int]) -> Pairs:
-    """Align events and calls in the gaps; `positions` are those of the calls to align."""
+    """Align events and calls in the gaps; `positions` are the calls to align."""
     call_positions = list(positions)
     filled: Pairs = []
     event_start = call_start = 0

@@ -12,8 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.kernels.kernel_sums import sum_kernels
-from fvflops.measure.kernels.kernel_table import KernelAverages, describe_ledger, list_calls
+from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import (
     ChromeTrace,
@@ -37,7 +36,7 @@ from fvflops.units import flops_to_string, format_percent, format_quantity, form
 class AnnotatedTrace(Displayed):
     """A chrome trace with the modules, MACs, FLOPs and bytes of its events.
 
-    `match` has them for each event, `rank` is that of a distributed process, None for any other. FLOPs are 2 per
+    `match` has them for each event, `rank` is its process's, None if not distributed. FLOPs are 2 per
     multiply-add and all other operations; `table` says which ops count.
     """
 
@@ -183,9 +182,9 @@ _EVENT_COLUMNS = (
 def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: str = "") -> Document:
     """Return the report of traces, each with the path of its annotated file; `subject` is the model.
 
-    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are those of the
-    ops that have FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else
-    those on the CPU.
+    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are ops
+    with FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else the CPU
+    times.
     """
     notes = _NOTES if any(trace.share() is not None for _, trace in traces) else ()
     table = Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)

@@ -26,8 +26,7 @@ from fvflops.capture.run import Model
 from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.kernels.kernel_sums import list_stacks, overlay_times, sum_kernels
-from fvflops.measure.kernels.kernel_table import KernelAverages, describe_ledger
+from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_stacks, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import annotate, find_by_id, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import Work
@@ -37,7 +36,7 @@ from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
-# Weights of stacks: those that torch.profiler writes, and those of its events' work.
+# Weights of stacks: times that torch.profiler writes, and the work of events.
 _TORCH_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
 _WORK_METRICS = ("self_macs", "self_flops")
 _LOGGER = logging.getLogger("fvflops")

@@ -21,14 +21,14 @@ from fvflops.trace.kernel_events import KernelLedger, KernelRun
 class KernelMatch:
     """A torch.profiler run with the module, the phase and the work of each event.
 
-    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels are those of kind
+    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels have the kind
     "device": they have the module and phase of the op that launched them, and no work of their own.
 
     `modules`, `phases` and `steps` have an item for each event; `steps` are numbers of steps, -1 outside all steps.
     `self_work` is without nested events, `work` with them; None if unknown. `call_of_event` maps the index of an event
     to the index of the Trace's event matched with it: an op, or the end of a module call. `total` is the work of one
     step, None without a Trace. `nbytes` maps events to the bytes that they read and write, without cache reuse or
-    fusion: those of matched ops, where known.
+    fusion, where known.
     """
 
     run: KernelRun
@@ -84,8 +84,8 @@ def match_kernels(
     with the outermost op events of their names, which get their work; kernels are not matched. The work of ops without
     an event, as in fused kernels, is attributed to the call of their module.
 
-    `by_shapes` are costs of events by the shapes of their own inputs. They replace those of the recorded op where the
-    shapes of the two differ, and are those of events which match no op.
+    `by_shapes` are costs of events by the shapes of their own inputs. They replace the recorded op's costs where
+    the shapes of the two differ, and apply to events that match no op.
     """
     children = _children(run)
     steps = _number_steps(run)
@@ -233,7 +233,7 @@ class _StepMatcher:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
-        """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
+        """Give an event the work of the op matched with it, or the work of its own shapes if they differ."""
         work = call.work
         self._sums["landed_flops"] += 0 if work is None else work.flops
         self._sums["matched"] += 1
@@ -372,7 +372,7 @@ def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCost
 
 
 def _flatten(calls: Sequence[RecordedCall], modules: set[str]) -> Iterator[RecordedCall]:
-    """Yield calls; the call of a module that has no events (those of `modules` have) is replaced by those inside it."""
+    """Yield calls; the call of a module without events, which is not in `modules`, is replaced by its inner calls."""
     for call in calls:
         if call.kind == "module" and call.name not in modules:
             if call.work not in (None, NO_WORK):

@@ -103,7 +103,7 @@ def annotate(
     `positions` maps the positions of events in the file to their indexes in the run.
     Events get "module" and "phase", and where known "MACs", "FLOPs" (2 per multiply-add and all other operations),
     "FLOP/s" by their device time, else by their CPU time, and "bytes" (memory traffic without cache reuse or fusion).
-    The work of an op is divided over its kernels by their time, so that those of all kernels add up.
+    The work of an op is divided over its kernels by their time, so that all kernels add up to it.
     """
     kernels, has_modules = divide_work(match), match.trace is not None or any(match.modules)
     events = list(document["traceEvents"])
@@ -168,8 +168,8 @@ _NOT_TENSORS = ("", "Scalar", "ScalarList", "GenericList")
 class TraceEvents:
     """The run that a chrome trace records.
 
-    `positions` maps the position of an event in the file to its index in the run. `rank` is that of a distributed
-    process, None for any other. `has_shapes` is whether the profile had record_shapes=True.
+    `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a
+    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True.
     """
 
     run: KernelRun

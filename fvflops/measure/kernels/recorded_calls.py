@@ -1,4 +1,4 @@
-"""Calls with their work: those of a Trace, nested, and those that torch.profiler recorded with their shapes."""
+"""Calls with their work: the nested calls of a Trace, and events that torch.profiler recorded with shapes."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def work_of(costs: Sequence[OpCost]) -> Work | None:
 class RecordedCall:
     """A recorded op call, or a module call with the calls inside it; the outermost is the run itself, "root".
 
-    `trace_index` is the index of its event in the Trace, for a module call that of its end. `work` excludes the calls
-    inside; None if unsupported. `shapes` are those of an op's input tensors, without scalars.
+    `trace_index` is the index of its event in the Trace, for a module call of its end. `work` excludes the calls
+    inside; None if unsupported. `shapes` are the shapes of an op's input tensors, without scalars.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class RecordedCall:
 
 
 def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
-    """Return the nested calls of a Trace, those of all threads merged in the order of the Trace.
+    """Return the nested calls of a Trace, all threads merged in the order of the Trace.
 
     Threads of the backward pass run while the calling thread waits; those that a model starts may run concurrently.
     The work of a region that is not a module is attributed to the enclosing module.

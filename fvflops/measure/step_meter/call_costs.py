@@ -63,8 +63,8 @@ class Peaks:
 def count_call(call: ModelCall, table: FormulaTable) -> Counts:
     """Return the counts of a call that holds its inputs, with its backward pass, in shape execution.
 
-    The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
-    an error of the analysis.
+    Outputs that had a gradient in the real call have one here. A call that cannot be counted without values raises an
+    error of the analysis.
     """
     with _analysis_of(call, table=table) as analysis:
         return analysis.counts()

@@ -182,7 +182,7 @@ _MOST_WAITING = 500  # calls whose inputs are held
 class StepWork(NamedTuple):
     """What a step consists of: the numbers of its calls and of its optimizers, each with how often.
 
-    `recorded` is the key of the step if it is recorded: that of its batch, or its calls.
+    `recorded` is the key of the step if it is recorded: its batch's key, or its calls.
     """
 
     calls: frozenset[tuple[int, int]]
@@ -400,7 +400,7 @@ class StepCosts:
 
 
 def _name(models: Sequence[nn.Module]) -> list[str]:
-    """Return the names of several models, as prefixes of those of their modules."""
+    """Return the names of several models, as prefixes of the names of their modules."""
     classes = [type(unwrap_compiled(model)).__name__ for model in models]
     return [
         f"{name}." if classes.count(name) == 1 else f"{name}{classes[:index].count(name)}."
