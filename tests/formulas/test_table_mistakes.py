@@ -343,10 +343,10 @@ def test_a_shipped_table_passes_the_check_of_a_users(name):
     define_torchvision_schemas()
     path = str(ROOT / "configs" / f"{name}.yaml")
     fields, constants = _read_fields(path, path), load_table(name).constants
-    for row, node in _read_ops(fields, None).values():
+    for row, node in _read_ops(fields).values():
         if overloads_of(row.name) or not may_lack(row.name):
             check_op(row, node, constants)
-    for row, node in _read_rows(fields, "modules", None).values():
+    for row, node in _read_rows(fields, "modules").values():
         check_module(row, node, constants)
 
 

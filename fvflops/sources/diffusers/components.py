@@ -147,7 +147,6 @@ def is_video(model: nn.Module) -> bool:
 
 
 def _setting(model: nn.Module, *names: str) -> Any:
-    """Return the first of these settings that the model's configuration has, or None."""
     config: Any = model.config
     return next((config[name] for name in names if config.get(name) is not None), None)
 
