@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from operator import attrgetter, is_
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fvflops.capture.model.attribute_plan import IMMUTABLE, picker
+from fvflops.capture.model.attribute_plan import picker
 from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
 from fvflops.capture.model.packed_parameters import LOW_PRECISION
@@ -33,8 +33,8 @@ class ModelIndex:
 
     `owner` is the model's module, None for a function. `modules` are unique modules, `names` maps each to its first
     path. `mappings` are the dicts of the modules' attributes, parameters, buffers and children; `sizes`, `keys` and
-    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `lists` lists of
-    immutable values, `others` further values of mutable types. `tensors` are the strided parameters and buffers, tied
+    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others`
+    further values of mutable types. `tensors` are the strided parameters and buffers, tied
     ones under their first name; `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows`
     (bytes of the storage, device, "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a
     DTensor, has no memory: that of its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules
@@ -46,10 +46,9 @@ class ModelIndex:
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
         layout, contents, first = _read_contents(self.owner)
-        self.modules, self.mappings, self.keys, self.values, self.empty, others, self.tensors = contents
+        self.modules, self.mappings, self.keys, self.values, self.empty, self.others, self.tensors = contents
         self.names: Mapping[nn.Module, str] = IdentityMapping(zip(self.modules, layout.paths, strict=True))
         self.sizes = list(map(len, self.mappings))
-        self.lists, self.others = _split_lists(others)
         self.unstrided: list[torch.Tensor] = []
         self.inner_storages: list[torch.UntypedStorage] = []
         self.inner_rows: list[tuple[int, str, str, str]] = []
@@ -139,11 +138,6 @@ class ModelIndex:
                     storage = inner.untyped_storage()
                     self.inner_storages.append(storage)
                     self.inner_rows.append((storage.nbytes(), str(inner.device), kind, name))
-
-    def contents(self) -> Iterator[dict[str, Any]]:
-        """Yield the saved contents of each mapping."""
-        pairs = zip(self.keys, self.values, strict=True)
-        return (dict(islice(pairs, size)) for size in self.sizes)
 
     def module_of_tensor(self) -> dict[int, str]:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
@@ -304,13 +298,3 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
 def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether all tensors are strided and of torch's classes."""
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
-
-
-def _split_lists(values: Sequence[Any]) -> tuple[list[list[Any]], Sequence[Any]]:
-    """Return the lists of immutable values, and the other values."""
-    lists = [value for value in values if type(value) is list]
-    if IMMUTABLE.issuperset(map(type, chain.from_iterable(lists))):
-        return lists, [value for value in values if type(value) is not list] if lists else values
-    is_flat = [type(value) is list and IMMUTABLE.issuperset(map(type, value)) for value in values]
-    others = [value for value, flat in zip(values, is_flat, strict=True) if not flat]
-    return list(compress(values, is_flat)), others
