@@ -17,7 +17,6 @@ from operator import length_hint
 from threading import Thread
 from types import (
     AsyncGeneratorType,
-    CellType,
     CodeType,
     CoroutineType,
     FrameType,
@@ -32,7 +31,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, line_of_code, source_line_of
-from fvflops.capture.restore.contents import VALUE_TYPES, contents_of, is_iterator
+from fvflops.capture.restore.contents import FUNCTION, VALUE_TYPES, is_iterator, kind_of
 from fvflops.capture.unseen.unseen_reporter import Site, UnseenReporter, find_starter
 from fvflops.trace import TensorSpec
 
@@ -306,18 +305,11 @@ def _refers_to_tensors(function: Any) -> bool:
         visited.add(id(value))
         if isinstance(value, _COMPUTE):
             return True
-        if isinstance(value, FunctionType):
-            pending += [*(value.__closure__ or ()), *(value.__defaults__ or ()), getattr(value, "__wrapped__", None)]
-        elif isinstance(value, MethodType):
+        if isinstance(value, MethodType):
             pending += [value.__self__, value.__func__]
-        elif isinstance(value, partial):
-            pending += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, CellType):
-            pending += contents_of(value)
-        elif isinstance(value, (list, tuple)):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
+        kind = FUNCTION if isinstance(value, FunctionType) else kind_of(type(value))
+        parts = None if kind is None else kind.read(value)
+        pending += parts if type(parts) is list else ()
     return False
 
 
