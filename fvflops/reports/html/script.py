@@ -14,7 +14,7 @@ _TEXT = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
 _INNER = r"`(?:\\.|[^`\\])*`"
 _TEMPLATE = rf"`(?:\\.|\$\{{(?:[^`{{}}]|{_INNER}|\{{[^{{}}]*\}})*\}}|[^`\\])*`"
 # After these a slash begins a regular expression; elsewhere it divides.
-_REGEX = r"(?:(?<=[(,=:!&|?])|(?<=[(,=:!&|?] )|(?<=return ))/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n*])+/"
+_REGEX = r"(?:(?<=[(,=:!&|?])|(?<=[(,=:!&|?] )|(?<=return ))/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/"
 _TOKENS = re.compile(rf"{_TEXT}|{_TEMPLATE}|(?P<space>{_SPACE})|{_REGEX}")
 _WORD = re.compile(r"[\w$#]")
 # Where a line can end within a statement.
