@@ -290,6 +290,18 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(getattr(value, field.name, None))
 
 
+def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """Yield the autograd nodes of results back to the nodes of arguments, and to known ones."""
+    visited = {None, *(tensor.grad_fn for tensor in tensors_of(arguments))}
+    pending = [tensor.grad_fn for tensor in tensors_of(results)]
+    while pending:
+        node: Any = pending.pop()
+        if node not in visited and (is_known is None or not is_known(node)):
+            visited.add(node)
+            yield node
+            pending += [inner for inner, _ in node.next_functions]
+
+
 def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
     parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
     shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))

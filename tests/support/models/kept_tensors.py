@@ -144,103 +144,73 @@ _SHOWN: dict[type, Callable[[Any], Any]] = {
 _PRELUDE = {"__builtins__"}
 
 
-KINDS = (
-    # Globals, closures, caches: places outside of the model.
-    Kind(
-        "a dict in a global",
-        """
+# Each kind: its name, the source of `set_up` and `keep`, and what is in the model's class, if anything.
+_SOURCES = """
+# Globals, closures, caches: places outside of the model.
+## a dict in a global
 TABLES = {}
 def keep(self, y):
     if "table" not in TABLES: TABLES["table"] = torch.randn(4)
     return TABLES["table"]
-""",
-    ),
-    Kind(
-        "a list in a global that grows",
-        """
+
+## a list in a global that grows
 HISTORY = []
 def keep(self, y):
     HISTORY.append(y.detach())
     return sum(HISTORY)
-""",
-    ),
-    Kind(
-        "a global that is None at first",
-        """
+
+## a global that is None at first
 MASK = None
 def keep(self, y):
     global MASK
     if MASK is None: MASK = torch.rand(8, 4)
     return MASK[:len(y)]
-""",
-    ),
-    Kind(
-        "a global that is not there at first",
-        """
+
+## a global that is not there at first
 def keep(self, y):
     global GRID
     if "GRID" not in globals(): GRID = torch.rand(4)
     return GRID
-""",
-    ),
-    Kind(
-        "a flag beside a global tensor",
-        """
+
+## a flag beside a global tensor
 READY, TABLE = False, torch.zeros(4)
 def keep(self, y):
     global READY, TABLE
     if not READY: READY, TABLE = True, torch.rand(4)
     return TABLE
-""",
-    ),
-    Kind(
-        "a global of another module",
-        """
+
+## a global of another module
 other = types.ModuleType("a_twin_beside")
 other.table = None
 def keep(self, y):
     if other.table is None: other.table = torch.rand(4)
     return other.table
-""",
-    ),
-    Kind(
-        "a global that a name does not tell",
-        """
+
+## a global that a name does not tell
 def keep(self, y):
     names = globals()
     if "the_" + "table" not in names: names["the_" + "table"] = torch.rand(4)
     return names["the_" + "table"]
-""",
-    ),
-    Kind(
-        "a class attribute",
-        """
+
+## a class attribute
 def keep(self, y):
     if Net.table is None: Net.table = torch.rand(4)
     return Net.table
-""",
-        "table = None",
-    ),
-    Kind(
-        "a class attribute that is not there at first",
-        """
+-- in the class
+table = None
+
+## a class attribute that is not there at first
 def keep(self, y):
     if not hasattr(Net, "table"): Net.table = torch.rand(4)
     return Net.table
-""",
-    ),
-    Kind(
-        "a dict in a base class",
-        """
+
+## a dict in a base class
 class Keeps:
     kept = {}
 def keep(self, y):
     return Keeps.kept.setdefault(len(y), torch.rand(4))
-""",
-    ),
-    Kind(
-        "a closure",
-        """
+
+## a closure
 def make():
     table = None
     def inner(y):
@@ -250,11 +220,8 @@ def make():
     return inner
 inner = make()
 def keep(self, y): return inner(y)
-""",
-    ),
-    Kind(
-        "a list in a closure",
-        """
+
+## a list in a closure
 def make():
     kept = []
     def inner(y):
@@ -263,96 +230,63 @@ def make():
     return inner
 inner = make()
 def keep(self, y): return inner(y)
-""",
-    ),
-    Kind(
-        "functools.lru_cache",
-        """
+
+## functools.lru_cache
 @functools.lru_cache(8)
 def table(size): return torch.rand(size)
 def keep(self, y): return table(4)
-""",
-    ),
-    Kind(
-        "functools.cache that had an entry",
-        """
+
+## functools.cache that had an entry
 @functools.cache
 def table(size, which): return torch.full((size,), float(which)) + torch.rand(1)
 def set_up(self): self.first = table(4, 1)
 def keep(self, y): return table(4, 1) + table(4, 2)
-""",
-    ),
-    Kind(
-        "a cached method",
-        """
+
+## a cached method
 def keep(self, y): return self.table(4)
-""",
-        """@functools.lru_cache
+-- in the class
+@functools.lru_cache
     def table(self, size): return torch.rand(size)
-""",
-    ),
-    Kind(
-        "a default argument",
-        """
+
+## a default argument
 def keep(self, y, kept={}):
     return kept.setdefault("table", torch.rand(4))
-""",
-    ),
-    Kind(
-        "a keyword's default argument",
-        """
+
+## a keyword's default argument
 def keep(self, y, *, kept=[]):
     kept.append(y.detach())
     return kept[0]
-""",
-    ),
-    Kind(
-        "a function's attribute",
-        """
+
+## a function's attribute
 def keep(self, y):
     if not hasattr(keep, "table"): keep.table = torch.rand(4)
     return keep.table
-""",
-    ),
-    Kind(
-        "a context variable",
-        """
+
+## a context variable
 VARIABLE = contextvars.ContextVar("variable")
 def keep(self, y):
     if VARIABLE.get(None) is None: VARIABLE.set(torch.rand(4))
     return VARIABLE.get()
-""",
-    ),
-    Kind(
-        "a list in a context variable",
-        """
+
+## a list in a context variable
 VARIABLE = contextvars.ContextVar("variable", default=[])
 def keep(self, y):
     VARIABLE.get().append(y.detach())
     return VARIABLE.get()[0]
-""",
-    ),
-    Kind(
-        "a thread's own",
-        """
+
+## a thread's own
 LOCAL = threading.local()
 def keep(self, y):
     if not hasattr(LOCAL, "table"): LOCAL.table = torch.rand(4)
     return LOCAL.table
-""",
-    ),
-    Kind(
-        "a weak dictionary of modules",
-        """
+
+## a weak dictionary of modules
 TABLES = weakref.WeakKeyDictionary()
 def keep(self, y):
     if self not in TABLES: TABLES[self] = torch.rand(4)
     return TABLES[self]
-""",
-    ),
-    Kind(
-        "a weak dictionary of objects",
-        """
+
+## a weak dictionary of objects
 class Holder: pass
 TABLES = weakref.WeakValueDictionary()
 def keep(self, y):
@@ -361,21 +295,15 @@ def keep(self, y):
         self.holder.table = torch.rand(4)
         TABLES["holder"] = self.holder
     return TABLES["holder"].table
-""",
-    ),
-    Kind(
-        "members of an enumeration",
-        """
+
+## members of an enumeration
 class Way(enum.Enum):
     ONE = 1
 def keep(self, y):
     if not hasattr(Way.ONE, "table"): Way.ONE.table = torch.rand(4)
     return Way.ONE.table
-""",
-    ),
-    Kind(
-        "a global object with slots",
-        """
+
+## a global object with slots
 class Store:
     __slots__ = ("table", "count")
 STORE = Store()
@@ -383,56 +311,38 @@ def keep(self, y):
     if not hasattr(STORE, "table"): STORE.table, STORE.count = torch.rand(4), 0
     STORE.count += 1
     return STORE.table * STORE.count
-""",
-    ),
-    Kind(
-        "a global deque in a namespace",
-        """
+
+## a global deque in a namespace
 STORE = types.SimpleNamespace(last=collections.deque(maxlen=2))
 def keep(self, y):
     STORE.last.append(y.detach())
     return STORE.last[0]
-""",
-    ),
-    Kind(
-        "a global ordered dict that moves",
-        """
+
+## a global ordered dict that moves
 STORE = collections.OrderedDict(a=torch.ones(4), b=torch.zeros(4))
 def keep(self, y):
     STORE.move_to_end("a")
     STORE["c"] = y.detach()
     return next(iter(STORE.values()))
-""",
-    ),
-    Kind(
-        "a global queue",
-        """
+
+## a global queue
 QUEUE = queue.Queue()
 def keep(self, y):
     QUEUE.put(y.detach())
     return QUEUE.queue[0]
-""",
-    ),
-    Kind(
-        "a global array of objects",
-        """
+
+## a global array of objects
 STORE = np.array([None, None], dtype=object)
 def keep(self, y):
     if STORE[0] is None: STORE[0] = torch.rand(4)
     return STORE[0]
-""",
-    ),
-    Kind(
-        "a partial function",
-        """
+
+## a partial function
 def remember(kept, y): return kept.setdefault("table", torch.rand(4))
 remembers = functools.partial(remember, {})
 def keep(self, y): return remembers(y)
-""",
-    ),
-    Kind(
-        "a bound method",
-        """
+
+## a bound method
 class Store:
     def __init__(self): self.kept = []
     def add(self, y):
@@ -440,30 +350,21 @@ class Store:
         return self.kept[0]
 add = Store().add
 def keep(self, y): return add(y)
-""",
-    ),
-    Kind(
-        "a method of a built-in type",
-        """
+
+## a method of a built-in type
 add = [].append
 def keep(self, y):
     add(y.detach())
     return add.__self__[0]
-""",
-    ),
-    Kind(
-        "a module that is not of the model",
-        """
+
+## a module that is not of the model
 BESIDE = nn.BatchNorm1d(4)
 BESIDE.seen = []
 def keep(self, y):
     BESIDE.seen.append(y.detach())
     return BESIDE(y) + BESIDE.seen[0]
-""",
-    ),
-    Kind(
-        "a decorator's closure",
-        """
+
+## a decorator's closure
 def once(function):
     kept = []
     @functools.wraps(function)
@@ -474,39 +375,27 @@ def once(function):
 @once
 def table(size): return torch.rand(size)
 def keep(self, y): return table(4)
-""",
-    ),
-    Kind(
-        "a named tuple in a list",
-        """
+
+## a named tuple in a list
 Entry = collections.namedtuple("Entry", "key value")
 STORE = []
 def keep(self, y):
     STORE.append(Entry("y", y.detach()))
     return STORE[0].value
-""",
-    ),
-    Kind(
-        "keys that are tensors",
-        """
+
+## keys that are tensors
 STORE = {}
 def keep(self, y):
     STORE[y.detach()] = len(STORE)
     return next(iter(STORE)) + len(STORE)
-""",
-    ),
-    Kind(
-        "a set of tensors",
-        """
+
+## a set of tensors
 STORE = set()
 def keep(self, y):
     STORE.add(y.detach())
     return sum(STORE)
-""",
-    ),
-    Kind(
-        "a property of a class",
-        """
+
+## a property of a class
 class Store:
     kept = None
     @property
@@ -515,21 +404,15 @@ class Store:
         return self.kept
 STORE = Store()
 def keep(self, y): return STORE.table
-""",
-    ),
-    Kind(
-        "a cached property",
-        """
+
+## a cached property
 class Store:
     @functools.cached_property
     def table(self): return torch.rand(4)
 STORE = Store()
 def keep(self, y): return STORE.table
-""",
-    ),
-    Kind(
-        "a single instance that a metaclass keeps",
-        """
+
+## a single instance that a metaclass keeps
 class Single(type):
     made = {}
     def __call__(cls, *args):
@@ -538,12 +421,8 @@ class Single(type):
 class Store(metaclass=Single):
     def __init__(self): self.table = torch.rand(4)
 def keep(self, y): return Store().table
-""",
-    ),
-    # Objects that hang on modules.
-    Kind(
-        "a cache object on the module",
-        """
+# Objects that hang on modules.
+## a cache object on the module
 class Cache:
     def __init__(self): self.keys, self.length = [], 0
     def update(self, y):
@@ -552,11 +431,8 @@ class Cache:
         return torch.cat(self.keys).mean(0) * self.length
 def set_up(self): self.cache = Cache()
 def keep(self, y): return self.cache.update(y.detach())
-""",
-    ),
-    Kind(
-        "a data class on the module",
-        """
+
+## a data class on the module
 @dataclasses.dataclass
 class State:
     steps: int = 0
@@ -568,11 +444,8 @@ def keep(self, y):
     self.state.kept.append(self.state.last)
     self.state.last = y.detach()
     return self.state.last * self.state.steps
-""",
-    ),
-    Kind(
-        "slots of an object on the module",
-        """
+
+## slots of an object on the module
 @dataclasses.dataclass(slots=True)
 class State:
     steps: int = 0
@@ -582,11 +455,8 @@ def keep(self, y):
     self.state.steps += 1
     self.state.last = y.detach() if self.state.last is None else self.state.last
     return self.state.last * self.state.steps
-""",
-    ),
-    Kind(
-        "a NumPy array on the module",
-        """
+
+## a NumPy array on the module
 class State: pass
 def set_up(self):
     self.state = State()
@@ -594,11 +464,8 @@ def set_up(self):
 def keep(self, y):
     self.state.counts += 1
     return torch.from_numpy(self.state.counts.astype("float32"))
-""",
-    ),
-    Kind(
-        "random generators on the module",
-        """
+
+## random generators on the module
 def set_up(self):
     self.numpy, self.legacy = np.random.default_rng(3), np.random.RandomState(4)
     self.python, self.torch = random.Random(5), torch.Generator().manual_seed(6)
@@ -606,38 +473,26 @@ def set_up(self):
 def keep(self, y):
     number = self.numpy.random() + self.legacy.rand() + self.python.random() + self.kept["generators"][0].random()
     return number + torch.rand(4, generator=self.torch)
-""",
-    ),
-    Kind(
-        "random generators in globals",
-        """
+
+## random generators in globals
 NUMPY, PYTHON, TORCH = np.random.default_rng(3), random.Random(5), torch.Generator().manual_seed(6)
 def keep(self, y): return NUMPY.random() + PYTHON.random() + torch.rand(4, generator=TORCH)
-""",
-    ),
-    Kind(
-        "iterators on the module",
-        """
+
+## iterators on the module
 class State: pass
 def set_up(self):
     self.steps, self.items, self.turns = itertools.count(), iter([1, 2, 3]), itertools.cycle((1, 2))
     self.state = State()
     self.state.pairs = [zip(itertools.count(1), iter((5, 6, 7)))]
 def keep(self, y): return next(self.steps) + next(self.items) + 2 * next(self.turns) + sum(next(self.state.pairs[0]))
-""",
-    ),
-    Kind(
-        "an iterator in a global beside tensors",
-        """
+
+## an iterator in a global beside tensors
 STEPS, KEPT = itertools.count(1), []
 def keep(self, y):
     KEPT.append(y.detach())
     return next(STEPS) + KEPT[0]
-""",
-    ),
-    Kind(
-        "bytes, numbers and text on the module",
-        """
+
+## bytes, numbers and text on the module
 def set_up(self):
     self.bytes, self.numbers, self.text = bytearray(2), array.array("d", [1.0]), io.StringIO()
     self.counter, self.defaults = collections.Counter(), collections.defaultdict(list)
@@ -648,32 +503,23 @@ def keep(self, y):
     self.counter["steps"] += 1
     self.defaults["y"].append(y.detach())
     return self.bytes[0] + sum(self.numbers) + len(self.text.getvalue()) + self.counter["steps"] + self.defaults["y"][0]
-""",
-    ),
-    Kind(
-        "an error that is kept",
-        """
+
+## an error that is kept
 def keep(self, y):
     try:
         raise ValueError("kept")
     except ValueError as error:
         self.error = error
     return len(str(self.error))
-""",
-    ),
-    Kind(
-        "a hook's closure",
-        """
+
+## a hook's closure
 def set_up(self):
     kept = []
     self.fc.register_forward_hook(lambda module, args, out: kept.append(out.detach()))
     self.kept = lambda: kept
 def keep(self, y): return self.kept()[0]
-""",
-    ),
-    Kind(
-        "a hook's object",
-        """
+
+## a hook's object
 class Recorder:
     def __init__(self): self.seen = {}
     def __call__(self, module, args, out): self.seen[len(self.seen)] = out.detach()
@@ -681,38 +527,25 @@ def set_up(self):
     self.recorder = Recorder()
     self.fc.register_forward_hook(self.recorder)
 def keep(self, y): return self.recorder.seen[0]
-""",
-    ),
-    Kind(
-        "an attribute of a parameter",
-        """
+
+## an attribute of a parameter
 def keep(self, y):
     if not hasattr(self.fc.weight, "table"): self.fc.weight.table = torch.rand(4)
     return self.fc.weight.table
-""",
-    ),
-    Kind(
-        "a module in a plain list",
-        """
+
+## a module in a plain list
 def set_up(self): self.beside = [nn.BatchNorm1d(4)]
 def keep(self, y):
     self.beside[0].last = y.detach()
     return self.beside[0](y)
-""",
-    ),
-    Kind(
-        "a model that is an attribute of an object",
-        """
+
+## a model that is an attribute of an object
 class Teacher:
     def __init__(self): self.net = nn.BatchNorm1d(4)
 def set_up(self): self.teacher = Teacher()
 def keep(self, y): return self.teacher.net(y).detach()
-""",
-    ),
-    # Objects whose special methods mislead or raise.
-    Kind(
-        "containers whose methods raise",
-        """
+# Objects whose special methods mislead or raise.
+## containers whose methods raise
 class Irreps(tuple):
     def __len__(self): raise NotImplementedError
     def __iter__(self): raise NotImplementedError
@@ -731,11 +564,8 @@ def keep(self, y):
     self.table["a"] += 1
     list.append(self.items, torch.ones(1))
     return self.items[0] * self.table["a"]
-""",
-    ),
-    Kind(
-        "objects that say yes to all, or raise",
-        """
+
+## objects that say yes to all, or raise
 class Agrees:
     kept = 0
     def __eq__(self, other): return True
@@ -763,38 +593,36 @@ def keep(self, y):
     self.same[0] = Agrees()
     self.same[0].kept = y.detach()
     return self.one.kept + self.two.kept + self.four.kept
-""",
-    ),
-    # Tensors that are written where no dispatch mode sees it, or that are not strided.
-    Kind(
-        "a buffer that is written through NumPy",
-        """
+# Tensors that are written where no dispatch mode sees it, or that are not strided.
+## a buffer that is written through NumPy
 def set_up(self): self.register_buffer("steps", torch.zeros(4))
 def keep(self, y):
     self.steps.numpy()[:] += 1
     return self.steps
-""",
-    ),
-    Kind(
-        "a buffer that is written by its address",
-        """
+
+## a buffer that is written by its address
 import ctypes
 def set_up(self): self.register_buffer("steps", torch.zeros(4))
 def keep(self, y):
     numbers = (ctypes.c_float * 4).from_address(self.steps.data_ptr())
     numbers[0] += 1
     return self.steps
-""",
-    ),
-    Kind(
-        "a buffer that shares its memory with an array",
-        """
+
+## a buffer that shares its memory with an array
 def set_up(self):
     self.register_buffer("steps", torch.zeros(4))
     self.array = self.steps.numpy()
 def keep(self, y):
     self.array += 1
     return self.steps
-""",
-    ),
-)
+"""
+
+
+def _read_kinds(text: str) -> Iterator[Kind]:
+    for section in text.split("\n## ")[1:]:
+        name, _, source = section.partition("\n")
+        body, _, inside = source.partition("-- in the class\n")
+        yield Kind(name, body, inside or "pass")
+
+
+KINDS = tuple(_read_kinds(_SOURCES))
