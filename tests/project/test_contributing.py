@@ -24,6 +24,7 @@ SHOWN = {
     "A source of models": "768",
     "A device": "Card 9",
     "The times of a device": "measured by nobody",
+    "An axis of parallelism": "trial=4",
     "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
     "A feature": "{'': 40}\n",
 }
