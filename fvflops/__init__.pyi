@@ -65,9 +65,9 @@ from fvflops.plan.step_time.calibration import Link as Link
 from fvflops.plan.step_time.calibration import Network as Network
 from fvflops.plan.step_time.calibration import find_efficiency as find_efficiency
 from fvflops.plan.step_time.calibration import find_network as find_network
-from fvflops.plan.step_time.estimate import estimate_step as estimate_step
 from fvflops.plan.step_time.step_estimate import StepEstimate as StepEstimate
 from fvflops.plan.step_time.step_estimate import TrainingCost as TrainingCost
+from fvflops.plan.step_time.step_estimate import estimate_step as estimate_step
 from fvflops.plan.trace_ranks import gather as gather
 from fvflops.sources.options import SourceOptions as SourceOptions
 from fvflops.sweep.count_many import count_many as count_many

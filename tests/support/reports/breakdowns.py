@@ -173,7 +173,6 @@ def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
-    """Return the values of a column."""
     if not isinstance(column, dict):
         return list(column)
     values: list[Any] = []
