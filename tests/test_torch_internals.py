@@ -46,14 +46,8 @@ EXCEPTIONS = {
 PYTHONS = {
     *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),  # named tuples
     *("_current_frames", "_getframe"),  # sys
-    *(
-        "_ActionsContainer",
-        "_AppendAction",
-        "_ArgumentGroup",
-        "_SubParsersAction",
-        "_action_groups",
-        "_group_actions",
-    ),  # argparse
+    *("_ActionsContainer", "_AppendAction", "_ArgumentGroup"),  # argparse
+    *("_SubParsersAction", "_action_groups", "_group_actions"),  # argparse
 }
 # Private attributes that are of other libraries.
 LIBRARIES = {

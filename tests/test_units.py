@@ -36,24 +36,6 @@ def test_the_comparison_with_fvcore_sees_a_wrong_step():
     assert disagrees_with_fvcore(lambda count, **_: format_size(count, digits=2), 61706, 3, False)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (100, "100"),
-        (101, "0.101K"),
-        (100_000, "100K"),
-        (100_001, "0.1M"),
-        (4_089_184_256, "4.089G"),
-        (10**14 + 1, "0.1P"),
-        (3 * 10**18, "3000P"),
-        (-61706, "-61.706K"),
-    ],
-)
-def test_a_size_reads_as_worked_out_by_hand(count, text):
-    assert format_size(count) == text
-
-
 @given(count=INTEGERS, digits=st.integers(1, 6))
 def test_a_size_is_the_number_up_to_its_last_digit(count, digits):
     """The text, read back, is the number again but for half a unit of its last digit."""

@@ -14,7 +14,7 @@ from fvflops.reports.escaping import printable_short
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleTree, Summary
-from fvflops.units import format_elements, format_percent, format_shape, format_size
+from fvflops.units import format_elements, format_percent, format_size
 from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
     Line,
@@ -152,7 +152,7 @@ def write_parameter_table(modules: ModuleTree, *, depth: int = 3) -> str:
             continue
         blanks = " " * level
         if name in shapes:
-            rows.append((blanks + printable_short(name), blanks + format_shape(shapes[name])))
+            rows.append((blanks + printable_short(name), blanks + str(tuple(shapes[name]))))
         else:
             rows.append((blanks + printable_short(name), blanks + format_elements(counts[name])))
             pending += [(child, level + 1) for child in reversed(children.get(name, ()))]
