@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TextIO
 
 import torch.distributed as dist
@@ -134,7 +133,7 @@ class StepMeter:
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [
-            item.register_step_post_hook(partial(_count_step, self._optimizer_steps, number))
+            item.register_step_post_hook(lambda *_, number=number, steps=self._optimizer_steps: steps.update((number,)))
             for number, item in enumerate(optimizers)
         ]
         self._number = 0
@@ -443,8 +442,3 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
-
-
-def _count_step(steps: Counter[int], number: int, *_: Any) -> None:
-    """Count a step of an optimizer in its hook."""
-    steps[number] += 1
