@@ -21,7 +21,7 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
+from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, Trace
 from fvflops.trace.counts import Counts
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
@@ -214,14 +214,8 @@ class _WorkCostModel:
         self._flops = flops
         self._moved = moved
         self._modules = modules
-
-    @property
-    def stops_at(self) -> StopsAt:
-        return self._flops.stops_at
-
-    @property
-    def counts_modules(self) -> bool:
-        return self._flops.counts_modules
+        self.stops_at = flops.stops_at
+        self.counts_modules = flops.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         traffic = self._moved.op_traffic(signature)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fvflops import Device, FlopCountAnalysis, TrainingStepAnalysis, find_device, load_table, record_call
-from fvflops.analysis.byte_counts import ByteCountAnalysis
+from fvflops.analysis.model_counts import ByteCountAnalysis
 from fvflops.cli import main
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.measure.op_roofline import VIEWS, Load, roofline, roofline_report

@@ -55,7 +55,7 @@ def explain(plan: Plan) -> str:
     least = shrink(plan, compare)
     return "\n".join(
         [
-            f"seed {plan.seed}, run it again with tools/fuzz.py --seed {plan.seed}:",
+            f"seed {plan.seed}, shown again by tests.support.fuzz.comparison.explain(Plan({plan.seed})):",
             *compare(least),
             Network(least).describe(),
         ]
