@@ -1,12 +1,12 @@
 """Public names, each with the module from which it is imported on first use."""
 
-from fvflops.analysis.byte_counts import ByteCountAnalysis as ByteCountAnalysis
 from fvflops.analysis.fvcore_text import flop_count_str as flop_count_str
 from fvflops.analysis.fvcore_text import flop_count_table as flop_count_table
 from fvflops.analysis.fvcore_text import parameter_count_table as parameter_count_table
 from fvflops.analysis.fvcore_text import summarise as summarise
 from fvflops.analysis.model_analysis import ModelAnalysis as ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis as ActivationCountAnalysis
+from fvflops.analysis.model_counts import ByteCountAnalysis as ByteCountAnalysis
 from fvflops.analysis.model_counts import FlopCountAnalysis as FlopCountAnalysis
 from fvflops.analysis.model_counts import activation_count as activation_count
 from fvflops.analysis.model_counts import flop_count as flop_count

@@ -65,7 +65,6 @@ class Rounds:
         self._by_round[number].append(action)
 
     def in_order(self) -> list[Round]:
-        """Return the rounds."""
         return [Round(*np.array(actions).T) for actions in self._by_round]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
 from fvflops.zoo import build
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
-from tests.support.ranks.rank_memory import compare_ranks
+from tests.support.processes.rank_memory import compare_ranks
 
 ITEM = 4  # bytes of a float
 BATCH, WIDTH, LAYERS, RESULT = 3, 8, 4, 4
