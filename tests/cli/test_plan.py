@@ -15,7 +15,7 @@ import fvflops
 import fvflops.zoo
 from fvflops.cli import main
 from fvflops.reports.formats import FORMATS
-from tests.support.command import output_of
+from tests.support.processes.command import output_of
 from tests.support.reports.report_formats import check_report
 
 STEP = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--device", "H100"]
