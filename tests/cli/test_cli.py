@@ -16,8 +16,7 @@ from fvflops.cli import main
 from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
 from tests.support.checkout import ROOT
-from tests.support.processes.command import run
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, run
 
 FACTORY = (ROOT / "tests" / "support" / "models" / "factories.py").read_text()
 

@@ -14,8 +14,7 @@ from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
 from tests.support.checkout import ROOT
 from tests.support.documentation.pages import texts_of
-from tests.support.processes.command import run
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, run
 
 MODELS = (ROOT / "tests" / "support" / "models" / "factories.py").read_text()
 ZOO = ("zoo:lenet5", "zoo:llama_tiny")

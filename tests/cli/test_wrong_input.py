@@ -12,7 +12,7 @@ import yaml
 from fvflops.cli import main
 from tests.support.checkout import ROOT
 from tests.support.models.diffusers_pipelines import write_pipeline
-from tests.support.processes.command import run
+from tests.support.reports.report_formats import run
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
