@@ -257,7 +257,7 @@ def _predict_rank(subject: LoadedModel, options: PlanOptions, *, first_step: boo
     args, kwargs = subject.inputs, subject.kwargs
     (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, args, kwargs, options))
     notes = [
-        *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
+        *(f"Estimated: {part}." for part in plan.estimated_memory),
         *(f"Not included: {part}." for part in plan.left_out),
         *(f"{text}." for text in plan.describe_offload()),
     ]

@@ -30,9 +30,8 @@ from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
-from fvflops.plan.step_time.estimate import estimate_step
-from fvflops.plan.step_time.pipeline_picture import write_step_trace
-from fvflops.plan.step_time.step_estimate import StepEstimate
+from fvflops.plan.step_time.step_estimate import StepEstimate, estimate_step
+from fvflops.plan.step_time.step_tables import write_step_trace
 from fvflops.plan.step_time.step_time_report import estimate_report
 from fvflops.reports.formats import write_document
 from fvflops.sources.load import load_model

@@ -15,8 +15,7 @@ from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
 from fvflops.measure import roofline_plot
-from fvflops.measure.op_roofline import roofline
-from fvflops.measure.roofline_report import SHOWN, VIEWS, roofline_report
+from fvflops.measure.op_roofline import SHOWN, VIEWS, roofline, roofline_report
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype
