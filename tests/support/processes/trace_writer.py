@@ -1,6 +1,6 @@
 """Write chrome traces of training steps with torch.profiler alone, in one of several ranks.
 
-Usage: `python -m tests.support.processes.trace_writer FOLDER RANK RANKS`. A rank writes FOLDER/ddp_RANK.json and
+Usage: `python -m tests.support.processes.trace_writer RANK FOLDER RANKS`. A rank writes FOLDER/ddp_RANK.json and
 FOLDER/fsdp_RANK.json. The first then writes, as a process alone, FOLDER/NAME.json for each of MODELS, one of them
 compressed, one without shapes and one with stacks.
 """
@@ -82,6 +82,6 @@ def write_rank(folder: Path, rank: int, ranks: int) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    write_rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    if sys.argv[2] == "0":
-        write_alone(Path(sys.argv[1]))
+    write_rank(Path(sys.argv[2]), int(sys.argv[1]), int(sys.argv[3]))
+    if sys.argv[1] == "0":
+        write_alone(Path(sys.argv[2]))
