@@ -254,7 +254,7 @@ def main_dtype(info: Any) -> torch.dtype | None:
     return None
 
 
-# --- calls whose results torch's shape rules lay out in memory otherwise than its kernels do ---------------------------
+# --- calls whose results torch's shape rules lay out in memory otherwise than its kernels do --------------------------
 
 OPS = torch.ops.aten
 
