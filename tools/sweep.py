@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,7 @@ from fvflops.sources import SourceOptions  # noqa: E402
 from fvflops.sweep import CountSettings, ModelCount  # noqa: E402
 from fvflops.sweep.count_model import UNSEEN  # noqa: E402
 from fvflops.sweep.counted_models import plan_sweep, run_sweep, summarise  # noqa: E402
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits  # noqa: E402
+from fvflops.sweep.local_pool import WorkerLimits, run_in_workers  # noqa: E402
 from fvflops.sweep.result_files import read_rows  # noqa: E402
 
 _GIB = 1 << 30
@@ -87,7 +88,8 @@ def sweep(names: Sequence[str], output: str, arguments: argparse.Namespace, way:
         plan = replace(plan, tasks=tasks)
     progress = SweepProgress(len(plan.tasks))
     try:
-        for row in run_sweep(plan, LocalPool(arguments.jobs, limits), progress.show_running):
+        run = partial(run_in_workers, workers=arguments.jobs, limits=limits)
+        for row in run_sweep(plan, run, progress.show_running):
             progress.add(row)
     finally:
         progress.clear()

@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
-from fvflops.measure.kernels.annotation import ShapeCosts, annotation_report
+from fvflops.measure.kernels.annotation import annotation_report
 from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
-from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import Trace, TraceError
 from tests.support.checkout import ROOT

@@ -16,9 +16,13 @@ RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
 SHOWN = {
     "A formula": "macs: 3*b*t*d\n",
+    "An op whose cost depends on values": "240",
     "A convention": "hardware",
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
     "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
+    "A source of models": "768",
+    "A device": "Card 9",
+    "The times of a device": "measured by nobody",
     "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
     "A feature": "{'': 40}\n",
 }
