@@ -33,7 +33,6 @@ OLD_KEYS = {"unknown": "unsupported"}  # of older files
 
 
 def budget_keys() -> tuple[str, ...]:
-    """Return the keys that a budget may limit."""
     return (*METRICS, *OTHER_KEYS)
 
 

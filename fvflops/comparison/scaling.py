@@ -90,7 +90,7 @@ def cost_of(
         with BoundsCheckedEmbedding():
             if loss is not None:
                 return _count_step(built, args, loss, metric, options)
-            return _count_run(built, args, metric, options)
+            return read_sample(FlopCountAnalysis(built, args, warn=False, **options).trace(), table, metric)
 
     return describe_costs(metric, axes, count, progress=progress)
 
@@ -247,12 +247,7 @@ def _count_parameters(model: Any) -> Sample:
     return Sample(counts[""], dict(counts), {}, {})
 
 
-def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
-    return read_sample(FlopCountAnalysis(model, inputs, warn=False, **options).trace(), options["table"], metric)
-
-
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
-    """Count the forward and the backward pass."""
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
     run_options = {name: options[name] for name in ("execution", "device", "assume")}
     table = options["table"]

@@ -246,8 +246,7 @@ class Chart:
     def sample(self, count: int) -> Chart:
         """Return the chart with `count` points: of each of as many equal parts, the point with the largest total."""
         totals = self.totals()
-        starts = [len(totals) * index // count for index in range(count + 1)]
-        points = [max(range(start, max(end, start + 1)), key=totals.__getitem__) for start, end in pairwise(starts)]
+        points = find_peaks(totals, count)
         ends = [round(end * count / len(totals)) for end in accumulate(length for _, length in self.sections)]
         lengths = [end - start for start, end in pairwise([0, *ends])]
         return replace(
@@ -255,6 +254,12 @@ class Chart:
             layers={name: [values[point] for point in points] for name, values in self.layers.items()},
             sections=[(name, length) for (name, _), length in zip(self.sections, lengths, strict=True)],
         )
+
+
+def find_peaks(totals: Sequence[int], count: int) -> list[int]:
+    """Return the index of the largest total in each of `count` equal parts."""
+    starts = [len(totals) * index // count for index in range(count + 1)]
+    return [max(range(start, max(end, start + 1)), key=totals.__getitem__) for start, end in pairwise(starts)]
 
 
 class Slice(NamedTuple):

@@ -12,7 +12,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fvflops import FlopCountAnalysis, paths, predict_memory
+from fvflops import FlopCountAnalysis, predict_memory
 from fvflops.cli import main
 from fvflops.comparison.budget_file import Limit, load_budgets, make_limit, parse_budgets, update_text
 from fvflops.formulas import TableError
@@ -405,20 +405,6 @@ def test_a_line_that_cannot_be_rewritten_raises():
         update_text("models: {net:\n {flops:\n 1}}", "budget.yaml", "net", {"flops": 5})
     with pytest.raises(TableError, match="a model cannot be added here"):
         update_text("models: {net: {flops: 1}}", "budget.yaml", "other", {"flops": 5})
-
-
-def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
-    path, link = tmp_path / "a.txt", tmp_path / "link"
-    path.write_text("old")
-    link.symlink_to(path)
-    paths.write_text(str(link), "new")
-    assert link.is_symlink()
-    assert path.read_text() == "new"
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
-    with pytest.raises(OSError, match="no room"):
-        paths.write_text(str(path), "newer")
-    assert path.read_text() == "new"
-    assert sorted(os.listdir(tmp_path)) == ["a.txt", "link"]
 
 
 # --- the pytest plugin ---

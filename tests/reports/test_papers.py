@@ -408,26 +408,7 @@ def test_the_json_report_is_what_its_schema_says():
     assert all(about[key].startswith("read_a_draw_and_a_value at ") for key in ("random", "data_dependent"))
 
 
-def test_a_new_key_is_passed_over_and_a_newer_schema_is_refused():
+def test_a_new_key_is_passed_over():
     summary = summarise_net()
     record = json.loads(REPORTS["json"](summary))
     assert json_report.parse(json.dumps({**record, "colour": "red"})) == summary
-    newer = json.dumps({**record, "schema": json_report.SCHEMA + 1})
-    with pytest.raises(json_report.SummaryError, match="reads up to 2: update fvflops"):
-        json_report.parse(newer)
-
-
-# ---- CSV
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_is_a_formula_in_csv(name):
-    model = nn.Sequential()
-    if "." not in name:
-        model.add_module(name, nn.Linear(3, 2))
-    flops = FlopCountAnalysis(model, torch.ones(1, 3))
-    rows = list(csv.reader(io.StringIO(REPORTS["csv"](summarise(flops)), newline="")))
-    cell = rows[2][0]
-    assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert cell == ("'" + name if name[0] in "=+-@" else printable(name))
-    assert flops.to_dict()["module"][1] == name

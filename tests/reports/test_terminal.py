@@ -25,7 +25,7 @@ from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
-from fvflops.reports import REPORTS, fvcore_table
+from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.count_report import write_markdown, write_text
 from fvflops.reports.display_width import truncate_middle, wrap
 from fvflops.reports.terminal.collapse import collapse
@@ -166,15 +166,15 @@ def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
 def test_rows_are_ordered_and_cut_alike_in_every_list():
     rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, sort="activations", top=3))))
     assert [row["module"] for row in rows] == ["", "fc1", "head"]
-    for render, more in ((fvcore_table.write_table, 3), (write_text, 3), (write_markdown, 3)):
+    for render, more in ((fvcore_format.write_table, 3), (write_text, 3), (write_markdown, 3)):
         text = render(NET, sort="activations", top=3)
         named = re.findall(r"^\W*(model|fc1|head(?:\.\w+)?|aux)\b", text, re.MULTILINE)
         assert named == ["model", "fc1", "head"] and f"{more} more modules." in text
     by_name = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, by="both", sort="name"))))
     assert [row["module"] for row in by_name] == ["", "", "fc1", "head", "head", "head.act", "head.fc2"]
-    assert "gelu" not in fvcore_table.write_table(
+    assert "gelu" not in fvcore_format.write_table(
         NET, by="operator", top=1
-    ) and "1 more operator." in fvcore_table.write_table(NET, by="operator", top=1)
+    ) and "1 more operator." in fvcore_format.write_table(NET, by="operator", top=1)
     for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "an integer >= 1, not 0")):
         for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
@@ -197,7 +197,7 @@ def test_equal_layers_are_one_row_with_their_sum_and_unequal_ones_stay():
     assert re.findall(r"^ +\S.*? (?= )", text, re.MULTILINE)[:4] == ["  layers ", "    0 ", "      up ", "      down "]
     assert "    1–3 × 3  " in text and "      1.up " in text and "sum of N equal modules; rows of their" in text
     assert "sum of N equal modules.\n" in write_text(found, width=80, depth=2)
-    assert "layers.1–3 × 3" in fvcore_table.write_table(found) and "layers.1–3 × 3 | Block |" in write_markdown(found)
+    assert "layers.1–3 × 3" in fvcore_format.write_table(found) and "layers.1–3 × 3 | Block |" in write_markdown(found)
     assert collapse(summarise_stack(8, 4, 8)).labels == {}
     for name in ("tree", "json"):
         with pytest.raises(ValueError, match="has a row for every module"):

@@ -196,7 +196,6 @@ def _draw_bar(value: Any, total: float, width: int, blocks: str) -> str:
 
 
 def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: _Terminal) -> list[str]:
-    """Return the lines of a table with colours."""
     header, rule, *rows = lines
     painted = [terminal.paint(header, _BOLD), terminal.paint(rule, _DIM)]
     for index, (line, bar) in enumerate(zip(rows, bars, strict=True)):

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.html.run_data import measured_memory, pack, write_memory, write_peaks, write_timeline
+from fvflops.reports.html.run_data import intern, measured_memory, pack, write_memory, write_peaks, write_timeline
 from fvflops.reports.html.script import join_scripts, minify_style
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
@@ -84,12 +84,8 @@ def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield "roofline"
 
 
-def write_data(breakdown: Breakdown) -> str:
-    """Return the data of the page as JSON without `<`, so that no name can end its script element."""
-    return _write_json(make_record(breakdown))
-
-
 def _write_json(record: Mapping[str, Any]) -> str:
+    """Return JSON without `<`, so that no name can end its script element."""
     text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
     return text.replace("<", "\\u003c")
 
@@ -144,7 +140,6 @@ def make_record(breakdown: Breakdown) -> dict[str, Any]:
 
 
 def _write_run(breakdown: Breakdown, modules: Mapping[str, int]) -> dict[str, Any]:
-    """Return the data of the views beside the plot of the modules."""
     timeline, memory, peaks = breakdown.timeline, breakdown.memory, breakdown.peaks
     if memory is None and timeline is not None:
         memory = measured_memory(timeline)
@@ -168,7 +163,7 @@ def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, A
         index[module.name] = len(index)
         columns["parent"].append(index.get(parent, 0) if module.name else -1)
         for column, text in (("name", leaf), ("class", module.class_name), ("about", module.extra_repr)):
-            columns[column].append(strings.setdefault(printable(text), len(strings)))
+            columns[column].append(intern(text, strings))
     return {**columns, "index": index}
 
 
@@ -210,4 +205,4 @@ def digest(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison", "write_data"]
+__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison"]
