@@ -5,9 +5,9 @@ from __future__ import annotations
 import keyword
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from fvflops import paths
 from fvflops.formulas.language.functions import FUNCTIONS
@@ -22,20 +22,8 @@ from fvflops.trace.signature import packet_of
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
 SCHEMA = 3
 _KEYS = (
-    "schema",
-    "description",
-    "extends",
-    "multiply_add",
-    "opaque",
-    "constants",
-    "floating_point_only",
-    "ignore_inherited",
-    "registered_formulas",
-    "zero_flop",
-    "ignored",
-    "families",
-    "ops",
-    "modules",
+    *("schema", "description", "extends", "multiply_add", "opaque", "constants", "floating_point_only"),
+    *("ignore_inherited", "registered_formulas", "zero_flop", "ignored", "families", "ops", "modules"),
 )
 _TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
@@ -84,7 +72,6 @@ did you mean 'fvcore'? Shipped are default, calflops, ...
 
 
 def _suggest_shipped(name: str) -> str:
-    """Return the shipped tables, after the one that is near to a name."""
     return f"{suggest(name, shipped_tables()) or '.'} Shipped are {', '.join(shipped_tables())}"
 
 
@@ -121,21 +108,23 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     # Shipped tables are checked by tests; they must also load on an older torch, which lacks some of their ops.
     is_checked = not path.startswith(paths.SCHEME)
     constants = {**base.constants, **_read_constants(fields)}
-    ops = _read_ops(fields, partial(check_op, constants=constants) if is_checked else None)
-    modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if is_checked else None)
+    ops, modules = _read_ops(fields), _read_rows(fields, "modules")
+    for rows, check in ((ops, check_op), (modules, check_module)) if is_checked else ():
+        for row, node in rows.values():
+            check(row, node, constants)
     flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
     if flags.get("ignore_inherited"):
         base = _ignore_all(base)
     opaque = flags.get("opaque", base.opaque)
-    rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
+    merged = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
-        _check_reachable(rows, ops)
+        _check_reachable(merged, ops)
     return FormulaTable(
         name=path.removeprefix(paths.SCHEME).removesuffix(".yaml") if not is_checked else path,
         description=fields["description"].text("description") if "description" in fields else "",
         multiply_add=_read_count(fields["multiply_add"]) if "multiply_add" in fields else base.multiply_add,
         opaque=opaque,
-        rows=rows,
+        rows=merged,
         modules={**base.modules, **{key: row for key, (row, _) in modules.items()}},
         constants=constants,
         floating_point_only=flags.get("floating_point_only", base.floating_point_only),
@@ -146,7 +135,6 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
 
 
 def _ignore_all(table: FormulaTable) -> FormulaTable:
-    """Return a table in which all counted rows are ignored."""
     rows = {name: _ignore_row(row) for name, row in table.rows.items()}
     return replace(table, rows=rows, modules={name: _ignore_row(row) for name, row in table.modules.items()})
 
@@ -214,50 +202,36 @@ def _same_file(a: str, b: str) -> bool:
     return os.path.realpath(a) == os.path.realpath(b)
 
 
-def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
+def _read_ops(fields: dict[str, Node]) -> Rows:
     """Return the rows of the ops of one file, short forms included, each with its node for errors."""
     rows: Rows = {}
+
+    def add(name: str, row: Row, node: Node) -> None:
+        if name in rows:
+            raise node.error(f"{name} is defined twice, first on line {rows[name][0].line}")
+        rows[name] = row, node
+
     for kind in ("zero_flop", "ignored"):
         for item in fields[kind].items(kind) if kind in fields else ():
             name = item.name(f"an op of {kind}")
-            _refuse_duplicate(name, item, rows)
-            rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
-            if check is not None:
-                check(*rows[name])
+            add(name, Row(name, kind, item.file, item.line, default_label(name)), item)
     for family in fields["families"].items("families") if "families" in fields else ():
-        for name, entry in _read_family(family).items():
-            _refuse_duplicate(name, entry[1], rows)
-            rows[name] = entry
-            if check is not None:
-                check(*entry)
-    for name, entry in _read_rows(fields, "ops", check).items():
-        _refuse_duplicate(name, entry[1], rows)
-        rows[name] = entry
+        row_fields = dict(family.fields("a family"))
+        if "ops" not in row_fields:
+            raise family.error("a family has no ops: write ops: [aten::exp, aten::exp2]")
+        for item in row_fields.pop("ops").items("ops of a family"):
+            name = item.name("an op of a family")
+            node = Node(item.file, item.line, row_fields)
+            add(name, read_row(name, node), node)
+    for name, (row, node) in _read_rows(fields, "ops").items():
+        add(name, row, node)
     return rows
 
 
-def _read_family(node: Node) -> Rows:
-    """Return the rows of a family, one for each of its ops, each with its node for errors."""
-    fields = dict(node.fields("a family"))
-    if "ops" not in fields:
-        raise node.error("a family has no ops: write ops: [aten::exp, aten::exp2]")
-    rows: Rows = {}
-    for item in fields.pop("ops").items("ops of a family"):
-        name = item.name("an op of a family")
-        _refuse_duplicate(name, item, rows)
-        row_node = Node(item.file, item.line, fields)
-        rows[name] = (read_row(name, row_node), row_node)
-    return rows
-
-
-def _read_rows(fields: dict[str, Node], key: str, check: Callable[[Row, Node], None] | None) -> Rows:
-    rows: Rows = {}
+def _read_rows(fields: dict[str, Node], key: str) -> Rows:
     keys = MODULE_KEYS if key == "modules" else KEYS
-    for name, node in fields[key].fields(key).items() if key in fields else ():
-        rows[name] = (read_row(name, node, keys), node)
-        if check is not None:
-            check(*rows[name])
-    return rows
+    nodes = fields[key].fields(key) if key in fields else {}
+    return {name: (read_row(name, node, keys), node) for name, node in nodes.items()}
 
 
 def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
@@ -270,11 +244,6 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
             raise node.error(f"the constant {name} is {truncate(text)!r}: write an integer >= 0")
         constants[name] = int(text)
     return constants
-
-
-def _refuse_duplicate(name: str, node: Node, rows: Rows) -> None:
-    if name in rows:
-        raise node.error(f"{name} is defined twice, first on line {rows[name][0].line}")
 
 
 def _read_count(node: Node) -> int:
@@ -303,7 +272,6 @@ def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, 
 
 
 def _check_reachable(rows: Mapping[str, Row], overriding: Rows) -> None:
-    """Raise TableError for a row of an overload whose op is decomposed."""
     for name, (_, node) in overriding.items():
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fvflops.formulas.cost import Cost
-from fvflops.formulas.functions import (
-    attention,
-    convolution,
-    einsum,
-    exact_attention,
-    matmul,
-    peer_conventions,
-    rnn,
-    sampling,
-    state_space,
-)
+from fvflops.formulas.functions.attention import SEQUENCE_VALUES
 from fvflops.formulas.language.call import Call
 from fvflops.text import suggest, truncate
 
@@ -25,30 +16,23 @@ from fvflops.text import suggest, truncate
 Formula = Callable[[Call], Cost | int]
 
 _MODULES = (
-    attention,
-    convolution,
-    einsum,
-    exact_attention,
-    matmul,
-    peer_conventions,
-    rnn,
-    sampling,
-    state_space,
+    *("attention", "convolution", "einsum", "exact_attention", "matmul", "peer_conventions", "rnn", "sampling"),
+    "state_space",
 )
-_FUNCTIONS: Mapping[str, Any] = {name: value for module in _MODULES for name, value in vars(module).items()}
+_FUNCTIONS: Mapping[str, Any] = {
+    name: function
+    for module in _MODULES
+    for name, function in vars(importlib.import_module(f"fvflops.formulas.functions.{module}")).items()
+}
 # The formula of `use: NAME` is the function count_NAME of one of these modules.
 FORMULAS: Mapping[str, Formula] = {
     name.removeprefix("count_"): _FUNCTIONS[name] for name in sorted(_FUNCTIONS) if name.startswith("count_")
 }
 
 # Arguments of which a formula reads the values, where they are known.
-VALUES: Mapping[str, tuple[str, ...]] = dict.fromkeys(
-    (
-        *("attention_bshd", "attention_bshd_backward"),
-        *("exact_attention_bshd", "exact_attention_bshd_backward"),
-    ),
-    attention.SEQUENCE_VALUES,
-)
+VALUES: Mapping[str, tuple[str, ...]] = {
+    f"{prefix}attention_bshd{suffix}": SEQUENCE_VALUES for prefix in ("", "exact_") for suffix in ("", "_backward")
+}
 
 _REGISTERED: dict[str, Formula] = {}
 

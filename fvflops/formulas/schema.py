@@ -115,9 +115,4 @@ def is_composite(name: str) -> bool:
 
 def schemas_of(op: str) -> Mapping[str, str]:
     """Return overload name → schema, for an op or a single overload."""
-    from fvflops.torch_internals import schemas_of_packet
-
-    packet, _, overload = op.partition(".")
-    schemas = schemas_of_packet(packet)
-    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in schemas}
-    return {name: text for name, text in names.items() if not overload or name == op}
+    return {overload.name: overload.schema for overload in overloads_of(op)}

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.measure.op_roofline import Load, Roofline, sum_by
-from fvflops.measure.roofline_report import DEPTH, VIEWS
+from fvflops.measure.op_roofline import DEPTH, VIEWS, Load, Roofline, sum_by
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, around, leader_of, place_labels
+from fvflops.reports.pictures.labels import Frame, around, circle, leader_of, place_labels
 from fvflops.reports.pictures.picture import (
     as_text,
     encode,
@@ -38,10 +37,7 @@ _SMALLEST = 14.0
 # Offsets at which the label of a point is tried, right and up, in inches: near ones, then such that need a leader.
 _RINGS = (
     [(0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))],
-    *(
-        [(radius * math.cos(step * math.pi / 8), radius * math.sin(step * math.pi / 8)) for step in range(16)]
-        for radius in (0.18, 0.27, 0.38, 0.52, 0.7)
-    ),
+    *map(circle, (0.18, 0.27, 0.38, 0.52, 0.7)),
 )
 _TICKS = 8  # of a scale
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")

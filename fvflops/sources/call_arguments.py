@@ -105,7 +105,6 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _write_call(name: str, signature: inspect.Signature) -> str:
-    """Return a call with its parameters, without their types."""
     parameters = [item.replace(annotation=item.empty) for item in signature.parameters.values()]
     return name + truncate(str(inspect.Signature(parameters)), 200)
 

@@ -143,7 +143,6 @@ def _read_config(folder: str, where: str) -> dict[str, Any]:
 
 
 def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
-    """Return the class of the first architecture; an unknown one raises ValueError."""
     transformers = import_library("transformers")
     name = str(architectures[0] if isinstance(architectures, list) else architectures)
     found = getattr(transformers, name, None)
@@ -164,7 +163,6 @@ def check_task(task: str) -> None:
 
 
 def _name_task_classes(task: str) -> tuple[str, ...]:
-    """Return the names of the Auto classes of a task."""
     return TASKS[TASK_ALIASES.get(task, task)]
 
 

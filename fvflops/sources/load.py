@@ -128,7 +128,6 @@ def load_from_factory(factory: Any, name: str, options: SourceOptions = DEFAULT_
 
 
 def _finish(name: str, built: BuiltModel, options: SourceOptions) -> LoadedModel:
-    """Return a model with the adapter, the dtype and the inputs of the options."""
     specs = tuple(parse_input(text) for text in options.inputs)
     dtype = None if options.dtype is None else PRODUCTS[parse_dtype(options.dtype)]
     _require_forward(built.model)
@@ -291,7 +290,6 @@ def add_paths(folders: Sequence[str]) -> None:
 
 
 def _check_device(name: str) -> None:
-    """Raise ValueError for a device that torch does not know, or that this machine does not have."""
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -166,7 +166,6 @@ def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, s
 
 
 def _choose_name(outer: str, node_name: str, taken: set[str]) -> str:
-    """Return a free path for an op's module."""
     own = re.sub(r"\W", "_", node_name.rpartition("/")[2]) or "op"
     free = f"{outer}.{own}" if outer else own
     numbered: Iterator[str] = (f"{free}_{number}" for number in count(1))

@@ -57,7 +57,6 @@ def _without_root_warnings() -> Iterator[None]:
 
 
 def _count_positions(model: Any) -> int:
-    """Return the tokens to which the model pads every text."""
     owner = model if "context_length" in dir(model) else model.text
     return int(owner.context_length)
 

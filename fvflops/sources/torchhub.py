@@ -41,7 +41,6 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
 
 
 def _check_dependencies(folder: str, path: str) -> None:
-    """Raise ValueError for a package in the `dependencies` of hubconf.py that is not installed."""
     dependencies: Sequence[str] = vars(import_file(path)).get("dependencies", ())
     missing = [package for package in dependencies if importlib.util.find_spec(package) is None]
     if missing:

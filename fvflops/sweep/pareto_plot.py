@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, around, leader_of, place_labels
+from fvflops.reports.pictures.labels import Frame, around, circle, leader_of, place_labels
 from fvflops.reports.pictures.picture import (
     as_text,
     encode,
@@ -48,7 +47,7 @@ def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bo
 # One column of a paper, in inches; points of a font.
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
-_MANY = 25  # points: with more, those of the front alone have labels
+_MANY = 25  # points: with more, only points of the front have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
 _LONGEST = 1.5  # inches of a label
@@ -63,10 +62,7 @@ _RINGS = (
         ]
         for radius in (0.065, 0.1)
     ),
-    *(
-        [(radius * math.cos(step * math.pi / 8), radius * math.sin(step * math.pi / 8)) for step in range(16)]
-        for radius in (0.16, 0.23, 0.31, 0.4, 0.5, 0.65, 0.8)
-    ),
+    *map(circle, (0.16, 0.23, 0.31, 0.4, 0.5, 0.65, 0.8)),
 )
 _ZEROS = re.compile(r"\.0+(?=\D|$)|(?<=\.\d)0+(?=\D|$)")
 
@@ -146,7 +142,6 @@ def _find_points(table: Table, x: str, y: str, lower: tuple[bool, bool]) -> list
 
 
 def _list_front(points: Sequence[_Point]) -> list[_Point]:
-    """Return the points of the front in the order of their first coordinate."""
     return sorted((point for point in points if point.on_front), key=lambda point: point.x)
 
 

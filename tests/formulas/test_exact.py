@@ -1,4 +1,4 @@
-"""The table `exact`: it leaves nothing out, a composite op costs what its parts cost, and numbers worked by hand."""
+"""The table `exact`: it leaves nothing out, and a composite op costs what its parts cost."""
 
 from collections import defaultdict
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.analysis.table_examples import check_examples, own_rows
+from fvflops.analysis.table_examples import own_rows
 from fvflops.capture.run import record_call
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas.loading import shipped_tables
@@ -288,53 +288,7 @@ def test_an_op_costs_what_its_decomposition_costs(name):
     assert add_up(whole) == add_up(inside) > (0, 0)
 
 
-# --- numbers worked by hand, 8 for each elementary function -----------------------------------------------------------
-
-HAND = [
-    # 2*2*3*4 for the product, 2*4 for the bias.
-    (nn.Linear(3, 4), (r(2, 3),), 48 + 8),
-    # 1 image, 6 outputs of 3 by 3 places, each 4*3*3 multiply-adds and a bias.
-    (nn.Conv2d(4, 6, 3), (r(1, 4, 5, 5),), 54 * (2 * 36 + 1)),
-    # Each of 6: maximum, difference, exponential, sum, division.
-    (nn.Softmax(1), (r(2, 3),), 6 * (4 + 8)),
-    # The same without the division, two logarithms, and a difference each.
-    (nn.LogSoftmax(1), (r(2, 3),), 6 * (4 + 8) + 2 * 8),
-    # Two rows of 5 numbers: 5*5 + 5 each, and weight and bias for each number.
-    (nn.LayerNorm(5), (r(2, 5),), 2 * 30 + 20),
-    # Three channels: eps, root, reciprocal, weight; 24 numbers: mean, factor, bias.
-    (nn.BatchNorm1d(3).eval(), (r(2, 3, 4),), 12 + 72),
-    # x/2 * (1 + erf(x*c)).
-    (nn.GELU(), (r(7),), 7 * (4 + 8)),
-    # x / (1 + exp(-x)): a sign, exp, a sum, a division, a product.
-    (nn.SiLU(), (r(7),), 7 * (4 + 8)),
-    (nn.ReLU(), (r(7),), 7),
-    # Four compare-selects for each of 2*2*2.
-    (nn.MaxPool2d(2), (r(1, 2, 4, 4),), 32),
-    # Four sums and a division for each of them.
-    (nn.AvgPool2d(2), (r(1, 2, 4, 4),), 40),
-    # One head, 3 queries, 5 keys: scores 2*4, scale, softmax 4 + 8, values 2*4 for each of 15 pairs.
-    (F.scaled_dot_product_attention, (r(1, 1, 3, 4), r(1, 1, 5, 4), r(1, 1, 5, 4)), 15 * (8 + 1 + 12 + 8)),
-    # 2*(12*2 + 12*3) for the products; of 3 units 4 gates with two biases and a sum, 3 sigmoids of 3 + 8, 2 tangents,
-    # and 4 operations.
-    (nn.LSTMCell(2, 3), (r(1, 2),), 120 + 3 * (12 + 33 + 16 + 4)),
-    # 5 * 8 * log2(8) for 8 complex numbers.
-    (torch.fft.fft, (torch.ones(8, dtype=torch.complex64),), 120),
-    # n - 1 multiply-adds below each of 4 numbers' own: 1*2 + ... = 10; 4 roots and 6 divisions.
-    (torch.linalg.cholesky, (torch.eye(4) + 1,), 20 + 10),
-    # Four products and three sums for each of 2*8*8.
-    (nn.Upsample(scale_factor=2, mode="bilinear"), (r(1, 2, 4, 4),), 128 * 7),
-    # log_softmax 6*(4 + 8) + 16; for each row a sign and a sum; a division.
-    (nn.CrossEntropyLoss(), (r(2, 3), torch.tensor([0, 2])), 72 + 16 + 4 + 1),
-    # A product of complex numbers is 6, a sum 2.
-    (lambda a, b: a * b + a, (torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64)), 3 * 8),
-    # Of whole numbers nothing.
-    (lambda a: a + a * a, (torch.ones(3, dtype=torch.int64),), 0),
-]
-
-
-@pytest.mark.parametrize(("function", "inputs", "flops"), HAND)
-def test_by_hand(function, inputs, flops):
-    assert FlopCountAnalysis(function, inputs, table="exact").total() == flops
+# --- rows and their prices --------------------------------------------------------------------------------------------
 
 
 def test_another_price_is_one_line(tmp_path):
@@ -348,13 +302,6 @@ def test_every_row_has_an_example():
     define_library_schemas()
     assert [row.name for row in own_rows(EXACT) if not row.example] == []
     assert len(own_rows(EXACT)) > 800
-
-
-def test_a_wrong_number_is_found(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("extends: exact\nops:\n  aten::gelu: {flops: 8*numel(out), example: '2 3 = 47'}\n")
-    ((row, problem),) = check_examples(load_table(str(path)))
-    assert row.name == "aten::gelu" and "costs 48" in str(problem)
 
 
 # --- complex numbers: one rule for multiply-adds in every convention --------------------------------------------------

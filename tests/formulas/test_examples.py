@@ -98,11 +98,6 @@ def test_an_op_that_no_module_has_registered_is_reported_with_what_to_do(tmp_pat
     )
 
 
-@pytest.mark.parametrize("name", shipped_tables())
-def test_each_file_listed_as_a_table_is_one(name):
-    assert load_table(name).rows
-
-
 def test_an_inherited_example_is_that_of_the_table_it_stands_in(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -127,7 +122,19 @@ def test_an_example_says_tensors_lists_words_and_results():
 
 @pytest.mark.parametrize(
     "text",
-    ["4 5, 5 6", "4 5 = x", "4 5 = -1", "4 x = 1", "[4 5 = 1", "'a = 1", "a=1, a=2 = 3", "a=? = 1", "1 -> 2 -> 3 = 1"],
+    [
+        "4 5, 5 6",
+        "4 5 = x",
+        "4 5 = -1",
+        "4 x = 1",
+        "[4 5 = 1",
+        "'a = 1",
+        "a=1, a=2 = 3",
+        "a=? = 1",
+        "1 -> 2 -> 3 = 1",
+        "4 5 = 1²",
+        "[" * 450 + "]" * 450 + " = 1",
+    ],
 )
 def test_a_bad_example_is_replayed(text):
     with pytest.raises(ExampleError, match="example"):

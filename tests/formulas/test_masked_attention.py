@@ -177,11 +177,6 @@ def test_packed_sequences_count_as_the_longest(tables):
     check_pairs(tables, signature, band(6, 5, right=0, lower=True))
 
 
-def test_a_mask_whose_numbers_are_not_told_leaves_all_pairs(tables):
-    mask = TensorSpec((6, 6), "bool")
-    check_pairs(tables, call_of("aten::scaled_dot_product_attention", FIRST, 6, 6, attn_mask=mask), band(6, 6))
-
-
 # --- masks that are tensors: against the pairs in them, one by one ---------------------------------------------------
 
 
@@ -254,21 +249,6 @@ def test_a_mask_whose_numbers_nobody_knows_leaves_all_pairs_in_a_run(tables):
     assert analysis.total() == B * H * 30 * (D + Dv)
 
 
-def test_training_counts_what_a_mask_leaves(tables):
-    """torch makes numbers of a mask of true and false, and hands the same to the backward pass."""
-    mask = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) < 0.6
-    mask[:, 0] = True
-    model = Masked(mask)
-    trace = record_call(model, (torch.randn(2, 3, 6, 8),), loss=torch.sum)
-    for table, pairs in zip(tables, (36, int(mask.sum())), strict=True):
-        macs = sorted(
-            price.macs
-            for signature in trace.signatures
-            if (price := table.price(signature)).label == "scaled_dot_product_attention"
-        )
-        assert macs == [2 * 3 * pairs * 16, 2 * 3 * pairs * 40]
-
-
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("mask", ["causal", "window", None])
 @pytest.mark.parametrize("value_dim", [8, 6])
@@ -319,19 +299,6 @@ def test_attention_that_is_called_by_an_imported_name_is_named(tables):
     assert list(find_unknown_masks(trace, tables[1])) == ["aten::_safe_softmax"]
     trace = record_call(lambda q, v: F.scaled_dot_product_attention(q, q, v), inputs, loss=torch.sum)
     assert not find_unknown_masks(trace, tables[1])
-
-
-class Masked(nn.Module):
-    """An attention on itself, with a mask in a buffer."""
-
-    def __init__(self, mask):
-        super().__init__()
-        self.register_buffer("mask", mask)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        x = x * self.scale
-        return attend(x, x, x, self.mask)
 
 
 def test_the_numbers_of_a_call_are_saved_with_a_trace():
@@ -443,41 +410,6 @@ def test_the_spec_of_a_nested_tensor():
     assert (spec.shape, spec.layout, spec.numel, spec.nbytes) == ((3, 5, 8), "nested", 80, 320)
     assert [part.shape for part in spec.parts()] == [(1, 3, 8), (1, 5, 8), (1, 2, 8)]
     assert decode_value(encode_value(spec)) == spec
-
-
-class Attention(nn.Module):
-    """A causal self-attention of two heads, in plain torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(16, 48)
-        self.outer = nn.Linear(16, 16)
-
-    def forward(self, x):
-        query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.inner(x).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.outer(seen.transpose(1, 2).flatten(-2))
-
-
-@pytest.mark.parametrize("execution", ["shapes", "real"])
-def test_a_causal_model_end_to_end(tables, execution):
-    x = torch.randn(3, 10, 16)
-    dense, actual = (FlopCountAnalysis(Attention(), x, table=table, execution=execution) for table in tables)
-    linear = 3 * 10 * 16 * (48 + 16)
-    assert dense.by_operator() == {"linear": linear, "scaled_dot_product_attention": 3 * 2 * 100 * 16}
-    assert actual.by_operator() == {"linear": linear, "scaled_dot_product_attention": 3 * 2 * 55 * 16}
-    assert FlopCountAnalysis(Attention(), x).total() == dense.total()
-
-
-def test_training_counts_the_same_pairs(tables):
-    trace = record_call(Attention(), (torch.randn(3, 10, 16),), loss=torch.sum)
-    for table, pairs in zip(tables, (100, 55), strict=True):
-        macs = {
-            (trace.signatures[index].op.partition("attention_for_cpu")[2], phase): calls * price.macs
-            for (index, _, phase), calls in trace.calls.items()
-            if (price := table.price(trace.signatures[index])).label == "scaled_dot_product_attention"
-        }
-        assert macs == {("", "forward"): 3 * 2 * pairs * 16, ("_backward", "backward"): 3 * 2 * pairs * 40}
 
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")

@@ -23,15 +23,9 @@ def load(tmp_path):
 # name → (the table, the line of the mistake, what the message says)
 MISTAKES = {
     "unknown key of a table": ("multiply_add: 1\nrows: {}", 2, "unknown key 'rows'"),
-    "near key of a table": ("\nmultiply_ad: 1", 2, "did you mean 'multiply_add'"),
     "unknown key of a row": ("ops:\n  aten::mm: {mac: 1}", 2, "aten::mm: unknown key 'mac': did you mean 'macs'"),
     "comma outside quotes": ("ops:\n  aten::mm: {macs: max(1, 2)}", 2, "in quotes"),
     "unknown op": ("zero_flop:\n- aten::view\n- aten::veiw", 3, "torch has no op aten::veiw: did you mean aten::view"),
-    "unknown op of a row": (
-        "ops:\n\n  aten::addm: zero_flop",
-        3,
-        "torch has no op aten::addm: did you mean aten::addm",
-    ),
     "unknown overload": ("ops:\n  aten::add.Tenser: zero_flop", 2, "did you mean aten::add.Tensor"),
     "unknown prims op": ("ops:\n  prims::ad: zero_flop", 2, "torch has no op prims::ad"),
     "an op without namespace": (
@@ -45,13 +39,9 @@ MISTAKES = {
         4,
         r"macs of aten::mm: unknown name mat3 in 'numel\(mat3\)': did you mean mat2.; the schema is aten::mm\(",
     ),
-    "unknown dimension": ("ops:\n  aten::mm: {shapes: 'm k, k n', macs: m*k*q}", 2, "unknown name q"),
-    "unknown function": ("ops:\n  aten::mm: {macs: numl(self)}", 2, "unknown function numl .* did you mean numel"),
     "forbidden syntax": ("ops:\n  aten::mm: {macs: self.shape}", 2, "self.shape is not allowed"),
     "bad activations": ("ops:\n  aten::mm: {activations: numel(ou)}", 2, "activations of aten::mm: unknown name ou"),
     "division by zero": ("ops:\n  aten::mm: {macs: 1//0}", 2, "division by zero"),
-    "negative": ("ops:\n  aten::mm: {macs: 1 - 2}", 2, "the result is negative: -1"),
-    "not whole": ("ops:\n  aten::mm: {macs: 1/2}", 2, "not an integer"),
     "unknown formula": ("ops:\n  aten::mm: {use: convolutoin}", 2, "unknown formula convolutoin: did you mean conv"),
     "use beside macs": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs, so omit macs"),
     "no cost": ("ops:\n  aten::mm: {label: product}", 2, "aten::mm has no cost"),
@@ -94,13 +84,11 @@ MISTAKES = {
         2,
         "no module class is named torch.nn.LSTMM: did you mean torch.nn.LSTM",
     ),
-    "a class in another package": ("modules:\n  torch.nnn.LSTM: {macs: 1}", 2, "did you mean torch.nn.LSTM"),
     "a class as Python names it": (
         "modules:\n  torch.nn.modules.rnn.LSTM: {macs: 1}",
         2,
         "did you mean torch.nn.LSTM",
     ),
-    "a near namespace": ("zero_flop: [atn::mm]", 1, "torch has no op atn::mm, .* did you mean aten::mm"),
     "a namespace in capitals": ("ops:\n  Aten::mm: {macs: 1}", 2, "did you mean aten::mm"),
     "a near namespace of a library": ("zero_flop: ['torchvison::nmz']", 1, "did you mean torchvision::nmz"),
     "an empty label": ("ops:\n  aten::mm: {macs: 1, label: ''}", 2, "label of aten::mm is empty"),
@@ -109,21 +97,12 @@ MISTAKES = {
         2,
         r"label of aten::mm is the string 'a\\nb'",
     ),
-    "a label that rings": ('ops:\n  aten::mm: {macs: 1, label: "\\a"}', 2, "label of aten::mm"),
     "a label that is too long": (f"ops:\n  aten::mm: {{macs: 1, label: {'x' * 201}}}", 2, "at most 200 are allowed"),
-    "a number of 5000 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 5000}, macs: m}}", 2, "at most 1000 characters"),
-    "a number of 19 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 19}, macs: m}}", 2, "more than 18 digits"),
     "a pattern that hides the result": (
         "ops:\n  mylib::linear: {shapes: '*b k, out k', macs: numel(out)*k}",
         2,
         "binds out, which is the name of the results",
     ),
-    "an example that is nested too deep": (
-        f"ops:\n  aten::mm: {{macs: 1, example: '{'[' * 450}{']' * 450} = 1'}}",
-        2,
-        "more than 8 levels of nesting",
-    ),
-    "an example with a power": ("ops:\n  aten::mm: {macs: 1, example: '4 5, 5 6 = 1²'}", 2, "does not end in"),
     "a row that is never reached": (
         "extends: fvcore\nops:\n  aten::conv2d.padding: zero_flop",
         3,
@@ -140,15 +119,12 @@ MISTAKES = {
         "first on line 2",
     ),
     "multiply_add of 0": ("multiply_add: 0", 1, "multiply_add is '0'"),
-    "multiply_add of 1.5": ("\nmultiply_add: 1.5", 2, "multiply_add is '1.5'"),
     "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a string"),
     "a newer schema": ("new_key: 1\nschema: 4", 2, "has schema 4, but .* reads up to 3: update fvflops"),
     "a much newer schema": (f"schema: {'9' * 400}", 1, "reads up to 3: update fvflops"),
     "a schema that is no number": ("schema: one", 1, "schema is 'one': write an integer from 1 to 3, or omit it"),
-    "a schema of 0": ("schema: 0", 1, "schema is '0'"),
     "opaque of yes": ("opaque: yes", 1, "write true or false"),
     "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write an integer"),
-    "a constant below zero": ("constants:\n  exp: -1", 2, "the constant exp is '-1'"),
     "a constant that hides a function": ("constants: {numel: 1}", 1, "'numel' cannot be used in an expression"),
     "a constant that is a word of Python": ("constants: {if: 1}", 1, "'if' cannot be used in an expression"),
     "a constant that is not there": (
@@ -166,17 +142,12 @@ MISTAKES = {
     "a mistake in a family": ("families:\n- flops: numel(outt)\n  ops: [aten::exp]", 2, "did you mean out"),
     "a row of an op that covers": ("ops:\n  aten::mm: {macs: 1, covers: false}", 2, "unknown key 'covers'"),
     "covers of maybe": ("modules:\n  torch.nn.LSTM: {macs: 1, covers: maybe}", 2, "write true or false"),
-    "macs beside a formula": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs"),
-    "a description that is a mapping": ("description: {a: b}", 1, "description is a mapping"),
     "zero_flop that is a text": ("zero_flop: aten::view", 1, "zero_flop is the string 'aten::view', not a list"),
     "zero_flop that holds a list": ("zero_flop:\n- [aten::view]", 2, "an op of zero_flop is a list"),
     "ops that are a list": ("ops:\n- aten::view", 1, "ops is a list, not a mapping"),
-    "macs that are a list": ("ops:\n  aten::mm: {macs: [1]}", 2, "macs of aten::mm is a list"),
-    "a table that is a list": ("- a", 1, "a table is a list"),
     "an empty file": ("", 1, "has 0"),
     "two documents": ("a: 1\n---\nb: 2", 1, "has 2"),
     "no YAML": ("ops:\n  aten::mm: {macs: 1", 3, "this is not YAML"),
-    "a tab": ("ops:\n\taten::mm: zero_flop", 2, "this is not YAML"),
     "an anchor": ("ops:\n  aten::mm: &row {macs: 1}", 2, "&row: anchors and aliases"),
     "an alias": ("zero_flop: []\nops:\n  aten::mm: *row", 3, r"\*row: anchors and aliases|undefined alias"),
     "a merge": ("ops:\n  aten::mm: {macs: 1}\n  <<: {macs: 1}", 3, "'<<' is not an op name"),
@@ -185,13 +156,11 @@ MISTAKES = {
         1,
         "tag .*os.system is not supported",
     ),
-    "a plain tag": ("multiply_add: !!int 1", 1, "the tag .* is not supported"),
     "nested too deep": ("\n" + "ops: " + "[" * 50 + "]" * 50, 2, "levels of nesting"),
     "extends an empty name": ("extends: ' '", 1, "extends is empty: write one of .*default, .*fvcore, "),
     "extends a name that is too long": ("extends: " + "x" * 300, 1, "does not exist"),
     "extends a name with a NUL": ('extends: "a\\0b"', 1, "extends is .* control character"),
     "a description that rings": ('description: "\\a"', 1, r"description is the string .* control character '\\x07'"),
-    "a source that moves the cursor": ('ops:\n  aten::mm: {macs: 1, source: "\\e[A"}', 2, "control character"),
     "a dimension named by a word of Python": (
         "ops:\n  aten::linear: {shapes: '*b in, o in', macs: b*in*o}",
         2,
@@ -199,7 +168,6 @@ MISTAKES = {
     ),
     "an overload as torch prints it": ("zero_flop: [aten::mm.default]", 1, "did you mean aten::mm"),
     "extends nothing": ("\nextends: fvcor", 2, "does not exist: did you mean 'fvcore'"),
-    "extends a list": ("extends: [default]", 1, "extends is a list"),
 }
 
 
@@ -375,10 +343,10 @@ def test_a_shipped_table_passes_the_check_of_a_users(name):
     define_torchvision_schemas()
     path = str(ROOT / "configs" / f"{name}.yaml")
     fields, constants = _read_fields(path, path), load_table(name).constants
-    for row, node in _read_ops(fields, None).values():
+    for row, node in _read_ops(fields).values():
         if overloads_of(row.name) or not may_lack(row.name):
             check_op(row, node, constants)
-    for row, node in _read_rows(fields, "modules", None).values():
+    for row, node in _read_rows(fields, "modules").values():
         check_module(row, node, constants)
 
 

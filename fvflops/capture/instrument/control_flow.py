@@ -106,7 +106,6 @@ def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callabl
 
 
 def _is_traced() -> bool:
-    """Return whether torch is tracing a graph, for which it has its own rules."""
     return any(get_dispatch_mode(key) is not None for key in _TRACERS)
 
 

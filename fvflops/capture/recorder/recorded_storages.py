@@ -148,7 +148,6 @@ class RecordedStorages(RunPosition):
             self._forget_storage(live)
 
     def _forget_storage(self, live: _LiveStorage) -> None:
-        """Record that a storage's memory was freed."""
         key, index = live.key, live.index
         del self._live_storages[key], self.storage_indices[key]
         if self.fresh.pop(key, None) is not None and self.probe is not None:

@@ -270,7 +270,6 @@ class Recorder(RecordedStorages):
 
     @staticmethod
     def _split(events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
-        """Return the call counts of ops and regions in these events."""
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
         # A region that raised is no complete call: of a module that a checkpoint stops early, only the ops count.
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
@@ -386,7 +385,6 @@ class Recorder(RecordedStorages):
         return self._saved_events + self.events
 
     def _specs(self, values: Any) -> tuple[Value, ...]:
-        """Return the specs of the tensors in nested values, in order."""
         kind = type(values)
         if kind is ShapeTensor:
             spec_tuple: tuple[Value, ...] = values.metadata.spec_tuple

@@ -71,7 +71,6 @@ def loaded_classes() -> dict[str, str]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    """Yield a class and all its direct and indirect subclasses."""
     seen, pending = {cls}, [cls]
     while pending:
         subclass: type

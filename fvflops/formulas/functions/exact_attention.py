@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.attention import (
+    MASKS,
     Heads,
     count_attention,
     count_attention_backward,
@@ -19,7 +21,6 @@ from fvflops.formulas.functions.attention import (
 from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec
 
-_MASKS = ("attn_mask", "attn_bias", "bias")
 # FLOPs per query and key: the maximum, the difference to it, the sum of the exponentials, the division by it.
 _SOFTMAX = 4
 
@@ -36,12 +37,12 @@ def count_exact_attention(call: Call) -> Cost:
     >>> count_exact_attention(Call("attention", arguments, (spec,), constants={"exp": 8})).flops
     234
     """
-    return _add_flops(count_attention(call), _forward(call, find_heads(call)))
+    return replace(count_attention(call), flops=_forward(call, find_heads(call)))
 
 
 def count_exact_attention_bshd(call: Call) -> Cost:
     """Return the cost of an attention on [B, Q, H, D] or packed tensors, as `count_exact_attention`."""
-    return _add_flops(count_attention_bshd(call), _forward(call, find_heads_bshd(call)))
+    return replace(count_attention_bshd(call), flops=_forward(call, find_heads_bshd(call)))
 
 
 def count_exact_attention_backward(call: Call) -> Cost:
@@ -51,12 +52,12 @@ def count_exact_attention_backward(call: Call) -> Cost:
     then dP - D, times P, times the scale; D is the sum of dO * O over a row. Dropout multiplies P and dP by mask and
     scale. Source: algorithm 4 of arXiv:2205.14135 (FlashAttention).
     """
-    return _add_flops(count_attention_backward(call), _backward(call, find_heads(call)))
+    return replace(count_attention_backward(call), flops=_backward(call, find_heads(call)))
 
 
 def count_exact_attention_bshd_backward(call: Call) -> Cost:
     """Return the cost of the backward of `count_exact_attention_bshd`, as `count_exact_attention_backward`."""
-    return _add_flops(count_attention_bshd_backward(call), _backward(call, find_heads_bshd(call)))
+    return replace(count_attention_bshd_backward(call), flops=_backward(call, find_heads_bshd(call)))
 
 
 def count_exact_multi_head_attention(call: Call) -> Cost:
@@ -69,7 +70,7 @@ def count_exact_multi_head_attention(call: Call) -> Cost:
     heads, returns_weights = call.integer("num_head"), bool(call.arguments.get("need_weights"))
     averaged = returns_weights and bool(call.arguments.get("average_attn_weights"))
     flops = _multi_head(call, query, key[1], heads, returns_weights, averaged)
-    return _add_flops(count_multi_head_attention(call), flops)
+    return replace(count_multi_head_attention(call), flops=flops)
 
 
 def count_exact_encoder_layer(call: Call) -> Cost:
@@ -84,15 +85,7 @@ def count_exact_encoder_layer(call: Call) -> Cost:
     activation = 4 + call.constants["erf"] if call.arguments["use_gelu"] else 1
     norms, sums = 2 * tokens * (7 * width + 5), 2 * tokens * width
     linears = tokens * (hidden * (1 + activation) + width)
-    return Cost(
-        macs=count_encoder_layer(call).macs,
-        flops=attention + linears + norms + sums,
-        activations=count_encoder_layer(call).activations,
-    )
-
-
-def _add_flops(products: Cost, flops: int) -> Cost:
-    return Cost(products.macs, products.flops + flops, products.activations, products.recomputed)
+    return replace(count_encoder_layer(call), flops=attention + linears + norms + sums)
 
 
 def _forward(call: Call, heads: Heads) -> int:
@@ -108,7 +101,7 @@ def _backward(call: Call, heads: Heads) -> int:
 
 def _mask_additions(call: Call) -> int:
     """Return the number of mask additions per score; bool masks add nothing."""
-    masks = (call.arguments.get(name) for name in _MASKS)
+    masks = (call.arguments.get(name) for name in MASKS)
     return sum(isinstance(mask, TensorSpec) and mask.is_floating_point for mask in masks)
 
 

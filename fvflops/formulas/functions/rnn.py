@@ -152,7 +152,7 @@ def count_exact_recurrence(call: Call) -> Cost:
     """
     products, units = count_recurrence(call), _units(call)
     flops = find_rows(call) * units * _cell(call).forward(_biases(call), call.constants) + _dropout(call)
-    return Cost(products.macs, products.flops + flops, products.activations)
+    return replace(products, flops=flops)
 
 
 def count_exact_recurrence_backward(call: Call) -> Cost:
@@ -166,8 +166,7 @@ def count_exact_recurrence_backward(call: Call) -> Cost:
     per_row = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
     if call.arguments.get("bidirectional"):
         per_row += sum(_inputs(call))
-    flops = find_rows(call) * per_row + _dropout(call)
-    return Cost(products.macs, products.flops + flops, products.activations)
+    return replace(products, flops=find_rows(call) * per_row + _dropout(call))
 
 
 def _cell(call: Call) -> Cell:

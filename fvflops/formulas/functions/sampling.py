@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from fvflops.formulas.cost import Cost
@@ -118,14 +117,6 @@ def _passes(call: Call, image: tuple[int, ...], out: tuple[int, ...]) -> list[tu
     return passes
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Cost of grid sampling: FLOPs per position, and per output element."""
-
-    position: int
-    output: int
-
-
 def count_exact_grid_sampler(call: Call) -> Cost:
     """Return the cost of grid sampling.
 
@@ -142,8 +133,8 @@ def count_exact_grid_sampler(call: Call) -> Cost:
     >>> count_exact_grid_sampler(Call("grid", {**specs, "align_corners": False}, (TensorSpec((1, 3, 5, 5)),))).flops
     975
     """
-    sampling, positions = _sampling(call), _positions(call)
-    return Cost(flops=positions * sampling.position + call.out.numel * sampling.output)
+    per_position, per_output = _sampling(call)
+    return Cost(flops=_positions(call) * per_position + call.out.numel * per_output)
 
 
 def count_exact_grid_sampler_backward(call: Call) -> Cost:
@@ -155,18 +146,14 @@ def count_exact_grid_sampler_backward(call: Call) -> Cost:
     """
     grad, mask = call.tensor("grad_output"), call.arguments.get("output_mask")
     wants_input, wants_grid = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else (True, True)
-    spatial, mode = _grid(call)[-1], _mode(call)
+    spatial, mode = call.shape("grid")[-1], _mode(call)
     points = {_BILINEAR: 2**spatial, _NEAREST: 1, _BICUBIC: 4**spatial}[mode]
     input_flops = 2 * points * wants_input if mode != _NEAREST else wants_input
     grid_flops = 3 * points * spatial * wants_grid if mode != _NEAREST else 0
     # The scaling per coordinate; derivatives of the weights of 3-D corners: 4 products for each of 3 dimensions.
     derivatives = 0 if mode == _NEAREST else spatial + (12 if spatial == 3 else 0)
-    positions = _positions(call) * (_sampling(call).position + derivatives * wants_grid)
+    positions = _positions(call) * (_sampling(call)[0] + derivatives * wants_grid)
     return Cost(flops=positions + grad.numel * (input_flops + grid_flops))
-
-
-def _grid(call: Call) -> tuple[int, ...]:
-    return call.shape("grid")
 
 
 def _mode(call: Call) -> int:
@@ -175,19 +162,20 @@ def _mode(call: Call) -> int:
 
 
 def _positions(call: Call) -> int:
-    return math.prod(_grid(call)[:-1])
+    return math.prod(call.shape("grid")[:-1])
 
 
-def _sampling(call: Call) -> Sampling:
-    spatial, padding = _grid(call)[-1], call.arguments.get("padding_mode")
+def _sampling(call: Call) -> tuple[int, int]:
+    """Return the FLOPs of grid sampling for each position, and for each element of the output."""
+    spatial, padding = call.shape("grid")[-1], call.arguments.get("padding_mode")
     # cuDNN's op has no mode arguments: bilinear, zeros, aligned corners.
     aligned = bool(call.arguments.get("align_corners", True))
     coordinate = 3 if aligned else 4
     mode = _mode(call)
     if mode == _BICUBIC:
-        return Sampling(spatial * (coordinate + 2 + 25), 35)
+        return spatial * (coordinate + 2 + 25), 35
     coordinate += 10 if padding == _REFLECTION else 2 if padding == _BORDER else 0
     if mode == _NEAREST:
-        return Sampling(spatial * (coordinate + 1), 0)
+        return spatial * (coordinate + 1), 0
     corners = 2**spatial
-    return Sampling(spatial * (coordinate + 3) + corners * (spatial - 1), 2 * corners - 1)
+    return spatial * (coordinate + 3) + corners * (spatial - 1), 2 * corners - 1

@@ -109,7 +109,6 @@ def operands_of(schema: str) -> tuple[str, ...]:
 
 
 def _name_by_index(op: str, template: str, inputs: Sequence[Value]) -> tuple[dict[str, Value], str]:
-    """Return the arguments of a call without a schema under generated names, and a generated schema."""
     arguments = {template.format(index): value for index, value in enumerate(inputs)}
     parts = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
     return arguments, f"{op}({', '.join(parts)}) -> (...)"

@@ -88,7 +88,7 @@ def _sums(timeline: Timeline, weight: str) -> Counter[tuple[int, int, str]]:
     if weight in ("time", "memory"):
         for piece in timeline.self_segments(weight):
             if piece.span is not None:
-                sums[piece.span.callee, piece.span.stack, piece.span.phase] += piece.weight
+                sums[piece.span.callee, piece.span.event.stack, piece.span.event.phase] += piece.weight
     else:
         for (item, stack, phase), calls in timeline.calls.items():
             sums[item, stack, phase] = calls * timeline.self_cost(item, stack, phase, weight)
@@ -121,7 +121,7 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         span = piece.span
         if span is None and weight != "time":
             continue
-        key = None if span is None else (span.callee, span.stack, span.phase)
+        key = None if span is None else (span.callee, span.event.stack, span.event.phase)
         profiles.setdefault(piece.track, []).append((stacks.setdefault(key, len(stacks)), piece.weight))
     frames: dict[str, int] = {}
     samples = [
@@ -208,7 +208,7 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the events that name processes and threads; ids start at 1, as 0 is the idle process."""
     spans = timeline.require_spans()
     root = next((title(frame) for frame in timeline.frames if frame.kind == "module" and not frame.name), "model")
-    ranked = any(span.rank is not None for span in spans)
+    ranked = any(span.event.rank is not None for span in spans)
     tracks = sorted({span.track for span in spans}) or [(0, 0)]
     for rank in dict.fromkeys(rank for rank, _ in tracks):
         name = f"{root}, rank {rank}" if ranked else root
@@ -222,12 +222,12 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _counters(piece: PlacedSpan, scale: int, allocated: dict[int, int]) -> Iterator[str]:
     """Yield the allocated memory before and after an op, where it differs from the last value of its rank."""
     span, rank = piece.span, piece.span.track[0]
-    for position, nbytes in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
+    for position, nbytes in ((piece.start, span.event.memory_before), (piece.end, span.event.memory_after)):
         if nbytes is not None and allocated.get(rank) != nbytes:
             allocated[rank] = nbytes
             yield _counter("memory", span, position // scale, nbytes)
-    if span.memory_peak is not None:
-        yield _counter("peak memory", span, piece.start // scale, span.memory_peak)
+    if span.event.memory_peak is not None:
+        yield _counter("peak memory", span, piece.start // scale, span.event.memory_peak)
 
 
 def _counter(name: str, span: Span, nanoseconds: int, nbytes: int) -> str:
@@ -245,7 +245,7 @@ class _SliceWriter:
 
     def write(self, piece: PlacedSpan, scale: int) -> str:
         span = piece.span
-        key = span.callee, span.stack, span.phase
+        key = span.callee, span.event.stack, span.event.phase
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = self._write_shared(*key)
@@ -282,19 +282,19 @@ class _SliceWriter:
 
     def _write_counts(self, span: Span) -> str:
         callee = self._timeline.callees[span.callee]
-        covered = (span.stack, span.phase) in self._timeline.covered
+        covered = (span.event.stack, span.event.phase) in self._timeline.covered
         counts: dict[str, int | float | str] = {}
         if not covered and (callee.frame is not None or callee.flops is not None):
             counts |= {"MACs": span.macs, "FLOPs": span.flops}
-            if span.duration:
-                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.duration)
+            if span.event.duration_ns:
+                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.event.duration_ns)
         if "bytes" in self._timeline.weights and (callee.frame is not None or callee.nbytes is not None):
             counts["bytes"] = span.nbytes
         if callee.frame is not None and span.unsupported:
             counts["unsupported op calls"] = span.unsupported
         if span.memory:
             counts["bytes allocated and kept"] = span.memory
-        if span.raised:
+        if span.event.raised:
             counts["raised"] = "yes"
         return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
 

@@ -40,6 +40,11 @@ def around(point: Point, radius: float = RADIUS) -> Frame:
     return Frame(x - radius, y - radius, x + radius, y + radius)
 
 
+def circle(radius: float) -> list[Point]:
+    """Return offsets in all directions, the first to the right."""
+    return [(radius * math.cos(step * math.pi / 8), radius * math.sin(step * math.pi / 8)) for step in range(16)]
+
+
 def _along(line: Line) -> list[Frame]:
     """Return small squares along a line, so that no label is on it."""
     (x, y), (end_x, end_y) = line

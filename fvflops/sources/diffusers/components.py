@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,7 +147,6 @@ def is_video(model: nn.Module) -> bool:
 
 
 def _setting(model: nn.Module, *names: str) -> Any:
-    """Return the first of these settings that the model's configuration has, or None."""
     config: Any = model.config
     return next((config[name] for name in names if config.get(name) is not None), None)
 
@@ -190,10 +190,6 @@ def _count_tokens(model: nn.Module, sizes: Sizes) -> int:
     return sizes.frames * (sizes.height // side) * (sizes.width // side)
 
 
-def _timestep(model: nn.Module, sizes: Sizes) -> torch.Tensor:
-    return torch.ones(sizes.batch)
-
-
 def _text(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
     width = _setting(model, *_TEXT_WIDTHS)
     if isinstance(width, (list, tuple)):  # one for each block, which see the same text
@@ -217,9 +213,14 @@ def _class_labels(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
     return None
 
 
-def _timestep_condition(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
-    width = _setting(model, "time_cond_proj_dim")
+def _of_width(setting: str, model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    """Return an input whose width is a setting, None where the configuration has none."""
+    width = _setting(model, setting)
     return None if width is None else torch.zeros(sizes.batch, width)
+
+
+def _ids(model: nn.Module, tokens: int) -> torch.Tensor:
+    return torch.zeros(tokens, len(_setting(model, "axes_dims_rope")))
 
 
 def _added_conditions(model: nn.Module, sizes: Sizes) -> dict[str, Any] | None:
@@ -239,27 +240,6 @@ def _added_conditions(model: nn.Module, sizes: Sizes) -> dict[str, Any] | None:
 def _added_times(model: nn.Module, sizes: Sizes) -> torch.Tensor:
     count = _setting(model, "projection_class_embeddings_input_dim") // _setting(model, "addition_time_embed_dim")
     return torch.ones(sizes.batch, count)
-
-
-def _pooled_text(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
-    width = _setting(model, "pooled_projection_dim")
-    return None if width is None else torch.zeros(sizes.batch, width)
-
-
-def _guidance(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
-    return torch.ones(sizes.batch) if _setting(model, "guidance_embeds") else None
-
-
-def _image_ids(model: nn.Module, sizes: Sizes) -> torch.Tensor:
-    return torch.zeros(_count_tokens(model, sizes), _count_axes(model))
-
-
-def _text_ids(model: nn.Module, sizes: Sizes) -> torch.Tensor:
-    return torch.zeros(sizes.text, _count_axes(model))
-
-
-def _count_axes(model: nn.Module) -> int:
-    return len(_setting(model, "axes_dims_rope"))
 
 
 def _image_shapes(model: nn.Module, sizes: Sizes) -> list[list[tuple[int, int, int]]]:
@@ -283,10 +263,6 @@ def _control_image(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
     return torch.zeros(sizes.batch, channels, sizes.height * _CONTROL_SCALE, sizes.width * _CONTROL_SCALE)
 
 
-def _coordinates(model: nn.Module, sizes: Sizes) -> torch.Tensor:
-    return torch.ones(sizes.batch, 2)
-
-
 # The autoencoder whose frames are a batch of images.
 TEMPORAL_DECODER = "AutoencoderKLTemporalDecoder"
 # Autoencoders of images; the latents of other ones have frames too.
@@ -302,23 +278,21 @@ IMAGE_AUTOENCODERS = (
 _MAKERS: Mapping[str, Callable[[nn.Module, Sizes], Any]] = {
     "sample": _sample,
     "hidden_states": _latents,
-    "timestep": _timestep,
+    "timestep": lambda model, sizes: torch.ones(sizes.batch),
     "encoder_hidden_states": _text,
     "encoder_attention_mask": _text_mask,
     "class_labels": _class_labels,
-    "timestep_cond": _timestep_condition,
+    "timestep_cond": partial(_of_width, "time_cond_proj_dim"),
     "added_cond_kwargs": _added_conditions,
     "added_time_ids": _added_times,
-    "pooled_projections": _pooled_text,
-    "guidance": _guidance,
-    "img_ids": _image_ids,
-    "txt_ids": _text_ids,
+    "pooled_projections": partial(_of_width, "pooled_projection_dim"),
+    "guidance": lambda model, sizes: torch.ones(sizes.batch) if _setting(model, "guidance_embeds") else None,
+    "img_ids": lambda model, sizes: _ids(model, _count_tokens(model, sizes)),
+    "txt_ids": lambda model, sizes: _ids(model, sizes.text),
     "img_shapes": _image_shapes,
     "image_rotary_emb": _rotary,
     "controlnet_cond": _control_image,
-    "original_size": _coordinates,
-    "target_size": _coordinates,
-    "crop_coords": _coordinates,
+    **dict.fromkeys(("original_size", "target_size", "crop_coords"), lambda model, sizes: torch.ones(sizes.batch, 2)),
     "num_frames": lambda model, sizes: sizes.frames,
     "height": lambda model, sizes: sizes.height,
     "width": lambda model, sizes: sizes.width,

@@ -259,7 +259,6 @@ def _count_text(
 
 
 def _decoder_inputs(vae: nn.Module, latents: _Latents, sizes: Sizes, batch: int) -> dict[str, Any]:
-    """Return the arguments of an autoencoder's `decode`."""
     name = type(vae).__name__
     if name in IMAGE_AUTOENCODERS:
         return {"z": torch.zeros(batch * sizes.frames, latents.channels, *sizes.image)}

@@ -54,15 +54,18 @@ class InputRequest:
         return parameter is not None and parameter.default is parameter.empty
 
     def setting(self, *names: str, part: str = "", default: Any = None) -> Any:
-        """Return the first setting of these names that is not None, from sub-configurations of a `part` first."""
+        """Return the first setting of these names that is not None, from sub-configurations of a `part` first.
+
+        A part is a word in the name of a configuration's class, or the name of a sub-configuration.
+        """
         configs = list(walk_configs(self.config))
         preferred = [config for config in configs if part and part in type(config).__name__.lower()]
-        for config in (*preferred, *configs):
-            for name in names:
-                value = getattr(config, name, None)
-                if value is not None:
-                    return value
-        return default
+        values = (
+            getattr(config, name, None)
+            for config in (self.config.__dict__.get(part), *preferred, *configs)
+            for name in names
+        )
+        return next((value for value in values if value is not None), default)
 
     def tokens(self) -> int:
         """Return the number of tokens of text, whatever the number of positions."""
@@ -70,7 +73,7 @@ class InputRequest:
         return self.text if self.seq is None else self.seq
 
     def codes(self) -> int:
-        """Return the number of steps of a decoder that reads codes instead of text: 32, or the user's choice."""
+        """Return the number of steps of a decoder that reads codes instead of text."""
         self.used.add("seq")
         return 32 if self.seq is None else self.seq
 

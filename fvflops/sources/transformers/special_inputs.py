@@ -1,10 +1,11 @@
-"""Inputs of transformers models to which the rules in `transformers_inputs` do not apply, by model type."""
+"""Inputs of transformers models to which the rules in `transformers_inputs` do not apply: model_inputs.yaml."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,6 @@ from fvflops.formulas.language.expression import Expression
 from fvflops.sources.transformers.configurations import PLACEHOLDERS, read_tables
 from fvflops.sources.transformers.input_request import (
     BINS,
-    IMAGE,
-    SPECTROGRAM,
     InputRequest,
     floats,
     image_channels,
@@ -27,11 +26,9 @@ from fvflops.sources.transformers.input_request import (
 
 
 def make_special_inputs(request: InputRequest) -> dict[str, Any]:
-    """Return the inputs that a function below or model_inputs.yaml has for a model type; {} where neither has any."""
-    model_type = request.model_type
-    if model_type in FUNCTIONS:
-        return FUNCTIONS[model_type](request)
-    entry = next((item for item in read_tables()["special"] if model_type in item["models"]), None)
+    """Return the inputs that model_inputs.yaml has for a model type, {} where it has none."""
+    entries = (item for item in read_tables()["special"] if request.model_type in item["models"])
+    entry = next((item for item in entries if "accepting" not in item or request.accepts(item["accepting"])), None)
     if entry is None:
         return {}
     sizes = _Sizes(request, entry)
@@ -74,6 +71,7 @@ class _Sizes(dict[str, Any]):
 
 _SIZES: Mapping[str, Callable[[InputRequest], Any]] = {
     "tokens": InputRequest.tokens,
+    "codes": InputRequest.codes,
     "channels": image_channels,
     "height": lambda request: image_sides(request)[0],
     "width": lambda request: image_sides(request)[1],
@@ -84,8 +82,10 @@ _SIZES: Mapping[str, Callable[[InputRequest], Any]] = {
 
 
 def _make(value: Any, sizes: _Sizes) -> Any:
-    if isinstance(value, bool):
+    if isinstance(value, int):  # also true and false
         return value
+    if isinstance(value, dict):
+        return torch.cat([_make(part, sizes) for part in value["join"]], dim=1)
     if isinstance(value[0], str):
         return _KINDS[value[0]](sizes.request, *map(sizes.evaluate, value[1:]))
     is_nested = isinstance(value[0], list)
@@ -93,90 +93,8 @@ def _make(value: Any, sizes: _Sizes) -> Any:
     return integers(rows if is_nested else rows[0])
 
 
-_KINDS: Mapping[str, Callable[..., torch.Tensor]] = {
-    "floats": floats,
-    "ones": lambda request, *shape: ones(*shape),
-    "zeros": lambda request, *shape: torch.zeros_like(ones(*shape)),
-    "true": lambda request, *shape: ones(*shape).bool(),
-    "false": lambda request, *shape: ~ones(*shape).bool(),
-    "tokens": lambda request, rows, length: make_token_ids(request, length).repeat(rows, 1),
-}
-
-
-def make_fixed_inputs(request: InputRequest) -> dict[str, Any]:
-    """Return the inputs of a model type whose shape is fixed, and None for those that are omitted."""
-    tables = read_tables()
-    fixed = tables["fixed"].get(request.model_type, {})
-    made: dict[str, Any] = {name: floats(request, *shape) for name, shape in fixed.items()}
-    return made | dict.fromkeys(tables["omitted"].get(request.model_type, ()))
-
-
-def codebooks_as_rows(request: InputRequest) -> dict[str, Any]:
-    """Codes of audio, a row for each codebook (MusicGen), for the decoder of a model that also reads text."""
-    if request.accepts("decoder_input_ids"):
-        codes = ones(request.setting("num_codebooks"), 32)
-        return {"decoder_input_ids": codes, "decoder_attention_mask": ones(1, 32)}
-    codes = ones(request.setting("num_codebooks"), request.codes())
-    return {"input_ids": codes, "attention_mask": ones(1, codes.shape[1])}
-
-
-def audio_placeholders(request: InputRequest) -> dict[str, Any]:
-    """Text and 750 placeholders, for 30 seconds; the model computes features of audio only together with them."""
-    text = make_token_ids(request, request.tokens())
-    return {"input_ids": torch.cat([text, _placeholders(request, "audio", SPECTROGRAM // 4)], dim=1)}
-
-
-def _placeholders(request: InputRequest, modality: str, count: int) -> torch.Tensor:
-    return torch.full((1, count), request.setting(*PLACEHOLDERS[modality]), device="cpu")
-
-
-def forecast_series(request: InputRequest) -> dict[str, Any]:
-    """Past and future values of a time series with their features (Autoformer)."""
-    config = request.config
-    past = config.context_length + max(config.lags_sequence)
-    features = config.num_time_features + config.num_dynamic_real_features
-    future = config.prediction_length
-    return {
-        "past_values": floats(request, 1, past),
-        "past_time_features": floats(request, 1, past, features),
-        "past_observed_mask": floats(request, 1, past),
-        "future_values": floats(request, 1, future),
-        "future_time_features": floats(request, 1, future, features),
-    }
-
-
-def patches_with_positions(request: InputRequest) -> dict[str, Any]:
-    """Flattened patches with the column and row of each (Gemma 4)."""
-    patch = request.config.patch_size
-    rows, columns = patch_grid(request, patch, 24)
-    positions = [[[index % columns, index // columns] for index in range(rows * columns)]]
-    return {
-        "pixel_values": floats(request, 1, rows * columns, 3 * patch * patch),
-        "pixel_position_ids": integers(positions),
-    }
-
-
-def latent_query_mask(request: InputRequest) -> dict[str, Any]:
-    """The positions of the image's latent queries in the text (KOSMOS-2)."""
-    mask = torch.zeros_like(ones(1, request.tokens()))
-    mask[:, 1 : 1 + request.setting("latent_query_num")] = 1
-    return {"image_embeds_position_mask": mask}
-
-
-def pooled_patches(request: InputRequest) -> dict[str, Any]:
-    """An image as one crop and the whole, 27 × 27 patches each, of which 2 × 2 are pooled into a token (Molmo)."""
-    patches, tokens = 729, 196
-    pooled = torch.arange(2 * tokens * 4, device="cpu").reshape(2 * tokens, 4) % (2 * patches)
-    return {
-        "pixel_values": floats(request, 2, patches, 588),
-        "image_token_pooling": pooled,
-        "image_grids": integers([[14, 14, 14, 14]]),
-        "image_num_crops": integers([2]),
-    }
-
-
-def video_session(request: InputRequest) -> dict[str, Any]:
-    """A session of one frame, with a point on one object (SAM 2)."""
+def _video_session(request: InputRequest) -> Any:
+    """Return a session of one frame, with a point on one object (SAM 2)."""
     module = inspect.getmodule(type(request.model))
     session_class = next(item for name, item in vars(module).items() if name.endswith("VideoInferenceSession"))
     side = image_sides(request)[0]
@@ -194,43 +112,35 @@ def video_session(request: InputRequest) -> dict[str, Any]:
     points = {"point_coords": torch.full((1, 1, 1, 2), side / 2, device="cpu"), "point_labels": ones(1, 1, 1)}
     session.add_point_inputs(index, 0, points)
     session.obj_with_new_inputs = [1]
-    return {"inference_session": session, "frame_idx": 0}
+    return session
 
 
-def image_to_image(request: InputRequest) -> dict[str, Any]:
-    """One image, with its grid and that of the image to generate (GLM-Image)."""
-    patch = request.setting("patch_size", part="vision")
-    rows, columns = patch_grid(request, patch, IMAGE // patch)
-    placeholders = _placeholders(request, "image", rows * columns)
-    return {
-        "pixel_values": floats(request, rows * columns, 3 * patch * patch),
-        "image_grid_thw": integers([[1, rows, columns]] * 2),
-        "images_per_sample": integers([2]),
-        "input_ids": torch.cat([make_token_ids(request, request.tokens()), placeholders], dim=1),
-    }
+def _placeholders(modality: str, request: InputRequest, count: int) -> torch.Tensor:
+    return torch.full((1, count), request.setting(*PLACEHOLDERS[modality]), device="cpu")
 
 
-def image_and_actions(request: InputRequest) -> dict[str, Any]:
-    """An image, an instruction and 51 actions (π0)."""
-    token = request.config.vlm_config.image_token_id
-    text = make_token_ids(request, 64)
-    return {
-        "action_embeds": floats(request, 1, 51, request.config.dit_config.hidden_size),
-        "pixel_values": floats(request, 1, 1, image_channels(request), *image_sides(request)),
-        "pixel_attention_mask": ones(1, 1).bool(),
-        "input_ids": torch.cat([torch.full((1, 256), token, device="cpu"), text], dim=1),
-    }
+def _positions(request: InputRequest, rows: int, columns: int) -> torch.Tensor:
+    return integers([[[column, row] for row in range(rows) for column in range(columns)]])
 
 
-# Model type → what makes its inputs, where these are more than shapes.
-FUNCTIONS: Mapping[str, Callable[[InputRequest], dict[str, Any]]] = {
-    **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), forecast_series),
-    **dict.fromkeys(("sam2_video", "sam3_tracker_video", "edgetam_video"), video_session),
-    **dict.fromkeys(("musicflamingo", "qwen2_audio"), audio_placeholders),
-    **dict.fromkeys(("musicgen", "musicgen_decoder", "musicgen_melody", "musicgen_melody_decoder"), codebooks_as_rows),
-    "kosmos-2": latent_query_mask,
-    "gemma4_vision": patches_with_positions,
-    "molmo2": pooled_patches,
-    "glm_image": image_to_image,
-    "pi0": image_and_actions,
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "floats": floats,
+    "ones": lambda request, *shape: ones(*shape),
+    "zeros": lambda request, *shape: torch.zeros_like(ones(*shape)),
+    "true": lambda request, *shape: ones(*shape).bool(),
+    "false": lambda request, *shape: ~ones(*shape).bool(),
+    "tokens": lambda request, rows, length: make_token_ids(request, length).repeat(rows, 1),
+    "image": partial(_placeholders, "image"),
+    "audio": partial(_placeholders, "audio"),
+    "positions": _positions,
+    "cycle": lambda request, length, rows, columns: (torch.arange(rows * columns) % length).view(rows, columns),
+    "session": _video_session,
 }
+
+
+def make_fixed_inputs(request: InputRequest) -> dict[str, Any]:
+    """Return the inputs of a model type whose shape is fixed, and None for those that are omitted."""
+    tables = read_tables()
+    fixed = tables["fixed"].get(request.model_type, {})
+    made: dict[str, Any] = {name: floats(request, *shape) for name, shape in fixed.items()}
+    return made | dict.fromkeys(tables["omitted"].get(request.model_type, ()))

@@ -84,7 +84,6 @@ def _values(codes: torch.Tensor, format: str, columns: int) -> torch.Tensor:
 
 
 def _expand(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Repeat a value for each block of a weight."""
     tall = values.repeat_interleave(math.ceil(rows / values.shape[-2]), -2)[..., :rows, :]
     return tall.repeat_interleave(math.ceil(columns / values.shape[-1]), -1)[..., :columns]
 

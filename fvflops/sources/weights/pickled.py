@@ -48,7 +48,6 @@ def read_globals(path: str) -> list[str]:
 
 
 def _read_file(file: IO[bytes]) -> Iterator[str]:
-    """Yield the full names that a file of torch.save imports."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             for name in archive.namelist():

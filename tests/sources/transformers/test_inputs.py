@@ -13,7 +13,6 @@ from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.sources.transformers.configurations import make_config, merge_settings, own_config, read_tables
 from fvflops.sources.transformers.shrink_config import shrink
-from fvflops.sources.transformers.special_inputs import FUNCTIONS
 from fvflops.sources.transformers.transformers_inputs import make_inputs
 from tests.support.library_versions import is_older, pinned_version
 
@@ -98,8 +97,7 @@ def test_model_types_in_tables_exist():
         pytest.skip(f"the tables have the model types of transformers {pinned}")
     tables = read_tables()
     special = {name for entry in tables["special"] for name in entry["models"]}
-    assert not special & FUNCTIONS.keys()
-    names = special.union(FUNCTIONS, *(tables[key] for key in ("fixed", "omitted", "batch_axes", "defaults")))
+    names = special.union(*(tables[key] for key in ("fixed", "omitted", "batch_axes", "defaults")))
     assert not names - auto.CONFIG_MAPPING_NAMES.keys()
 
 
