@@ -25,6 +25,7 @@ from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
+from tests.support.command import output_of, run
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
 from tests.support.reports.report_formats import check_report
@@ -374,9 +375,8 @@ def test_the_command_line_reports_invalid_arguments(saved, capsys):
         (__file__, "zoo:lenet5"): "names no factory: write ",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",
     }.items():
-        with suppress(SystemExit):  # argparse's own mistakes
-            assert main(["diff", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        code, _, err = run(capsys, "diff", *arguments)
+        assert code == 2 and message in err
     broken = saved.with_name("broken.pt2")
     broken.write_bytes(b"PK" + os.urandom(100))
     assert main(["diff", str(broken), "zoo:lenet5"]) == 2
@@ -453,13 +453,11 @@ def test_every_format_writes_the_difference(format, two_traces, capsys):
 
 
 def test_sort_and_top_apply_to_both_tables(two_traces, capsys):
-    assert main(["diff", *two_traces, "--top", "1", "--sort", "name"]) == 0
-    out = capsys.readouterr().out
+    out = output_of(capsys, "diff", *two_traces, "--top", "1", "--sort", "name")
     assert "2 more rows: difference +384." in out
     assert main(["diff", *two_traces, "--sort", "parameters", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [int(row["parameters"]) for row in rows] == [80, 64, 40]
-    assert main(["diff", two_traces[0], two_traces[0], "--sort", "parameters", "--format", "csv"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "module,change,class,before,after,difference,ratio,activations,parameters,macs"
-    ]
+    assert output_of(
+        capsys, "diff", two_traces[0], two_traces[0], "--sort", "parameters", "--format", "csv"
+    ).splitlines() == ["module,change,class,before,after,difference,ratio,activations,parameters,macs"]

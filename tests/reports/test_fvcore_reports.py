@@ -30,6 +30,7 @@ from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Summary
+from tests.support.command import output_of
 from tests.support.random_cases import random_cases
 from tests.support.reports.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.support.reports.summaries import make_deep, make_wide, read_modules, summarise
@@ -303,8 +304,10 @@ def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monke
     (tmp_path / "shout_report.py").write_text(SHOUT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(REPORTS, "shout", Report("one loud line", "shout_report:render", views=("module", "operator")))
-    assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "operator"]) == 0
-    assert capsys.readouterr().out == "LENET5 by operator: 416520!\n"
+    assert (
+        output_of(capsys, "count", "zoo:lenet5", "--format", "shout", "--by", "operator")
+        == "LENET5 by operator: 416520!\n"
+    )
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "both"]) == 2
     assert "--format shout supports --by module, operator; got both" in capsys.readouterr().err
     assert main(["count", "zoo:lenet5", "--format", "shout", "--top", "3"]) == 2

@@ -23,13 +23,13 @@ import fvflops
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.cli import main
 from fvflops.reports import REPORTS
 from fvflops.reports import count_json as json_report
 from fvflops.reports.escaping import escape_latex, printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in
+from tests.support.command import output_of
 from tests.support.reports import summaries
 
 # A convolution 3 → 8 of 3 by 3 on 8 by 8: 216 weights, 8 biases, 6 * 6 * 8 = 288 outputs, 288 * 27 = 7,776
@@ -282,8 +282,7 @@ def test_the_command_line_writes_both(capsys):
         ("latex", r"  LeNet5 & 0.0617 & 0.000417 & 0.00652 \\"),
         ("paper", "| LeNet5 | 0.0617 | 0.000417"),
     ):
-        assert main(["count", "zoo:lenet5", "--format", name]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = output_of(capsys, "count", "zoo:lenet5", "--format", name).splitlines()
         assert len([line for line in lines if line.startswith(row)]) == 1
         assert any("default" in line for line in lines)
 

@@ -33,6 +33,7 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
+from tests.support.command import output_of, run
 from tests.support.reports.report_formats import take_cells
 from tests.support.reports.summaries import NET, name_everything
 
@@ -291,33 +292,20 @@ def test_a_terminal_gets_colours_and_a_pipe_or_file_the_same_table_without(tmp_p
     lines = SGR.sub("", shown).split("\n")
     assert "\x1b[1m" in shown and max(map(take_cells, lines)) <= 50 and all(map(str.isprintable, lines))
     assert lines[3].startswith("  a\\x1b[") and "…" in lines[3]
-    assert main(["count", f"{path}:hostile"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:hostile")
     assert all(map(str.isprintable, piped.split("\n"))) and "█" in piped
     assert max(map(take_cells, piped.split("\n"))) == 80
-    assert main(["count", f"{path}:hostile", "--format", "fvcore"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:hostile", "--format", "fvcore")
     assert all(map(str.isprintable, piped.split("\n")))
     assert "|  a\\x1b[2J\\u202e" + "b" * 20 in piped and len(piped) < 10_000
-    assert main(["count", f"{path}:plain", "--format", "fvcore"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:plain", "--format", "fvcore")
     assert "(3, 4)" in piped and print_on_terminal(50, "count", f"{path}:plain", "--format", "fvcore") == piped
     monkeypatch.setenv("COLUMNS", "50")
-    assert main(["count", f"{path}:plain"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:plain")
     assert SGR.sub("", print_on_terminal(50, "count", f"{path}:plain")) == piped
     monkeypatch.delenv("COLUMNS")
     assert print_on_terminal(80, "count", f"{path}:plain", "--output", str(tmp_path / "out")) == ""
-    assert main(["count", f"{path}:plain"]) == 0
-    assert (tmp_path / "out").read_text() == capsys.readouterr().out
-
-
-def exit_code(*argv: str) -> int:
-    """Return the exit code of a command line, whether or not its arguments can be read."""
-    try:
-        return main(argv)
-    except SystemExit as error:
-        return int(error.code)
+    assert (tmp_path / "out").read_text() == output_of(capsys, "count", f"{path}:plain")
 
 
 @pytest.mark.parametrize(
@@ -336,9 +324,8 @@ def exit_code(*argv: str) -> int:
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
-    assert exit_code("count", "no.such:model", *options) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    code, out, err = run(capsys, "count", "no.such:model", *options)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("repeated", [False, True])
