@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from fvflops.reports.escaping import printable
@@ -27,7 +28,6 @@ SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed
 # JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
 _MAX_EXACT = 2**53
 _PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
@@ -69,9 +69,8 @@ def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
         "data": first,
         "other": "".join(f'<script type="application/json" id="data-other">{data}</script>\n' for data in others),
     }
-    # One pass over the template: inserted text is not scanned for placeholders.
-    for index, piece in enumerate(_PLACEHOLDER.split(_read_template())):
-        yield parts[piece] if index % 2 else piece
+    # Inserted text is not scanned for placeholders.
+    yield _read_template().substitute(parts)
 
 
 def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
@@ -196,8 +195,8 @@ def read_style(name: str) -> str:
 
 
 @cache
-def _read_template() -> str:
-    return _INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8"))
+def _read_template() -> Template:
+    return Template(_INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8")))
 
 
 def digest(text: str) -> str:
