@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -260,7 +260,7 @@ def _rewrite(
     return Update(text, tuple(changes))
 
 
-def _compare_block(kind: str, block: yaml.Node, values: Mapping[str, int]) -> list[tuple[str, str | None, str]]:
+def _compare_block(kind: str, block: Any, values: Mapping[str, int]) -> list[tuple[str, str | None, str]]:
     old = {key.value: parse_size(number.value) for key, number in block.value}
     return [
         (f"{kind}, {key}", _format_flops(old.get(key)), _format_flops(values.get(key)))
@@ -312,17 +312,18 @@ def _quote(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
-def _child(node: yaml.Node, key: str) -> yaml.Node:
+def _child(node: Any, key: str) -> Any:
     return next(value for item, value in node.value if item.value == key)
 
 
-def _end_of(node: yaml.Node) -> int:
+def _end_of(node: Any) -> int:
     """Return where the text of a node ends; the mark of a block is beyond the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
         return _end_of(node.value[-1][1])
-    return node.end_mark.index
+    end: int = node.end_mark.index
+    return end
 
 
-def _end_of_line(text: str, node: yaml.Node) -> int:
+def _end_of_line(text: str, node: Any) -> int:
     end = text.find("\n", _end_of(node))
     return len(text) if end < 0 else end
