@@ -166,7 +166,7 @@ def read_routing(trace: Trace) -> Routing:
 
 
 class _RoutingWalk:
-    """Walk the events of a trace, tracking which storages hold weights, selectors and selected rows."""
+    """Walk the events of a trace, tracking which storages contain weights, selectors and selected rows."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

@@ -96,7 +96,7 @@ def load_budgets(path: str) -> dict[str, Budget]:
 
 
 def parse_budgets(text: str, file: str) -> dict[str, Budget]:
-    """Return name → budget of a text; errors are those of `load_budgets`.
+    """Return name → budget of a text; errors are as in `load_budgets`.
 
     >>> parse_budgets("models: {net: {flops: 1.2K}}", "budget.yaml")["net"].limits["flops"].value
     1200
@@ -232,7 +232,7 @@ def _rewrite(
     budget = _child(_child(yaml.compose(text, Loader=yaml.SafeLoader), "models"), name)
     entries = {OLD_KEYS.get(key.value, key.value): (key, value) for key, value in budget.value}
     changes: list[tuple[str, str | None, str]] = []
-    edits: list[tuple[int, int, str]] = []  # start and end in the text, and what is written there
+    edits: list[tuple[int, int, str]] = []  # start and end in the text, and the new text
     for metric in (metric for metric in values if metric in entries):
         _, limit = entries[metric]
         if isinstance(limit, yaml.MappingNode):

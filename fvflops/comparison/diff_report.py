@@ -33,7 +33,7 @@ _USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden i
 
 @dataclass(frozen=True, slots=True)
 class _Row(Changed):
-    """The sum of modules with equal changes, such as those of repeated layers."""
+    """The sum of modules with equal changes, such as repeated layers."""
 
     name: str
     modules: tuple[ModuleChange, ...]
@@ -46,7 +46,7 @@ def shortened_report(difference: ModelDifference) -> Document:
 
 
 def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
-    """Return the totals, and the modules and operators that differ, those of which `measure` changed most first.
+    """Return the totals, and the modules and operators that differ, the largest change of `measure` first.
 
     Equal changes of modules whose names differ in numbers only are one row. An unknown measure raises ValueError.
     """

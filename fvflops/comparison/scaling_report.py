@@ -32,7 +32,7 @@ _MAX_TOKEN_ROWS = 8
 
 
 def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Document:
-    """Return the polynomial of a cost, those of the modules down to a depth, and what was counted.
+    """Return the polynomials of a cost and of the modules down to a depth, and the counts.
 
     `title` says what was counted, and in which convention. JSON has every module and operator.
     """

@@ -28,7 +28,7 @@ _TITLES = {"op": "op calls", "call": "module calls", "line": "lines of source"}
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unsupported"
 _LINE = "line calls flops macs activations bytes unsupported"
-# View → the keys of its columns, without those of measurements.
+# View → the keys of its columns, without measurements.
 CALL_COLUMNS = {"op": tuple(_OP.split()), "call": tuple(_MODULE.split()), "line": tuple(_LINE.split())}
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
 # Argument `sort` of `op_call_table` → the key of a column.
@@ -152,7 +152,7 @@ def line_table(lines: Sequence[LineCount]) -> Table:
 
 
 def _count_columns(rows: Sequence[ModuleCall | LineCount]) -> dict[str, Column]:
-    """Return the columns of counts of module calls and of lines; that of unsupported ops is shown if there are any."""
+    """Return the columns of counts of module calls and of lines; unsupported ops are shown if there are any."""
     unsupported = number_column(
         "unsupported", "unsupported ops", form=str, only_for="" if any(row.unsupported for row in rows) else "data"
     )

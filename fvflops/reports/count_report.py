@@ -1,4 +1,4 @@
-"""The tables of `count`: modules, operators, or the operators of each module, and those of papers."""
+"""The tables of `count`: modules, operators, the operators of each module, and tables for papers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_text(
 ) -> str:
     """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
 
-    The rows are those of fvcore's table, without parameter shapes; names are relative to the parent row. Shares and
+    The rows are as in fvcore's table, without parameter shapes; names are relative to the parent row. Shares and
     bars are of the FLOPs, or of the column of `sort`.
     """
     check_view(by, report="the table")
@@ -67,7 +67,7 @@ def write_markdown(
 ) -> str:
     """Return the summary as Markdown, by module, by operator or by="both", ending with the coverage.
 
-    Modules without any count are dropped. `depth`, `sort` and `top` are those of `exact_table`; a note has the number
+    Modules without any count are dropped. `depth`, `sort` and `top` are as in `exact_table`; a note has the number
     of the rows that are not shown.
     """
     check_view(by, report="the Markdown report")
@@ -257,7 +257,7 @@ def _list_operators(
 
 
 def _add_share(counts: Sequence[int], index: int, in_markdown: bool) -> list[Value]:
-    """Return the counts with the one of a share and a bar after them, in Markdown with that of a share after it."""
+    """Return the counts with the values of a share and a bar; in Markdown the share is second, without a bar."""
     return [counts[0], *counts] if in_markdown else [*counts, counts[index], counts[index]]
 
 
@@ -282,7 +282,7 @@ def write_paper(
 def write_latex(
     summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> str:
-    r"""Return the rows of `write_paper` as a LaTeX tabular; by "operator" and "both" those of the CSV report.
+    r"""Return the rows of `write_paper` as a LaTeX tabular; by "operator" and "both" the rows of the CSV report.
 
     Comments above the table, for the caption, have the notes; a line below it names the unsupported ops. The document
     needs the package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
@@ -310,7 +310,7 @@ def write_latex(
 
 
 def _list_models(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> Table:
-    """Return the row of the model and those of its modules; columns that are not metrics are dropped."""
+    """Return the rows of the model and its modules; columns that are not metrics are dropped."""
     headings = [heading for heading in summary.columns if heading in METRICS]
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
     model = summary.about.get("model") or summary.modules.root.class_name or "model"

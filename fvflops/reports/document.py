@@ -22,7 +22,7 @@ class Column:
     """A column of a table: its key in CSV and JSON, its heading in the other formats, and how its values are shown.
 
     `form` formats a value; `missing` is shown for None. `is_text` columns are left-aligned and in natural order when
-    sorted; the others hold numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
+    sorted; the others are numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
     module names, parents before their children, "" being the model. Where a line is too long, columns with the largest
     `hide_order` are dropped first, then text is truncated, last in `shorten_last` columns. `only_for` is "people" for a
     column that CSV and JSON lack, "data" for one that only they have. A column with `bar_total` is a bar in plain text,
@@ -204,7 +204,7 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
 class Items:
     """A list of sentences under a heading.
 
-    `tones`, one for each sentence, are those of `fvflops.reports.terminal.op_coverage`: text shows them as colours.
+    `tones`, one for each sentence, are as in `fvflops.reports.terminal.op_coverage`: text shows them as colours.
     """
 
     heading: str
@@ -299,7 +299,7 @@ class Gantt:
     length: float = 0
 
     def end(self) -> float:
-        """Return the end of the chart: that of the last slice, or `length` if that is later."""
+        """Return the end of the last slice, or `length` if that is later."""
         return max((self.length, *(piece.end for slices in self.lanes.values() for piece in slices)))
 
     def sample(self, lane: str, count: int) -> list[Slice | None]:
@@ -323,7 +323,7 @@ def _share_of(piece: Slice, cell: int, width: float) -> float:
 
 
 class Point(NamedTuple):
-    """A point of a scatter plot; `marked` ones, such as those of a Pareto front, are drawn stronger."""
+    """A point of a scatter plot; `marked` ones, such as a Pareto front, are drawn stronger."""
 
     x: float
     y: float
@@ -354,7 +354,7 @@ class Scatter:
     notes: Sequence[str] = ()
 
     def spans(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the least and the largest `x`, and those of `y`, with the limit."""
+        """Return the least and the largest `x`, then `y`, with the limit."""
         xs = [point.x for point in self.points]
         ys = [point.y for point in self.points] + ([] if self.limit is None else [self.limit[0]])
         return (min(xs), max(xs)), (min(ys), max(ys))

@@ -61,7 +61,7 @@ def write_table(
     sort: str | None = None,
     top: int | None = None,
 ) -> str:
-    """Return the summary as a pipe table; by module it equals that of fvcore's `flop_count_table` byte for byte,
+    """Return the summary as a pipe table; by module it equals fvcore's `flop_count_table` byte for byte,
     except that unprintable names are escaped.
 
     `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. `show_param_shapes` adds
@@ -172,7 +172,7 @@ _NOTICE = (
 
 
 def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as a tree of modules; it equals that of fvcore's `flop_count_str` byte for byte, except that
+    """Return the summary as a tree of modules; it equals fvcore's `flop_count_str` byte for byte, except that
     unprintable names are escaped.
 
     `depth` is the number of levels shown below the root, None for all. A module in which no op ran has the count N/A. A

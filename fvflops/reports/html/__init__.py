@@ -1,6 +1,6 @@
 """An interactive HTML page in one file, with a zoomable plot of the module tree.
 
-`render(breakdown)` makes the page of one model, `render_comparison(first, second)` that of two, opened as a comparison.
+`render(breakdown)` makes the page of one model, `render_comparison(first, second)` a page that compares two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
-SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are those of `Status`
+SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are values of `Status`
 # JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
 _MAX_EXACT = 2**53
 _PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
@@ -74,7 +74,7 @@ def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
 
 
 def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the views that a page has data for, besides that of the modules."""
+    """Yield the names of the views that a page has data for, besides the view of the modules."""
     if record.get("timeline", {}).get("start"):
         yield "timeline"
     if record.get("memory", {}).get("at"):
@@ -190,7 +190,7 @@ def _write_number(count: Any) -> Any:
 
 @cache
 def read_style(name: str) -> str:
-    """Return a style of pages, made short: base.css is that of all, with the colours of both themes."""
+    """Return a style of pages, made short: all have base.css, with the colours of both themes."""
     return minify_style(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 

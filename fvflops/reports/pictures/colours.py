@@ -1,4 +1,4 @@
-"""Colours of plots: those of the HTML report in light mode, read from its style sheet."""
+"""Colours of plots, read from the style sheet of the HTML report (light mode)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def place_labels(
     from a point to the nearest end of its label, or to the middle if `right` is 0, and to the middle of its height. All
     points try a ring, the first points first, before those without a label try the next one: of the free places the
     first that is not close to another point is taken. A label beyond the left or right end of the page is moved into
-    it. Neither a label nor its leader is on what is occupied, or on another label. Leaders may cross `lines`, and so
+    it. Neither a label nor its leader is on an occupied place or another label. Leaders may cross `lines`, and so
     may labels that have no other place.
     """
     taken = list(occupied)
