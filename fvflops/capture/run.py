@@ -20,7 +20,7 @@ from fvflops.capture.execution import ExecutionError as ExecutionError
 from fvflops.capture.execution import choose_device as choose_device
 from fvflops.capture.execution import needs_real_execution as needs_real_execution
 from fvflops.capture.execution import suspend_outer_recordings as suspend_outer_recordings
-from fvflops.capture.instrument.autograd_use import AutogradUsed
+from fvflops.capture.instrument.backward import AutogradUsed
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
