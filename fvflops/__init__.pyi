@@ -1,12 +1,12 @@
 """Public names, each with the module from which it is imported on first use."""
 
-from fvflops.analysis.byte_counts import ByteCountAnalysis as ByteCountAnalysis
 from fvflops.analysis.fvcore_text import flop_count_str as flop_count_str
 from fvflops.analysis.fvcore_text import flop_count_table as flop_count_table
 from fvflops.analysis.fvcore_text import parameter_count_table as parameter_count_table
 from fvflops.analysis.fvcore_text import summarise as summarise
 from fvflops.analysis.model_analysis import ModelAnalysis as ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis as ActivationCountAnalysis
+from fvflops.analysis.model_counts import ByteCountAnalysis as ByteCountAnalysis
 from fvflops.analysis.model_counts import FlopCountAnalysis as FlopCountAnalysis
 from fvflops.analysis.model_counts import activation_count as activation_count
 from fvflops.analysis.model_counts import flop_count as flop_count
@@ -65,9 +65,9 @@ from fvflops.plan.step_time.calibration import Link as Link
 from fvflops.plan.step_time.calibration import Network as Network
 from fvflops.plan.step_time.calibration import find_efficiency as find_efficiency
 from fvflops.plan.step_time.calibration import find_network as find_network
-from fvflops.plan.step_time.estimate import estimate_step as estimate_step
 from fvflops.plan.step_time.step_estimate import StepEstimate as StepEstimate
 from fvflops.plan.step_time.step_estimate import TrainingCost as TrainingCost
+from fvflops.plan.step_time.step_estimate import estimate_step as estimate_step
 from fvflops.plan.trace_ranks import gather as gather
 from fvflops.sources.options import SourceOptions as SourceOptions
 from fvflops.sweep.count_many import count_many as count_many

@@ -117,7 +117,7 @@ def append_text(path: str, text: str) -> None:
 
 @contextmanager
 def _adding_file_name(path: str) -> Iterator[None]:
-    """Add the file name to an OSError without one, such as that of a full disk."""
+    """Add the file name to an OSError without one, such as a full disk's."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
     make_folder(os.path.dirname(path) or ".")
     target = os.path.realpath(path)
     if os.path.exists(target):
-        _open(path, "a").close()  # replacing needs write permission for the folder only: check that of the file too
+        _open(path, "a").close()  # replacing needs write permission for the folder only: check the file's too
     temporary = _temporary_beside(target)
     try:
         file = _open(temporary, mode.replace("w", "x"))
@@ -261,11 +261,10 @@ def path_manager() -> Any:
         def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any) -> Any:
             return open(_shipped(path), mode, buffering, encoding="utf-8" if "b" not in mode else None)
 
-        def _isfile(self, path: str, **kwargs: Any) -> bool:
-            return exists(path)
-
         def _exists(self, path: str, **kwargs: Any) -> bool:
             return exists(path)
+
+        _isfile = _exists
 
     g_pathmgr.register_handler(ShippedHandler(), allow_override=True)
     return g_pathmgr

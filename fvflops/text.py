@@ -13,6 +13,7 @@ from inspect import Signature, signature
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 # Words for what has another name here: of options, of arguments in Python, and of devices.
 _SYNONYMS = {
@@ -106,6 +107,12 @@ def short_repr(value: object, subject: str = "", *facts: str) -> str:
     head = type(value).__name__ + (f" of {subject}" if subject else "")
     text = printable(": ".join(filter(None, [head, ", ".join(filter(None, facts))])))
     return f"<{text}>" if len(text) <= _MAX_REPR else f"<{text[: _MAX_REPR - 1]}…>"
+
+
+def shown_by_fields(cls: type[T]) -> type[T]:
+    """Give a class of records the repr of `record_repr`."""
+    cls.__repr__ = record_repr  # type: ignore[method-assign]
+    return cls
 
 
 def record_repr(record: Any) -> str:

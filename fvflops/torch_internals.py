@@ -65,12 +65,7 @@ class Internal:
         return f"{self.module}.{self.name}" if self.name else self.module
 
     def find(self) -> Any:
-        """Return the value; raise MissingInternal if this torch has none.
-
-        >>> Internal("math", "_no_such_function", lost="sines").find()  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        fvflops.torch_internals.MissingInternal: torch ... has no math._no_such_function: no sines
-        """
+        """Return the value; raise MissingInternal if this torch has none."""
         try:
             value = importlib.import_module(self.module)
             name = self.older if self.older and not hasattr(value, self.name) else self.name
@@ -160,11 +155,7 @@ MINIMUM: Mapping[str, str] = {
 
 
 def refusal(feature: str) -> str | None:
-    """Return why this torch is too old for a feature of MINIMUM; None if it is not.
-
-    >>> print(refusal("counting"))
-    None
-    """
+    """Return why this torch is too old for a feature of MINIMUM; None if it is not."""
     import torch
 
     minimum = MINIMUM[feature]

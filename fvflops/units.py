@@ -82,7 +82,7 @@ def format_short(count: float) -> str:
 def digits_apart(form: Callable[[Any], str], values: Iterable[Any], *, most: int = 8) -> int | None:
     """Return the significant digits, `most` at most, with which different values have different texts.
 
-    None is the usual three, or those that `digits_shown` has set.
+    None is the usual three, or the number that `digits_shown` has set.
 
     >>> digits_apart(format_short, [4_089_184_256, 4_090_104_256]), digits_apart(format_short, [61_706, 416_520])
     (4, None)

@@ -187,12 +187,6 @@ def test_autocast_of_each_device_is_restored() -> None:
     assert set(torch_state._DEVICES) == set(torch._C._autocast_supported_devices())
 
 
-def test_torch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.autograd, "_engine_run_backward")
-    with pytest.raises(MissingInternal, match=r"torch\.autograd\._engine_run_backward: no backward phases"):
-        INTERNALS["engine_run"].find()
-
-
 def test_what_is_missing_raises_when_it_is_used() -> None:
     missing = Internal("torch._C", "_gone", "sines").get()
     for use in (

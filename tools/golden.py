@@ -76,10 +76,12 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
     if not list_only and folder.exists() and any(folder.iterdir()):
         print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
         return 2
-    from goldens import inner
-    from goldens.jobs import run_jobs
+    from goldens.jobs import ROOT, run_jobs
 
-    inner.check_package()
+    import fvflops
+
+    if not Path(fvflops.__file__).resolve().is_relative_to(ROOT):
+        raise ImportError(f"fvflops is imported from {fvflops.__file__}, and not from {ROOT}")
     begun = time.monotonic()
     jobs = [job for job in find_jobs() if not only or any(fnmatchcase(job.name, pattern) for pattern in only)]
     if not jobs:
@@ -93,7 +95,7 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
     failed = run_jobs(jobs, folder.resolve(), processes, lambda text: print(text, file=sys.stderr, flush=True))
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    print(f"{len(files):,} files, {size / 1e6:.1f} MB, of {inner.ROOT}, in {time.monotonic() - begun:.0f} s")
+    print(f"{len(files):,} files, {size / 1e6:.1f} MB, of {ROOT}, in {time.monotonic() - begun:.0f} s")
     for name in failed:
         print(f"failed: {name}")
     return 1 if failed else 0
@@ -110,12 +112,12 @@ def find_jobs() -> list[Job]:
 def import_libraries(jobs: Sequence[Job]) -> None:
     """Import what jobs share, the same for all: which ops are registered depends on it, and messages on that."""
     import torch
-    from goldens import inner
 
     import fvflops
+    from fvflops.formulas import shipped_tables
 
     # What torch and fvflops import when they are first used, and the tables.
-    for table in inner.conventions():
+    for table in shipped_tables():
         fvflops.FlopCountAnalysis(torch.nn.Linear(2, 2), torch.ones(1, 2), table=table).total()
     if any(job.name not in _WITHOUT_LIBRARIES for job in jobs):
         import timm  # noqa: F401

@@ -43,7 +43,6 @@ NOT_OURS = ("graph (Netron)", "activations' values")
 
 
 def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
-    """Return what this tool makes."""
     model, inputs, kwargs = subject.model, subject.inputs, subject.kwargs
     flops = fvflops.FlopCountAnalysis(model, inputs, kwargs=kwargs, lines=True)
     trace = flops.trace()
@@ -117,7 +116,6 @@ def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
 
 
 def make_torchlens(subject: LoadedModel, folder: Path) -> Makers:
-    """Return what TorchLens makes."""
     import torchlens
 
     log = torchlens.trace(subject.model, subject.inputs, dict(subject.kwargs) or None)
@@ -186,7 +184,6 @@ def make_torchlens(subject: LoadedModel, folder: Path) -> Makers:
 
 
 def make_fvcore(subject: LoadedModel, folder: Path) -> Makers:
-    """Return what fvcore makes."""
     from fvcore import nn
 
     if subject.kwargs:
@@ -229,12 +226,10 @@ def many(count: int, noun: str) -> str:
 
 
 def many_lines(text: str) -> str:
-    """Return the number of lines of a text."""
     return many(text.rstrip().count("\n") + 1, "line")
 
 
 def weigh_text(text: str) -> str:
-    """Return the size of a text."""
     return f"{format_short(len(text.encode()))}B"
 
 
@@ -245,7 +240,6 @@ def weigh(path: Path) -> str:
 
 
 def weigh_picture(analysis: fvflops.FlopCountAnalysis, path: Path) -> str:
-    """Return the size of the picture of an analysis."""
     analysis.to_picture(path)
     return weigh(path)
 

@@ -4,7 +4,7 @@
 With --execution real each model is built with random weights and run for real, on smaller inputs where it takes them,
 and those of transformers smaller. A sweep that was stopped goes on where it was. Prints how many were counted, each
 failure with its cause, and what work outside the dispatcher was reported; exits with 1 if a model failed, or reports
-such work and is not in sweeping/expected.py.
+such work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from sweeping.expected import EXPECTED_UNSEEN, find_unexpected, find_unseen  # noqa: E402
-from sweeping.libraries import LIBRARIES, find_ways, list_names, make_factory  # noqa: E402
+from sweeping.libraries import LIBRARIES, list_names, make_factory  # noqa: E402
 
 from fvflops.cli.commands.sweep import SweepProgress  # noqa: E402
 from fvflops.formulas import TableError, load_table  # noqa: E402
 from fvflops.sources import SourceOptions  # noqa: E402
 from fvflops.sweep import CountSettings, ModelCount  # noqa: E402
+from fvflops.sweep.count_model import UNSEEN  # noqa: E402
 from fvflops.sweep.counted_models import plan_sweep, run_sweep, summarise  # noqa: E402
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits  # noqa: E402
+from fvflops.sweep.local_pool import WorkerLimits, run_in_workers  # noqa: E402
 from fvflops.sweep.result_files import read_rows  # noqa: E402
 
 _GIB = 1 << 30
@@ -76,9 +77,7 @@ def choose(names: Sequence[str], pattern: str, limit: int | None) -> list[str]:
 
 def sweep(names: Sequence[str], output: str, arguments: argparse.Namespace, way: str | None, retry: bool) -> None:
     """Count the models without a row, built by a way of the library where execution is real."""
-    limits = WorkerLimits(
-        arguments.timeout, arguments.memory * _GIB, ("sweeping.libraries", f"sweeping.{arguments.library}")
-    )
+    limits = WorkerLimits(arguments.timeout, arguments.memory * _GIB, ("sweeping.libraries", arguments.library))
     is_real = way is not None
     execution = "real" if is_real else "auto"
     settings = CountSettings(arguments.table, execution, peak_memory=not is_real, memory=limits.memory)
@@ -89,17 +88,26 @@ def sweep(names: Sequence[str], output: str, arguments: argparse.Namespace, way:
         plan = replace(plan, tasks=tasks)
     progress = SweepProgress(len(plan.tasks))
     try:
-        for row in run_sweep(plan, LocalPool(arguments.jobs, limits), progress.show_running):
+        run = partial(run_in_workers, workers=arguments.jobs, limits=limits)
+        for row in run_sweep(plan, run, progress.show_running):
             progress.add(row)
     finally:
         progress.clear()
 
 
+def find_unseen(row: ModelCount) -> str:
+    """Return the work outside the dispatcher of a row.
+
+    >>> find_unseen(ModelCount("m", unsupported="aten::x ×2; unseen::f ×1 in 'scan' at net.py:42"))
+    "unseen::f ×1 in 'scan' at net.py:42"
+    """
+    return "; ".join(item for item in row.unsupported.split("; ") if item.startswith(UNSEEN))
+
+
 def describe(rows: Sequence[ModelCount], seconds: float, jobs: int) -> str:
     """Return the text that is printed at the end."""
     how = Counter(row.execution for row in rows if not row.error)
-    unseen = [row for row in rows if find_unseen(row)]
-    unexpected = find_unexpected(rows)
+    unseen = {row.model: found for row in rows if (found := find_unseen(row))}
     unknown = Counter(
         item.partition(" ×")[0] for row in rows if row.unsupported for item in row.unsupported.split("; ")
     )
@@ -107,10 +115,8 @@ def describe(rows: Sequence[ModelCount], seconds: float, jobs: int) -> str:
     lines = [f"{versions}: {summarise(rows)}; {how['shapes']:,} in shape execution, {how['real']:,} in real execution"]
     lines += [f"  failed {row.model}: {row.failure}: {row.error}" for row in rows if row.failure]
     lines += [f"  smaller {row.model}: {row.built}" for row in rows if row.built]
-    lines.append(f"  unseen work: in {len(unseen):,} models, {len(unexpected):,} of them unexpected")
-    for row in unseen:
-        reason = "unexpected" if row in unexpected else f"expected: {EXPECTED_UNSEEN[row.model]}"
-        lines.append(f"  unseen in {row.model}: {find_unseen(row)} ({reason})")
+    lines.append(f"  unseen work: in {len(unseen):,} models")
+    lines += [f"  unseen in {model}: {found}" for model, found in unseen.items()]
     lines += [f"  unsupported {op}: in {models:,} models" for op, models in unknown.most_common()]
     return "\n".join([*lines, f"{seconds:.0f} s with {jobs} workers"])
 
@@ -124,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         load_table(arguments.table)
         names = choose(list_names(arguments.library), arguments.only, arguments.limit)
-        ways = find_ways(arguments.library) if is_real else (None,)
+        ways = LIBRARIES[arguments.library] if is_real else (None,)
         for number, way in enumerate(ways):
             sweep(names, output, arguments, way, retry=arguments.retry_failed or number > 0)
     except (ValueError, OSError, ImportError, TableError) as error:
@@ -135,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     rows = [row for name, row in read_rows(output).items() if name in set(names)]
     print(describe(rows, time.monotonic() - begun, arguments.jobs))
-    return 1 if any(row.failure for row in rows) or find_unexpected(rows) else 0
+    return 1 if any(row.failure or find_unseen(row) for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import numpy as np  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
-from training_runs.fitting import cross_validate, fit, shipped  # noqa: E402
+from training_runs.fitting import cross_validate, fit, predict_shipped  # noqa: E402
 from training_runs.prepared import PreparedRun, key_of, prepare  # noqa: E402
 from training_runs.rows import DATASETS, TrainingRun, read_runs  # noqa: E402
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = [run for name in arguments.set or DATASETS for run in _read(name, arguments.data)]
     prepared = _prepare_all(runs, arguments.jobs, arguments.cache)
     print(f"{len(prepared):,} runs planned in {time.perf_counter() - start:.0f} s")
-    predicted = np.array([shipped(item).predict([item])[0] for item in prepared])
+    predicted = np.array([predict_shipped(item) for item in prepared])
     if arguments.fit:
         _report_fits(prepared, {"shipped": predicted, **_fit_all(prepared)})
     else:

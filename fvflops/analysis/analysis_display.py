@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pandas
 
 _MAX_LINES = 50
-_DEPTHS = (3, 2, 1)  # levels below the root, of which the first is shown that has few enough lines
+_DEPTHS = (3, 2, 1)  # levels below the root; the first with few enough lines is shown
 
 
 def list_facts(trace: Trace | None, counts: Counts | None) -> list[str]:
-    """Return what is known of a run, without computing more: its total, and the op calls that have no formula."""
+    """Return the known facts of a run, without computing more: its total, and the op calls that have no formula."""
     if counts is not None:
         title = METRICS[counts.metric].short if counts.metric in METRICS else counts.metric
         unsupported = sum(entry.calls for entry in counts.entries if entry.status is Status.UNSUPPORTED)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, warnings_disabled
+from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.capture.model.model_index import read_modules
 from fvflops.reports import fvcore_table, fvcore_tree
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
@@ -98,5 +98,5 @@ def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis
                 raise TypeError(
                     f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)"
                 )
-            stack.enter_context(warnings_disabled(analysis))
+            stack.enter_context(analysis._warnings_disabled())
         return summarise(flops, activations)

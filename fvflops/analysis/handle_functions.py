@@ -127,7 +127,7 @@ class JitType:
 
 @dataclass(frozen=True, slots=True)
 class JitNode:
-    """Result of `value.node()`: the node that produced a value; only that of a list has inputs."""
+    """Result of `value.node()`: the node that produced a value; only a list's has inputs."""
 
     value: Value
 

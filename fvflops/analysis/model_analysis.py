@@ -6,8 +6,9 @@ import copy as copying
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,13 +21,13 @@ from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.cost_models import lacks_values
-from fvflops.counting.module_counts import ModuleCounts
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports.escaping import printable_short
 from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
+from fvflops.trace.counts import ModuleCounts
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, find_uncalled, find_unused
 
@@ -77,7 +78,6 @@ class ModelAnalysis(AnalysisOutputs):
         self._is_loaded = False
         self._counts: Counts | None = None
         self._modules: ModuleTree | None = None
-        self._by_module_and_operator: dict[str, Counter[str]] | None = None
         self._ancestors = "owner"
         self._warn_unsupported = self._warn_uncalled = warn
         self._tracer_warnings = "no_tracer_warning"
@@ -117,7 +117,7 @@ class ModelAnalysis(AnalysisOutputs):
 
     def by_module_and_operator(self) -> dict[str, Counter[str]]:
         """Return module name → operator label → count, for every module of the model."""
-        return {name: Counter(counts) for name, counts in self._counts_by_module().items()}
+        return self.counts().by_module_and_operator(self._ancestors)
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → operator label → count over the whole model; a forward run has only the phase "forward".
@@ -165,7 +165,7 @@ class ModelAnalysis(AnalysisOutputs):
         named = {read_op(op): handle for op, handle in passed.items()}
         handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in named.items()}
         self._handles.update(handles)
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def set_module_handle(self: Self, *args: Any) -> Self:
@@ -193,7 +193,7 @@ class ModelAnalysis(AnalysisOutputs):
             if not may_exist(name):
                 raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def clear_op_handles(self: Self) -> Self:
@@ -201,7 +201,7 @@ class ModelAnalysis(AnalysisOutputs):
         self._handles = {}
         self._module_handles = {}
         self._table = None
-        self._counts = self._by_module_and_operator = None
+        self._counts = None
         return self
 
     def canonical_module_name(self, name: str) -> str:
@@ -214,7 +214,7 @@ class ModelAnalysis(AnalysisOutputs):
         duplicate._handles = dict(self._handles)
         duplicate._module_handles = dict(self._module_handles)
         if new_model is not None or new_inputs is not None:
-            duplicate._trace = duplicate._counts = duplicate._by_module_and_operator = None
+            duplicate._trace = duplicate._counts = None
             duplicate._is_loaded = False
             duplicate._run = self._run.with_model(new_model, new_inputs)
             if new_model is not None:
@@ -230,7 +230,6 @@ class ModelAnalysis(AnalysisOutputs):
         if mode not in _ANCESTOR_MODES:
             raise ValueError(f"ancestor mode must be one of {', '.join(_ANCESTOR_MODES)}; got {mode!r}")
         self._ancestors = mode
-        self._by_module_and_operator = None
         return self
 
     def unsupported_ops_warnings(self: Self, enabled: bool) -> Self:
@@ -265,22 +264,13 @@ class ModelAnalysis(AnalysisOutputs):
         It is recorded again if the trace has decomposed a composite op that a handle or the table counts as a whole; an
         analysis of a loaded trace raises TraceError instead.
         """
-        missing = [] if self._trace is None else self._missing_stops(self._trace)
-        if (
-            self._trace is not None
-            and not missing
-            and (self._is_loaded or not lacks_values(self._trace, self._cost_model().stops_at))
-        ):
-            if self._is_loaded:
-                self._check_whole_ops(self._trace)
-            return self._trace
-        if self._is_loaded:
-            raise TraceError(
-                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
-            )
-        self._trace = self._record(self._cost_model().stops_at)
-        self._modules = self._trace.modules
-        return self._trace
+        trace = self._trace
+        if trace is not None and self._is_loaded:
+            self._check_loaded(trace)
+        elif trace is None or self._missing_stops(trace) or lacks_values(trace, self._cost_model().stops_at):
+            trace = self._trace = self._record(self._cost_model().stops_at)
+            self._modules = trace.modules
+        return trace
 
     def counts(self) -> Counts:
         """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
@@ -319,7 +309,7 @@ class ModelAnalysis(AnalysisOutputs):
 
     def _record(self, stops_at: StopsAt) -> Trace:
         return self._known_run().record(
-            stops_at=stops_at, estimate_cost=self._estimate_cost, quiet=self._tracer_warnings == "none"
+            stops_at=stops_at, estimate_cost=cost_estimator(self), quiet=self._tracer_warnings == "none"
         )
 
     def _known_run(self) -> ModelRun:
@@ -334,27 +324,29 @@ class ModelAnalysis(AnalysisOutputs):
         self._trace = trace
         self._is_loaded = True
         self._modules = trace.modules
-        self._counts = self._by_module_and_operator = None
-
-    def _estimate_cost(self, signature: Signature) -> int:
-        return estimate_by(self._cost_model(), signature)
+        self._counts = None
 
     def _cost_model(self) -> CostModel:
         if self._table is None or self._metric is None:
-            inner: CostModel = NullCostModel(load_table("fvcore"))
-        else:
-            inner = TableCostModel(self._table, self._metric)
+            return self._with_handles(NullCostModel(load_table("fvcore")))
+        return self._with_handles(TableCostModel(self._table, self._metric))
+
+    def _with_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
-            return HandleCostModel(inner, self._handles, self._module_handles)
-        return inner
+            return HandleCostModel(cost_model, self._handles, self._module_handles)
+        return cost_model
 
     def _missing_stops(self, trace: Trace) -> list[str]:
         """Return the composite ops that this analysis counts as a whole and a trace has decomposed."""
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _check_whole_ops(self, trace: Trace) -> None:
-        """Raise TraceError for a loaded Trace with composite ops of which the table counts the ops inside."""
+    def _check_loaded(self, trace: Trace) -> None:
+        """Raise TraceError for a Trace whose composite ops were not recorded as they are counted."""
+        if missing := self._missing_stops(trace):
+            raise TraceError(
+                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
+            )
         if self._table is None:
             return
         stops = self._cost_model().stops_at
@@ -366,10 +358,8 @@ class ModelAnalysis(AnalysisOutputs):
                 "inside: record the model again, by this convention"
             )
 
-    def _counts_by_module(self) -> dict[str, Counter[str]]:
-        if self._by_module_and_operator is None:
-            self._by_module_and_operator = self.counts().by_module_and_operator(self._ancestors)
-        return self._by_module_and_operator
+    def _counts_by_module(self) -> Mapping[str, Counter[str]]:
+        return self.counts().labels_by_module(self._ancestors)
 
     def _warn(self, counts: Counts) -> None:
         unsupported: Counter[str] = Counter()
@@ -405,11 +395,6 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     return analysis._analysed_run()
 
 
-def warnings_disabled(analysis: ModelAnalysis) -> AbstractContextManager[None]:
-    """Disable all warnings of an analysis inside, and restore its settings."""
-    return analysis._warnings_disabled()
-
-
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:
     """Return the cost of a call, to compare it with an alternative call."""
     return sum(cost.value for cost in cost_model.op_cost(signature))
@@ -427,4 +412,4 @@ def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
 
 def cost_estimator(analysis: ModelAnalysis) -> CostEstimate:
     """Return the function that estimates the cost of a call in an analysis, for `estimate_cost` of `record_call`."""
-    return analysis._estimate_cost
+    return partial(estimate_by, analysis._cost_model())

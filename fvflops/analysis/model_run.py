@@ -100,7 +100,7 @@ def _accepts(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     return True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ModelRun:
     """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace.
 
@@ -120,21 +120,17 @@ class ModelRun:
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
-        inputs, kwargs = inputs_of_size(self.model, self.inputs, self.kwargs, self.input_size)
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "kwargs", kwargs)
-        object.__setattr__(self, "input_size", None)
+        self.inputs, self.kwargs = inputs_of_size(self.model, self.inputs, self.kwargs, self.input_size)
+        self.input_size = None
         if is_program(self.model):
             program: Any = self.model
             if self.inputs is None and self.kwargs is None:
                 if program.example_inputs is None:
                     raise ValueError("the exported program has no example inputs: pass inputs")
-                args, kwargs = program.example_inputs
-                object.__setattr__(self, "inputs", args)
-                object.__setattr__(self, "kwargs", kwargs)
-            object.__setattr__(self, "model", program_module(program))
+                self.inputs, self.kwargs = program.example_inputs
+            self.model = program_module(program)
         if isinstance(self.model, nn.Module):
-            object.__setattr__(self, "model", unwrap_compiled(self.model))
+            self.model = unwrap_compiled(self.model)
         if self.model is not None or self.inputs is not None:
             check_model(self.model)
             check_inputs(self.require_model(), self.inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -276,10 +275,6 @@ class record(FlopCountAnalysis):
         self._invalidate_results()
         return super().counts()
 
-    def _counts_by_module(self) -> dict[str, Counter[str]]:
-        self._invalidate_results()
-        return super()._counts_by_module()
-
     def _warn(self, counts: Counts) -> None:
         if self._session is None:  # else the recording is not finished
             super()._warn(counts)
@@ -289,7 +284,7 @@ class record(FlopCountAnalysis):
         length = -1 if self._session is None else self._session.recorder.length
         if length != self._counted_length:
             self._counted_length = length
-            self._trace = self._counts = self._by_module_and_operator = None
+            self._trace = self._counts = None
 
     def _action(self) -> str:
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
@@ -328,7 +323,7 @@ class record(FlopCountAnalysis):
         finally:
             self._session = None
             self._created = session.recorder.of_earlier_steps
-            self._trace = self._counts = self._by_module_and_operator = None
+            self._trace = self._counts = None
             trace = session.trace()
             if trace.complete and (step_ended or not self._step):
                 self._add_step(trace)
@@ -336,7 +331,7 @@ class record(FlopCountAnalysis):
                 self._partial = trace
 
     def _add_step(self, trace: Trace) -> None:
-        """Add the Trace of a step; aggregate those of earlier cycles, and share equal consecutive ones."""
+        """Add the Trace of a step; aggregate the Traces of earlier cycles, and share equal consecutive ones."""
         if not self._unreported:
             for index in range(self._aggregated, len(self._recorded)):
                 aggregated = self._recorded[index].aggregate()

@@ -10,7 +10,7 @@ from typing import Any
 
 from fvflops.counting import CostModel, count
 from fvflops.reports.escaping import printable_short
-from fvflops.text import record_repr, require_int, short_repr
+from fvflops.text import require_int, short_repr, shown_by_fields
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
 
@@ -153,6 +153,7 @@ class PerStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class StepCount:
     """Cost of one step by phase, and op → calls of the unsupported ops.
 
@@ -163,9 +164,6 @@ class StepCount:
     unsupported: Counter[str]
     macs: int = 0
     flops: int = 0
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:

@@ -170,7 +170,7 @@ def _build(value: Argument) -> Any:
             raise NotRunnable(f"this torch has no dtype {value.dtype!r}")
         if value.values is not None:
             return torch.tensor(value.values, dtype=dtype).reshape(value.shape)
-        with warnings.catch_warnings():  # torch deprecates tensors of quantised dtypes, of which tables have rows
+        with warnings.catch_warnings():  # torch deprecates tensors of quantised dtypes, and tables have rows for them
             warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
             return torch.empty(value.shape, dtype=dtype, device="meta")
     return [_build(item) for item in value] if isinstance(value, tuple) else value

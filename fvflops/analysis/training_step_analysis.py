@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fvflops.analysis.model_analysis import cost_estimator
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import InputSize
 from fvflops.capture.recorder.tensor_specs import tensors_of
@@ -150,7 +151,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             autocast=self._options["autocast"],
             device=self._run.device,
             assume=self._run.assume,
-            estimate_cost=self._estimate_cost,
+            estimate_cost=cost_estimator(self),
         )
 
 

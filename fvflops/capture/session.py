@@ -56,9 +56,9 @@ from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
-from fvflops.capture.unseen.data_exports import saved_exports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
+from fvflops.capture.unseen.outside_calls import saved_exports
 from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.torch_internals import (
     TorchDispatchMode,
@@ -304,13 +304,6 @@ class Session:
         if self._is_training:  # the snapshot covers the model's gradients; its code may use others
             stack.enter_context(gradients_restored())
         return undo_log
-
-    def _wrappers(self, recorder: Recorder, undo_log: UndoLog) -> list[Wrapper]:
-        wrappers = saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)
-        if self.call is not None and self.call.detects_autograd:
-            self._autograd = AutogradUse(recorder)
-            wrappers += self._autograd.wrappers()
-        return wrappers
 
     def _preexisting(self, index: ModelIndex) -> list[PreexistingTensors]:
         model_tensors = index.tensors, index.metadata, index.storages, index.rows

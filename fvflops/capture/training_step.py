@@ -21,7 +21,6 @@ from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
     CostEstimate,
@@ -263,13 +262,12 @@ def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
     by_name = dict(module_paths(model))
-    if callable(checkpointed):
-        selected = [module for name, module in by_name.items() if checkpointed(name, module)]
-        return list(IdentityMapping((module, None) for module in selected))
     if isinstance(checkpointed, str):
         raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
     selected = []
-    for item in checkpointed:
+    if callable(checkpointed):
+        selected = [module for name, module in by_name.items() if checkpointed(name, module)]
+    for item in () if callable(checkpointed) else checkpointed:
         if isinstance(item, str):
             matches = [by_name[item]] if item in by_name else []
         else:
@@ -277,7 +275,7 @@ def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[n
         if not matches:
             raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
         selected += matches
-    return list(IdentityMapping((module, None) for module in selected))
+    return list({id(module): module for module in selected}.values())
 
 
 @contextmanager

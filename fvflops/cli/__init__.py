@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fvflops: {event}{f': {text}' if text else ''}", file=sys.stderr)
             return _TERMINATED if is_terminated else _INTERRUPTED
         except BrokenPipeError:
-            # The reader has closed the pipe (`| head`); Python flushes what is left at exit.
+            # The reader has closed the pipe (`| head`); Python flushes the rest at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
@@ -112,7 +112,6 @@ def _fixed_draws() -> AbstractContextManager[None]:
 
 
 def _missing(module: str) -> str:
-    """Return the error of a required package that is not installed."""
     package = _REQUIRED[module]
     advice = "; see https://fvflops.github.io/fvflops/start/install/ for one without CUDA" if module == "torch" else ""
     return f"fvflops needs {package}, which {sys.executable} lacks: run pip install {package}{advice}"
@@ -143,7 +142,7 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error in one line: that of `describe_error`, if torch is loaded; else no model has run.
+    """Return an error in one line, by `describe_error` if torch is loaded; else no model has run.
 
     >>> format_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'

@@ -1,15 +1,24 @@
-"""Parsers of the values of arguments."""
+"""Parsers of the values of arguments, and which options were chosen."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
+
+
+def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
+    """Return the first of some options, named by their destinations, that is not at its default, "" for none."""
+    for name in names:
+        option, default = arguments.options[name]
+        if getattr(arguments, name) != default:
+            return str(option)
+    return ""
 
 
 def parse_at_least(least: int, text: str) -> int:
@@ -92,28 +101,3 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
         mesh[axis] = int(size)
     return mesh
-
-
-def parse_layers(text: str) -> list[int]:
-    """Return the numbers of a `--stage-layers` text; a mistake raises ValueError.
-
-    >>> parse_layers("7,8,8,7")
-    [7, 8, 8, 7]
-    """
-    return _parse_numbers(text, "--stage-layers", "the layers of each stage, such as 7,8,8,7")
-
-
-def parse_routing(text: str) -> list[int]:
-    """Return the numbers of a `--routing` text; a mistake raises ValueError.
-
-    >>> parse_routing("3,3,1,1")
-    [3, 3, 1, 1]
-    """
-    return _parse_numbers(text, "--routing", "the tokens of each expert, such as 3,3,1,1")
-
-
-def _parse_numbers(text: str, option: str, expected: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{option} {text}: expected {expected}")
-    return [int(part) for part in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again
@@ -15,37 +15,31 @@ from fvflops.units import format_thousands
 
 def repeat_memory(analysis: FlopCountAnalysis, times: int, *, first_step: bool) -> list[int]:
     """Return the peak memory of the model's run in bytes for each of several draws."""
-    require_runs(analysis)
 
     def measure() -> int:
         return predict_drawn_memory(analysis, first_step=first_step).peak
 
-    return repeat_draws(times, measure(), measure)
-
-
-def repeat_draws(times: int, first: int, measure: Callable[[], int]) -> list[int]:
-    """Return `first`, the cost of a run, and that of `times` - 1 more, with the generators' seeds 1, 2, 3 ...
-
-    >>> repeat_draws(3, 7, lambda: 9)
-    [7, 9, 9]
-    """
-    values = [first]
-    for seed in range(1, times):
-        with seeded(seed):
-            values.append(measure())
-    return values
+    require_runs(analysis)
+    return [measure(), *repeat_draws(times - 1, measure)]
 
 
 def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -> list[int]:
     """Return the FLOPs of the analysed run, and of `times` - 1 more runs of the model."""
-    require_runs(analysis)
-    trace = analysis.trace()
 
     def measure() -> int:
-        again = record_again(analysis, trace.stops_at)
+        again = record_again(analysis, analysis.trace().stops_at)
         return FlopCountAnalysis.from_trace(again, table=table, warn=False).total()
 
-    return repeat_draws(times, analysis.total(), measure)
+    require_runs(analysis)
+    return [analysis.total(), *repeat_draws(times - 1, measure)]
+
+
+def repeat_draws(times: int, measure: Callable[[], int]) -> Iterator[int]:
+    """Yield the cost of some runs, with the generators' seeds 1, 2, 3 ..."""
+    for seed in range(1, times + 1):
+        with seeded(seed):
+            cost = measure()
+        yield cost
 
 
 def require_runs(analysis: ModelAnalysis) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import model_options
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.outputs import write
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
+from fvflops.cli.shared_options import model_options
 from fvflops.cli.terminal_detection import find_width
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
@@ -36,20 +37,12 @@ from fvflops.views.ranking import check_sort
 
 # Format of this table alone, in addition to FORMATS.
 _PAPER = "paper"
-# Options of one model, with their defaults.
-_OF_ONE = {
-    "by": "module",
-    "depth": None,
-    "collapse": False,
-    "backward": False,
-    "loss": None,
-    "trace": None,
-    "speedscope": None,
-    "flamegraph": None,
-    "weight": None,
-    "save_trace": None,
-}
-_OF_TABLE = ("columns", "join", "plot", "x", "y")
+# Options of one model, and of a table.
+_OF_ONE = (
+    *("by", "depth", "collapse", "backward", "loss"),
+    *("trace", "speedscope", "flamegraph", "weight", "save_trace"),
+)
+_OF_TABLE = ("columns", "join", "plot", "x", "y", "lower", "name")
 MEMORY = "peak_memory"
 # Shorter names of columns on the command line.
 _ALIASES = {"memory": MEMORY}
@@ -62,53 +55,36 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "
         "stand for several.",
     )
-    group.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        metavar="LABEL=MODEL",
-        help="label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be repeated",
-    )
-    group.add_argument(
-        "--columns",
-        metavar="A,B,...",
-        help=f"columns of the table: {', '.join(COSTS[:-1])}, memory, unsupported, error, ... and those of --join",
+    add_options(
+        group,
+        f"""
+        --name LABEL=MODEL ...  label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be
+            repeated
+        --columns A,B,...  columns of the table: {", ".join(COSTS[:-1])}, memory, unsupported, error, ... and those of
+            --join
+        """,
     )
     add_pareto_plot(group, join="add the columns of")
 
 
 def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
     """Add the plot of models, its axes, and the file of joined columns, whose help starts with `join`."""
-    group.add_argument(
-        "--join",
-        metavar="FILE",
-        help=f"{join} a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the first, "
-        "names the models",
-    )
-    group.add_argument(
-        "--plot", metavar="PATH", help="also plot the models and their Pareto front, .svg or .png; needs matplotlib"
-    )
-    group.add_argument(
-        "--x", metavar="COLUMN", help="horizontal axis; default: flops below a joined column, else parameters"
-    )
-    group.add_argument(
-        "--y", metavar="COLUMN", help="vertical axis; default: the first joined column of numbers, else flops"
-    )
-    group.add_argument(
-        "--lower",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="a joined column of which less is better, such as a latency; may be repeated",
+    add_options(
+        group,
+        f"""
+        --join FILE  {join} a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the
+            first, names the models
+        --plot PATH  also plot the models and their Pareto front, .svg or .png; needs matplotlib
+        --x COLUMN  horizontal axis; default: flops below a joined column, else parameters
+        --y COLUMN  vertical axis; default: the first joined column of numbers, else flops
+        --lower COLUMN ...  a joined column of which less is better, such as a latency; may be repeated
+        """,
     )
 
 
 def asks_for_table(arguments: argparse.Namespace, names: Sequence[str]) -> bool:
     """Return whether the arguments ask for a table of models: several, a pattern, or options of such a table."""
-    chosen = any(getattr(arguments, option) is not None for option in _OF_TABLE) or bool(
-        arguments.lower or arguments.name
-    )
-    return chosen or len(names) != 1 or list(names) != arguments.model
+    return bool(find_chosen(arguments, _OF_TABLE)) or len(names) != 1 or list(names) != arguments.model
 
 
 def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
@@ -121,7 +97,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     labels = _read_labels(arguments.name, names)
     assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
-    columns = None if arguments.columns is None else _read_columns(arguments.columns, joined)
+    columns = None
+    if arguments.columns is not None:
+        columns = check_columns([_read_key(part) for part in arguments.columns.split(",") if part.strip()], joined)
     if arguments.sort is not None:
         keys = [column.key for column in model_table((), joined).columns]
         check_sort(_read_key(arguments.sort), [*keys, "name"])
@@ -134,7 +112,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     counts = _count(names, options, settings)
     if arguments.strict:
         counts = [_fail_unsupported(count, table) for count in counts]
-    notes = [] if plot is None else [write_plot(plot, counts, joined, table, labels)]
+    sentence, failure = ("", "") if plot is None else write_plot(plot, counts, joined, table, labels)
     document = model_report(
         counts,
         table,
@@ -143,25 +121,23 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         sort=arguments.sort and _read_key(arguments.sort),
         top=arguments.top,
         paper=arguments.format in (_PAPER, "latex"),
-        notes=notes,
+        notes=[sentence] if sentence else [],
         labels=labels,
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
     write(write_document(document, format, width=find_width(report_stream())), arguments.output)
-    missing = plot is not None and is_missing(plot, counts, joined)
-    return max(_report_failures(counts, joined), int(missing))
+    if failure:
+        print(failure, file=sys.stderr)
+    return max(_report_failures(counts, joined), int(bool(failure)))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options of one model."""
     if arguments.format not in (*FORMATS, _PAPER):
         raise ValueError(
             f"--format {arguments.format} is of one model: for several use {', '.join((*FORMATS, _PAPER))}"
         )
-    for option, default in _OF_ONE.items():
-        if getattr(arguments, option, default) != default:
-            name = option.replace("_", "-")
-            raise ValueError(f"--{name} is of one model: omit it in a table of models (several, --columns or --plot)")
+    if option := find_chosen(arguments, _OF_ONE):
+        raise ValueError(f"{option} is of one model: omit it in a table of models (several, --columns or --plot)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +194,7 @@ def _read_key(text: str) -> str:
     return _ALIASES.get(text.strip(), text.strip())
 
 
-def _read_columns(text: str, joined: Join | None) -> list[str]:
-    return check_columns([_read_key(part) for part in text.split(",") if part.strip()], joined)
-
-
 def _list_joined(joined: Join | None) -> list[str]:
-    """Return the keys of the joined columns of numbers."""
     numbers = [column.key for column in model_table((), joined).columns if not column.is_text]
     own = [column.key for column in model_table(()).columns]
     return [key for key in numbers if key not in own]
@@ -277,28 +248,17 @@ def write_plot(
     joined: Join | None,
     table: FormulaTable,
     labels: Mapping[str, str] | None = None,
-) -> str:
-    """Write the plot of two columns, if any model has both, and return a sentence on it."""
+) -> tuple[str, str]:
+    """Write the plot of two columns, if any model has both; return a sentence on it, and an error, "" for none."""
     models = model_table(counts, joined, labels=labels)
     x, y = plot.axes
     if not has_points(models, x, y):
-        return f"No plot: {_describe_empty(plot)}."
+        reason = f"no model has both {x} and {y}"
+        return f"No plot: {reason}.", f"fvflops: error: {plot.path} is not written: {reason}"
     titles = {"flops": f"FLOPs ({table.multiply_add} per multiply-add)", "bytes": "Memory traffic"}
     picture, front = draw_pareto(models, x=x, y=y, kind=plot.kind, higher=plot.higher, titles=titles)
     paths.write_bytes(plot.path, picture)
-    return f"Pareto front of {x} and {y}: {', '.join(map(plain_name, front))}."
-
-
-def is_missing(plot: ParetoPlot, counts: Sequence[ModelCount], joined: Join | None) -> bool:
-    """Return whether no model has a point, which is written as an error."""
-    missing = not has_points(model_table(counts, joined), *plot.axes)
-    if missing:
-        print(f"fvflops: error: {plot.path} is not written: {_describe_empty(plot)}", file=sys.stderr)
-    return missing
-
-
-def _describe_empty(plot: ParetoPlot) -> str:
-    return f"no model has both {plot.axes[0]} and {plot.axes[1]}"
+    return f"Pareto front of {x} and {y}: {', '.join(map(plain_name, front))}.", ""
 
 
 def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:

@@ -18,34 +18,25 @@ from fvflops.capture.restore.generators import seeded
 from fvflops.capture.run import Loss
 from fvflops.cli import format_error
 from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import model_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import activity
-from fvflops.cli.revisions import find_revision, record_revision
-from fvflops.cli.subprocess_recording import REQUEST, RESULT, record_in_subprocess
+from fvflops.cli.revisions import REQUEST, RESULT, find_revision, record_in_subprocess, record_revision
+from fvflops.cli.shared_options import model_options
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import check_applies, check_trace_options, find_source, is_saved_trace, load_model
-from fvflops.sources.loaded_model import with_input_hint
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
 # A convention → the analysis of MODEL by it.
 Opened = Callable[[FormulaTable], FlopCountAnalysis]
-# Options of a run, which a saved Trace has behind it: attribute → option.
-_RUN_OPTIONS = {
-    "assume": "--assume",
-    "train": "--train",
-    "backward": "--backward",
-    "loss": "--loss",
-    "optimizer": "--optimizer",
-    "run_device": "--device",
-    "micro_batches": "--micro-batches",
-}
+# Options of a run, which a saved Trace has behind it.
+_RUN_OPTIONS = ("assume", "train", "backward", "loss", "optimizer", "run_device", "micro_batches")
 
 
 def open_analysis(name: str, arguments: argparse.Namespace, table: FormulaTable, **options: Any) -> FlopCountAnalysis:
-    """Return the recorded analysis of a MODEL argument; the options are those of `open_model`."""
+    """Return the recorded analysis of a MODEL argument; the options are `open_model`'s."""
     return open_model(name, arguments, **options)(table)
 
 
@@ -60,50 +51,54 @@ def open_model(
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is
-    passed to `load_model`. `options` default to those of the arguments; --backward, where a
-    command has it, adds the backward pass. `lines` records source lines. `in_subprocess` records a model in a
+    passed to `load_model`. `options` default to the arguments'; --backward, where a command has it,
+    adds the backward pass. `lines` records source lines. `in_subprocess` records a model in a
     subprocess, since one process cannot import two modules of the same name. An invalid name or argument raises
     ValueError, a Trace that the convention cannot count TraceError.
     """
     if getattr(arguments, "backward", False) and arguments.execution == "real":
         raise ValueError("--backward uses shape execution: omit --execution real")
-    if options is None:
-        options = model_options(arguments, device=built_on(arguments))
+    built = options or model_options(arguments, device=built_on(arguments))
     if is_saved_trace(name):
-        trace = open_trace(name, arguments, options)
+        trace = open_trace(name, arguments, built)
         return lambda table: _analysis_of(trace, table)
     if getattr(arguments, "trace_only", False):
         raise ValueError(f"--trace-only: {name} is not a saved Trace (.json, .json.gz): save one by --save-trace")
     revision = find_revision(name)
     if revision is not None:
-        check_applies(options, "", name)
-        chosen = options
-        return lambda table: _analysis_of(record_revision(revision, chosen, arguments), table)
+        check_applies(built, "", name)
+        return lambda table: _analysis_of(record_revision(revision, built, arguments), table)
     if in_subprocess:
-        chosen = options
-        return lambda table: _analysis_of(record_in_subprocess(name, name, chosen, arguments), table)
+        return lambda table: _analysis_of(record_in_subprocess(name, name, built, arguments), table)
     with activity(f"loading {name}"):
-        subject = load_model(name, without_weights(name, options, arguments.execution))
+        subject = load_model(name, without_weights(name, built, arguments.execution))
     subject.train(arguments.train, option="--train")
-    assume = parse_assumptions(arguments.assume)
     loss = backward_loss(arguments)
     device, emulated = runs_on(arguments)
+    settings: dict[str, Any] = {"assume": parse_assumptions(arguments.assume), "device": device}
+    if loss is None:
+        settings |= {"execution": arguments.execution, "lines": lines}
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:
-        settings: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}
-        settings["device"] = device
-        analysis: FlopCountAnalysis
-        if loss is not None:
-            analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=loss, **settings)
-        else:
-            analysis = FlopCountAnalysis(
-                subject.model, subject.inputs, execution=arguments.execution, lines=lines, **settings
-            )
-        with activity(f"recording {name}"), emulated():
-            with_input_hint(subject, analysis.trace)
-        return analysis
+        with emulated():
+            return record_model(name, subject, table, loss, **settings)
 
     return analyse
+
+
+def record_model(
+    name: str, subject: LoadedModel, table: FormulaTable, loss: Loss | None, **settings: Any
+) -> FlopCountAnalysis:
+    """Return the recorded analysis of a model, with a loss of its training step; the settings are the analysis's."""
+    settings |= {"kwargs": subject.kwargs, "table": table, "warn": False}
+    analysis: FlopCountAnalysis
+    if loss is None:
+        analysis = FlopCountAnalysis(subject.model, subject.inputs, **settings)
+    else:
+        analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=loss, **settings)
+    with activity(f"recording {name}"):
+        with_input_hint(subject, analysis.trace)
+    return analysis
 
 
 def backward_loss(arguments: argparse.Namespace) -> Loss | None:
@@ -125,7 +120,8 @@ def open_trace(name: str, arguments: argparse.Namespace, options: SourceOptions)
     if "other" in arguments:
         check_trace_options(name, SourceOptions(options.inputs, options.config, args=options.args))
     else:
-        run = {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
+        names = [name for name in _RUN_OPTIONS if name in arguments.options]
+        run = {arguments.options[name][0]: getattr(arguments, name) for name in names}
         check_trace_options(name, options, run | {"--execution real": getattr(arguments, "execution", None) == "real"})
     return load_trace(name)
 

@@ -45,17 +45,19 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     """
     if isinstance(report_stream(), DiscardedOutput) and is_standard_output(getattr(arguments, "output", "")):
         raise ValueError("standard output is closed: add --output FILE")
-    outputs = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
-    outputs = [(option, path) for option, path in outputs if not (option == "output" and path == STANDARD)]
+    named = ((f"--{name.replace('_', '-')}", getattr(arguments, name, None)) for name in _OPTIONS)
+    outputs = [
+        (option, path) for option, path in named if path is not None and (option, path) != ("--output", STANDARD)
+    ]
     inputs, written = _find_inputs(arguments), set[str]()
     for option, path in outputs:
         if (location := _resolve(path)) in inputs:
-            raise ValueError(f"--{option.replace('_', '-')} {path}: this run reads that file: choose another path")
+            raise ValueError(f"{option} {path}: this run reads that file: choose another path")
         if location in written:
-            raise ValueError(f"--{option.replace('_', '-')} {path}: another file of this run has that path")
+            raise ValueError(f"{option} {path}: another file of this run has that path")
         written.add(location)
     for option, path in outputs:
-        check_file(f"--{option.replace('_', '-')}", path)
+        check_file(option, path)
 
 
 def choose_format(arguments: argparse.Namespace) -> None:

@@ -7,9 +7,11 @@ rare ones, which `--help all` shows.
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from fvflops.text import nearest, printable, suggest
@@ -68,11 +70,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; unknown ones are an error that names the nearest option of the command."""
+        """Return the arguments; unknown ones are an error that names the nearest option of the command.
+
+        Their `options` are destination → the command's option and its default, for `find_chosen`.
+        """
         arguments, unknown = self.parse_known_args(args, namespace)
+        command = self.commands().get(getattr(arguments, "command", None) or "", self)
         if unknown:
-            command = self.commands().get(getattr(arguments, "command", None) or "", self)
             command.error(_describe_unknown(unknown, command))
+        arguments.options = {}
+        for action in command.options():
+            arguments.options.setdefault(action.dest, (action.option_strings[0], action.default))
         return arguments
 
     def commands(self) -> dict[str, Parser]:
@@ -89,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if not action.option_strings]
 
     def format_help(self, *, everything: bool = False) -> str:
-        """Return the help, with `everything` that of the rare options too."""
+        """Return the help, with `everything` also of the rare options."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -126,11 +134,49 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Show the help of a command and exit."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(cast(Parser, parser).format_help(everything=values == _ALL), end="")
         parser.exit()
+
+
+def find_group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
+    """Return the group of a title, a new one where the parser has none; a group is returned itself."""
+    if not isinstance(parser, argparse.ArgumentParser):
+        return parser
+    groups = {group.title: group for group in parser._action_groups}
+    return groups[title] if title in groups else parser.add_argument_group(title)
+
+
+def add_options(parser: argparse._ActionsContainer, text: str, **settings: Mapping[str, Any]) -> None:
+    """Add arguments as a help page lists them: names and metavar, two spaces, and the help, further lines indented.
+
+    A line such as `report:` names the group of those after it. An option without a metavar is a flag, one with ` ...`
+    after it may be repeated. `settings` are further arguments of `add_argument`, each with its values by argument,
+    named as its destination is by default.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_options(parser, "--batch N  samples\\n--path DIR ...  a folder\\n--train  train", type={"batch": int})
+    >>> parser.parse_args(["--batch", "3", "--path", "a", "--train"])
+    Namespace(batch=3, path=['a'], train=True)
+    """
+    container = parser
+    for entry in re.split(r"\n(?! )", inspect.cleandoc(text)):
+        head, _, help = entry.partition("  ")
+        if not help:
+            container = find_group(parser, head.removesuffix(":"))
+            continue
+        first, *words = head.split()
+        names = [first, *(word for word in words if word.startswith("-"))]
+        values = words[len(names) - 1 :]
+        name = first.strip("-,").replace("-", "_")
+        options = {keyword: by_name[name] for keyword, by_name in settings.items() if name in by_name}
+        if "..." in values:
+            options |= {"action": "append", "default": []}
+        if values:
+            options["metavar"] = values[0]
+        elif not options.keys() & {"action", "choices"}:
+            options["action"] = "store_true"
+        container.add_argument(*(name.rstrip(",") for name in names), help=" ".join(help.split()), **options)
 
 
 def _describe_choices(choices: Iterable[str], value: str) -> str:

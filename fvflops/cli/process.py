@@ -1,4 +1,4 @@
-"""Standard streams of a command, closed ones and those of a user's code too, and SIGTERM."""
+"""Standard streams of a command, also closed ones and while a user's code prints, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 
 
 class DiscardedOutput(io.TextIOWrapper):
-    """A closed standard output or error: what is written to it is discarded."""
+    """A closed standard output or error: it discards all text."""
 
     def __init__(self) -> None:
         super().__init__(io.BufferedWriter(io.FileIO(os.devnull, "w")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is shown on a terminal while work takes longer than two seconds: a progress bar, or what is being done."""
+"""Progress on a terminal of work that takes longer than two seconds: a bar, or a line that names the work."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Progress:
 
 @contextmanager
 def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Show what is being done while the body takes longer than two seconds, on a terminal only.
+    """Name the work of the body while it takes longer than two seconds, on a terminal only.
 
     A thread draws it, since the work itself calls nothing meanwhile.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ def read_profile(
 
 
 def _add_submodules(modules: ModuleTree, own: Mapping[str, Costs]) -> dict[str, Costs]:
-    """Return module name → its costs, submodules included, from those of canonical names.
+    """Return module name → its costs, submodules included, from the costs of canonical names.
 
     A module with several names has its costs under each. A shared submodule or a tied parameter counts once in a module
     that contains it several times. The time of a module that was never called is the sum over its submodules.
@@ -248,65 +248,59 @@ def _write_header(profile: ModelProfile, step: int) -> str:
     title = (
         f"{escaping.printable_short(profile.modules.root.class_name)} at step {step}, counted by the table {tables}."
     )
-    rows = _model_rows(profile)
-    for phase, short in _PHASES.items():
-        if phase in profile.phases:
-            rows += _phase_rows(short, profile.phases[phase])
-    rows += _iteration_rows(profile)
     return "\n".join(
         [
             title,
             "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step, iter is all of these.",
             "A MAC is a multiply-add, flops are floating-point operations, FLOPS are flops per second.",
             "",
-            *(f"{label + ':':<50}{value}" for label, value in rows),
+            *(f"{label + ':':<50}{value}" for label, value in _list_sums(profile)),
         ]
     )
 
 
-def _model_rows(profile: ModelProfile) -> list[tuple[str, str]]:
-    sizes = set(profile.batches)
+def _list_sums(profile: ModelProfile) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each line of the header: model, phases, and the sums over phases."""
+    sizes, calls = set(profile.batches), len(profile.batches)
     batch = ", ".join(map(format_thousands, sorted(sizes))) or "unknown"
-    calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
-    return [
-        ("batch size", batch + (calls if len(sizes) == 1 else "")),
-        ("params", params_to_string(profile.by_module[""].parameters)),
-    ]
-
-
-def _phase_rows(short: str, costs: Costs) -> list[tuple[str, str]]:
-    return [
-        (f"{short} MACs", macs_to_string(costs.macs)),
-        (f"{short} flops", number_to_string(costs.flops)),
-        (f"{short} latency", duration_to_string(costs.duration_ns / 1e9)),
-        (f"{short} FLOPS = {short} flops / {short} latency", flops_to_string(costs.flops_per_second)),
-    ]
-
-
-def _iteration_rows(profile: ModelProfile) -> list[tuple[str, str]]:
+    yield (
+        "batch size",
+        batch + (f" in each of {format_thousands(calls)} calls" if calls > 1 and len(sizes) == 1 else ""),
+    )
+    yield "params", params_to_string(profile.by_module[""].parameters)
     phases = {short: profile.phases[phase] for phase, short in _PHASES.items() if phase in profile.phases}
-    rows = []
+    for short, costs in phases.items():
+        yield f"{short} MACs", macs_to_string(costs.macs)
+        yield f"{short} flops", number_to_string(costs.flops)
+        yield f"{short} latency", duration_to_string(costs.duration_ns / 1e9)
+        yield f"{short} FLOPS = {short} flops / {short} latency", flops_to_string(costs.flops_per_second)
     if "bwd" not in phases:
-        rows.append(("bwd", "not recorded"))
+        yield "bwd", "not recorded"
     elif "fwd" in phases:
         both = sum((phases[short] for short in ("fwd", "recompute", "bwd") if short in phases), Costs())
-        rows.append(("fwd+bwd FLOPS", flops_to_string(both.flops_per_second)))
+        yield "fwd+bwd FLOPS", flops_to_string(both.flops_per_second)
     if "step" not in phases:
-        rows.append(("step", "not recorded"))
+        yield "step", "not recorded"
     total = sum(phases.values(), Costs())
-    rows.append(("iter latency", duration_to_string(total.duration_ns / 1e9)))
-    rows.append(("FLOPS = all flops / iter latency", flops_to_string(total.flops_per_second)))
+    yield "iter latency", duration_to_string(total.duration_ns / 1e9)
+    yield "FLOPS = all flops / iter latency", flops_to_string(total.flops_per_second)
     if profile.batches and total.duration_ns:
-        rows.append(("samples/second", number_to_string(sum(profile.batches) * 1e9 / total.duration_ns).strip()))
-    return rows
+        yield "samples/second", number_to_string(sum(profile.batches) * 1e9 / total.duration_ns).strip()
 
 
 def _write_modules(profile: ModelProfile) -> str:
-    costs = profile.by_module
-    total = costs[""]
+    total = profile.by_module[""]
 
     def describe(module: ModuleInfo) -> list[str]:
-        items = [*_format_costs(costs[module.name], total), *module.extra_repr.split("\n")]
+        costs = profile.by_module[module.name]
+        items = [
+            f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
+            f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
+            f"{duration_to_string(costs.duration_ns / 1e9)} = "
+            f"{share_to_string(costs.duration_ns, total.duration_ns)} latency",
+            flops_to_string(costs.flops_per_second),
+            *module.extra_repr.split("\n"),
+        ]
         return [", ".join(item for item in items if item)]
 
     return "\n".join(
@@ -317,16 +311,6 @@ def _write_modules(profile: ModelProfile) -> str:
             *draw_tree(profile.modules, describe),
         ]
     )
-
-
-def _format_costs(costs: Costs, total: Costs) -> list[str]:
-    seconds = costs.duration_ns / 1e9
-    return [
-        f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
-        f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
-        f"{duration_to_string(seconds)} = {share_to_string(costs.duration_ns, total.duration_ns)} latency",
-        flops_to_string(costs.flops_per_second),
-    ]
 
 
 def _title(text: str) -> str:

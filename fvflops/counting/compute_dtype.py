@@ -9,34 +9,17 @@ from fvflops.trace.signature import packet_of
 # Sources: bitsandbytes 0.50.2, _ops.py; torchao 0.18.0, ops.py; ATen/native/quantized/cpu (FBGEMM and oneDNN),
 # qlinear.cpp and qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Without the dynamic linear layers of float16
 # weights, which FBGEMM multiplies in float32.
-_INT8 = frozenset(
-    {
-        "aten::_dyn_quant_matmul_4bit",
-        "aten::_int_mm",
-        "aten::fbgemm_linear_int8_weight",
-        "aten::fbgemm_linear_int8_weight_fp32_activation",
-        "aten::quantized_gru",
-        "aten::quantized_lstm",
-        "bitsandbytes::int8_linear_matmul",
-        "bitsandbytes::int8_mixed_scaled_mm",
-        "bitsandbytes::int8_scaled_mm",
-        "quantized::conv1d_dynamic",
-        "quantized::conv2d_dynamic",
-        "quantized::conv3d_dynamic",
-        "quantized::conv_transpose1d_dynamic",
-        "quantized::conv_transpose2d_dynamic",
-        "quantized::conv_transpose3d_dynamic",
-        "quantized::linear_dynamic",
-        "quantized::linear_relu_dynamic",
-        "quantized::linear_with_input_q_dq_qweight_dq_output_fp32",
-        "quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32",
-        "quantized::quantized_gru_cell_dynamic",
-        "quantized::quantized_lstm_cell_dynamic",
-        "quantized::quantized_rnn_relu_cell_dynamic",
-        "quantized::quantized_rnn_tanh_cell_dynamic",
-        "torchao::da8w4_linear_cpu",
-    }
-)
+_INT8_NAMES = {
+    "aten": "_dyn_quant_matmul_4bit _int_mm fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation"
+    " quantized_gru quantized_lstm",
+    "bitsandbytes": "int8_linear_matmul int8_mixed_scaled_mm int8_scaled_mm",
+    "quantized": "conv1d_dynamic conv2d_dynamic conv3d_dynamic conv_transpose1d_dynamic conv_transpose2d_dynamic"
+    " conv_transpose3d_dynamic linear_dynamic linear_relu_dynamic linear_with_input_q_dq_qweight_dq_output_fp32"
+    " linear_with_input_q_dq_qweight_dq_relu_output_fp32 quantized_gru_cell_dynamic quantized_lstm_cell_dynamic"
+    " quantized_rnn_relu_cell_dynamic quantized_rnn_tanh_cell_dynamic",
+    "torchao": "da8w4_linear_cpu",
+}
+_INT8 = frozenset(f"{namespace}::{name}" for namespace, names in _INT8_NAMES.items() for name in names.split())
 # Their weights may be float16, which FBGEMM multiplies in float32; a GRU's and a cell's arguments do not show it.
 _RECURRENT = frozenset({"aten::quantized_lstm"})
 _FLOAT16 = Symbol("dtype", "float16")

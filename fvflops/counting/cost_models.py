@@ -11,7 +11,7 @@ from typing import Any
 from fvflops.counting.count_trace import CostModel, RegionCost, SignatureCache
 from fvflops.formulas import Call, Cost, FormulaTable, OpCost
 from fvflops.formulas.rows import default_label, show_call
-from fvflops.formulas.table import attributes_of, find_class
+from fvflops.formulas.table import FUNCTION_PREFIX, attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, TensorSpec, Trace, Value
 from fvflops.trace.records import ALL_LISTS
 from fvflops.trace.signature import packet_of
@@ -28,15 +28,9 @@ class TableCostModel(CostModel):
             raise ValueError(f"metric must be 'flops' or 'activations'; got {metric!r}")
         self._table = table
         self._metric = metric
+        self.stops_at = table.stops_at
+        self.counts_modules = bool(table.modules)
         self._costs: SignatureCache[tuple[OpCost, ...]] = table.cost_caches.setdefault(metric, SignatureCache())
-
-    @property
-    def stops_at(self) -> StopsAt:
-        return self._table.stops_at
-
-    @property
-    def counts_modules(self) -> bool:
-        return bool(self._table.modules)
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         costs = self._costs.get(signature)
@@ -68,10 +62,7 @@ class NullCostModel(CostModel):
 
     def __init__(self, table: FormulaTable) -> None:
         self._table = table
-
-    @property
-    def stops_at(self) -> StopsAt:
-        return self._table.stops_at
+        self.stops_at = table.stops_at
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         row = self._table.row(signature.op)
@@ -85,8 +76,6 @@ class NullCostModel(CostModel):
 
 
 Handle = Callable[[Call], "int | Counter[str]"]
-
-_FUNCTION = "prim::PythonOp."
 
 
 class HandleCostModel(CostModel):
@@ -102,16 +91,10 @@ class HandleCostModel(CostModel):
         self._inner = inner
         self._handles = dict(handles)
         self._modules = dict(modules or {})
-
-    @property
-    def stops_at(self) -> StopsAt:
         # An op with a handle keeps the values of its lists.
         values = {name: ALL_LISTS for name, handle in self._handles.items() if handle is not None}
-        return self._inner.stops_at.including(self._handles, values)
-
-    @property
-    def counts_modules(self) -> bool:
-        return bool(self._modules) or self._inner.counts_modules
+        self.stops_at = inner.stops_at.including(self._handles, values)
+        self.counts_modules = bool(self._modules) or inner.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         for name in names_of(signature.op):
@@ -125,18 +108,14 @@ class HandleCostModel(CostModel):
             if name is not None:
                 call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
                 return RegionCost(_cost(self._modules[name], name, call))
-        elif (name := _FUNCTION + region.name) in self._handles:
+        elif (name := FUNCTION_PREFIX + region.name) in self._handles:
             call = Call.of_region(name, signature.inputs, signature.outputs)
             return RegionCost(_cost(self._handles[name], name, call))
         return self._inner.region_cost(region, module, signature)
 
 
 def names_of(op: str) -> tuple[str, ...]:
-    """Return the names by which a handle may be set for an op, the nearest first.
-
-    >>> names_of("aten::add.Tensor")
-    ('aten::add.Tensor', 'aten::add')
-    """
+    """Return the names by which a handle may be set for an op, the nearest first: with its overload, and without."""
     packet = packet_of(op)
     return (op, packet, "aten::_convolution") if packet == "aten::convolution" else (op, packet)
 

@@ -60,16 +60,14 @@ _DESCRIPTIONS: SignatureCache[tuple[str, int, str]] = SignatureCache()
 
 
 class CostModel(Protocol):
-    """Interface for the cost of a call, implemented by tables and by handles."""
+    """Interface for the cost of a call, implemented by tables and by handles.
 
-    @property
-    def stops_at(self) -> StopsAt:
-        """The composite ops that it counts as a whole, which the recording must not decompose."""
+    `stops_at` are the composite ops that it counts as a whole, which the recording must not decompose;
+    `counts_modules` is whether it may count modules as a whole, rather than by the ops in them.
+    """
 
-    @property
-    def counts_modules(self) -> bool:
-        """Whether it may count modules as a whole, rather than by the ops in them."""
-        return False
+    stops_at: StopsAt
+    counts_modules: bool = False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call, several where a handle returns several labels."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.nested_timeline import build_timeline
@@ -27,26 +28,27 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
     FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
     counted as a whole is a record too, before the ops inside it.
     """
+    trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
-    flow = _Flow(trace)
+    writers: dict[int, int] = {}  # storage → the call that last wrote to it
     calls_of_op: Counter[str] = Counter()
     calls: list[OpCall] = []
-    for annotated in _annotate(trace, cost_model, activations):
-        span, item, event = annotated.span, annotated.item, annotated.event
-        if event is None and (not item.status or annotated.covered):
+    for span, item, covered, activated, _ in _annotate(trace, cost_model, traffic_model, activations):
+        event = span.event if item.kind == "op" else None
+        if event is None and (not item.status or covered):
             continue
         op, target, name = _name_call(trace, item)
-        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
+        scope = scopes[span.event.stack] + ((item.name,) if item.kind == "module" else ())
         columns: dict[str, Any] = {}
         if event is not None:  # time and memory of a region are listed at its ops
-            reads, producers = flow.follow(event, len(calls))
-            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": producers}
+            reads, producers = _follow(trace, event, len(calls), writers)
+            columns = {"duration_ns": event.duration_ns, "nbytes": item.nbytes, "parameters": reads, "after": producers}
             if event.line is not None:
                 columns["line"] = trace.lines[event.line]
             if memory_is_measured:
                 names = ("memory_before", "memory_after", "memory_peak")
-                columns |= {name: getattr(span, name) for name in names}
+                columns |= {name: getattr(event, name) for name in names}
         calls.append(
             OpCall(
                 len(calls),
@@ -54,14 +56,14 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
                 op,
                 target,
                 innermost(scope),
-                span.phase,
+                span.event.phase,
                 item.inputs,
                 item.outputs,
                 item.dtype,
-                "covered" if annotated.covered else item.status,
-                0 if annotated.covered else item.flops,
-                macs=0 if annotated.covered else item.macs,
-                activations=0 if annotated.covered else annotated.activations,
+                "covered" if covered else item.status,
+                0 if covered else item.flops,
+                macs=0 if covered else item.macs,
+                activations=0 if covered else activated,
                 **columns,
             )
         )
@@ -77,13 +79,13 @@ def list_module_calls(
     A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
     multiply-adds are by `cost_model`, activations by `activations`.
     """
+    trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     elements = trace.modules.count_parameters()
     calls: list[ModuleCall] = []
     # Per thread of each rank: index and depth of the open calls.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
-    for annotated in _annotate(trace, cost_model, activations):
-        span, item = annotated.span, annotated.item
+    for span, item, _, _, activations_inside in _annotate(trace, cost_model, traffic_model, activations):
         enclosing = opened.setdefault(span.track, [])
         while enclosing and enclosing[-1][1] >= span.depth:
             enclosing.pop()
@@ -94,7 +96,7 @@ def list_module_calls(
                     len(calls),
                     item.name,
                     trace.modules.by_name[item.name].class_name,
-                    span.phase,
+                    span.event.phase,
                     len(enclosing) - 1,
                     item.inputs,
                     item.outputs,
@@ -102,12 +104,12 @@ def list_module_calls(
                     0,
                     span.flops,
                     span.macs,
-                    annotated.activations_inside,
+                    activations_inside,
                     span.nbytes,
                     span.unsupported,
                 )
             )
-        elif annotated.event is not None:
+        elif item.kind == "op":
             ops.update([number for number, _ in enclosing])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
 
@@ -132,57 +134,39 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     return tuple(sorted(lines, key=lambda line: -line.flops))
 
 
-class _Annotated(NamedTuple):
-    """A span with its callee, an op's event, and its activations without and with children, None without a table."""
+def _annotate(
+    trace: Trace, cost_model: CostModel, traffic_model: CostModel, activations: CostModel | None
+) -> Iterator[tuple[Span, Callee, bool, int | None, int | None]]:
+    """Yield each span, its callee, whether it is covered, and its activations without and with children.
 
-    span: Span
-    item: Callee
-    event: Event | None
-    covered: bool
-    activations: int | None
-    activations_inside: int | None
-
-
-def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
-    split_trace, traffic_model = split_by_aliasing(trace, keep_events=True)
-    timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
-    activation_timeline = None if activations is None else build_timeline(split_trace, activations)
-    ops = iter([event for event in trace.events or () if event.kind == "op"])
-    for index, span in enumerate(timeline.require_spans()):
+    Activations are None without a table.
+    """
+    timeline = build_timeline(trace, cost_model, traffic_model=traffic_model)
+    spans = timeline.require_spans()
+    activated: Iterable[tuple[int | None, int | None]] = repeat((None, None))
+    if activations is not None:
+        counted = build_timeline(trace, activations)
+        activated = [(counted.callees[span.callee].flops, span.flops) for span in counted.require_spans()]
+    for span, (own, inside) in zip(spans, activated, strict=False):
         item = timeline.callees[span.callee]
-        counted = None if activation_timeline is None else activation_timeline.require_spans()[index]
-        yield _Annotated(
-            span,
-            item,
-            next(ops) if item.kind == "op" else None,
-            (span.stack, span.phase) in timeline.covered,
-            None
-            if activation_timeline is None or counted is None
-            else activation_timeline.callees[counted.callee].flops,
-            None if counted is None else counted.flops,
-        )
+        yield span, item, (span.event.stack, span.event.phase) in timeline.covered, own, inside
 
 
-class _Flow:
-    """Data flow between calls: which call last wrote to each storage."""
+def _follow(
+    trace: Trace, event: Event, number: int, writers: dict[int, int]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._writers: dict[int, int] = {}
-
-    def follow(self, event: Event, number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
-
-        A view of a storage writes nothing.
-        """
-        storages = self._trace.storages
-        named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]
-        after = sorted({self._writers[index] for index in event.reads if index in self._writers})
-        writes_in_place = "!" in self._trace.signatures[event.item].schema
-        for index in event.writes:
-            if writes_in_place or index not in event.reads:
-                self._writers[index] = number
-        return tuple(dict.fromkeys(named)), tuple(after)
+    A view of a storage writes nothing.
+    """
+    storages = trace.storages
+    named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]
+    after = sorted({writers[index] for index in event.reads if index in writers})
+    writes_in_place = "!" in trace.signatures[event.item].schema
+    for index in event.writes:
+        if writes_in_place or index not in event.reads:
+            writers[index] = number
+    return tuple(dict.fromkeys(named)), tuple(after)
 
 
 def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:

@@ -18,8 +18,7 @@ from fvflops.trace import Counts, Entry, Status, Trace
 class MetricCounts:
     """Counts of one run by metric, computed on first access.
 
-    `table` is None where no table is used. `existing` are counts to reuse, such as those of an analysis with
-    handles.
+    `table` is None where no table is used. `existing` are counts to reuse, such as an analysis with handles has.
     """
 
     def __init__(self, trace: Trace, table: FormulaTable | None, existing: Counts | None = None) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
+from operator import add
 from typing import Any, NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
@@ -30,10 +31,10 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
     costs = region_costs(trace, cost_model)
     covered = frozenset(find_covered(trace, costs))
     items = _Callees(trace, cost_model, traffic_model, costs)
-    calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
+    calls = {(items.index("op", index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
     for (index, stack, phase), count in trace.region_calls.items():
         if index in costs:
-            calls[items.of_region_call(index), stack, phase] = count
+            calls[items.index("exit", index), stack, phase] = count
     spans = None if trace.events is None else tuple(_SpanBuilder(trace, items, covered).spans())
     known = {"flops", "macs", *(["bytes"] if traffic_model is not None else []), *_measured(trace)}
     return Timeline(
@@ -90,52 +91,31 @@ class _Callees:
         self._region_costs = costs
         self._numbers: dict[tuple[str, int], int] = {}
 
-    def of_op(self, index: int) -> int:
-        """Return the index of the callee of an op's signature."""
-        number = self._numbers.get(("op", index))
+    def index(self, kind: str, item: int) -> int:
+        """Return the index of the callee of an event's item, by the event's kind.
+
+        "enter" is for a region whose signature is unknown, since it did not return.
+        """
+        number = self._numbers.get((kind, item))
         if number is None:
-            signature = self._trace.signatures[index]
-            costs = self._cost_model.op_cost(signature)
-            nbytes = None if self._traffic_model is None else _sum(self._traffic_model.op_cost(signature), "value")
-            item = Callee(
-                "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
-            )
-            number = self._add(("op", index), item._replace(nbytes=nbytes, **_columns(costs)))
+            number = self._numbers[kind, item] = len(self.all)
+            self.all.append(self._make(kind, item))
         return number
 
-    def of_region_call(self, index: int) -> int:
-        """Return the index of the callee of a region's signature."""
-        number = self._numbers.get(("exit", index))
-        if number is None:
-            region, inputs, outputs = self._parts(index)
-            kind, name = self._trace.regions[region]
-            item = Callee(kind, name, region, *_describe("", (), inputs, outputs))
-            if index in self._region_costs:
-                item = item._replace(**_columns(self._region_costs[index].costs))
-            number = self._add(("exit", index), item)
-        return number
-
-    def of_region(self, region: int) -> int:
-        """Return the index of the callee of a region whose signature is unknown, since it did not return."""
-        number = self._numbers.get(("enter", region))
-        if number is None:
-            number = self._add(("enter", region), Callee(*self._trace.regions[region], frame=region))
-        return number
-
-    def _parts(self, index: int) -> tuple[int, tuple[Value, ...], tuple[Value, ...]]:
-        signature = self._trace.region_signatures[index]
-        return signature.region, signature.inputs, signature.outputs
-
-    def _add(self, key: tuple[str, int], item: Callee) -> int:
-        number = self._numbers[key] = len(self.all)
-        self.all.append(item)
-        return number
-
-
-def _describe(
-    op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    return _name(inputs), _name(outputs), find_dtype(op, names, inputs, outputs)
+    def _make(self, kind: str, item: int) -> Callee:
+        if kind == "enter":
+            return Callee(*self._trace.regions[item], frame=item)
+        if kind == "op":
+            op = self._trace.signatures[item]
+            dtype = find_dtype(op.op, op.names, op.inputs, op.outputs)
+            callee = Callee("op", op.op, None, _name(op.inputs), _name(op.outputs), dtype)
+            nbytes = None if self._traffic_model is None else _sum(self._traffic_model.op_cost(op), "value")
+            return callee._replace(nbytes=nbytes, **_columns(self._cost_model.op_cost(op)))
+        call = self._trace.region_signatures[item]
+        dtype = find_dtype("", (), call.inputs, call.outputs)
+        region = self._trace.regions[call.region]
+        callee = Callee(*region, call.region, _name(call.inputs), _name(call.outputs), dtype)
+        return callee._replace(**_columns(self._region_costs[item].costs)) if item in self._region_costs else callee
 
 
 def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
@@ -164,9 +144,6 @@ class _SpanCost(NamedTuple):
     memory: int = 0
     unsupported: int = 0
 
-    def plus(self, other: _SpanCost) -> _SpanCost:
-        return _SpanCost(*[left + right for left, right in zip(self, other, strict=True)])
-
 
 @dataclass(slots=True)
 class _OpenCall:
@@ -177,7 +154,9 @@ class _OpenCall:
     start: int | None = None
     end: int | None = None
 
-    def include(self, start: int | None, end: int | None) -> None:
+    def include(self, span_cost: _SpanCost, start: int | None = None, end: int | None = None) -> None:
+        """Add the cost and the time of a call inside."""
+        self.span_cost = _SpanCost(*map(add, self.span_cost, span_cost))
         if start is not None and (self.start is None or start < self.start):
             self.start = start
         if end is not None and (self.end is None or end > self.end):
@@ -193,110 +172,82 @@ class _SpanBuilder:
         self._covered = covered
         self._spans: list[Span] = []
         self._opened: dict[RegionCall, _OpenCall] = {}
-        self._live: _LiveStorages | None = None if _has_memory(trace) else _LiveStorages(trace)
+        self._live = None if _has_memory(trace) else list(_live_bytes(trace))
 
     def spans(self) -> list[Span]:
         """Return all spans."""
-        for kind, event, call, _ in walk_events(self._trace):
+        for kind, event, call, position in walk_events(self._trace):
             if kind == "op":
-                self._call(event, call)
-            elif kind == "free":
-                if self._live is not None:
-                    self._live.free(event.item)
+                self._call(event, call, position)
             elif call is not None:
                 if kind == "enter":
-                    self._enter(event, call)
+                    self._opened[call] = _OpenCall(len(self._spans), start=event.start_ns)
+                    self._spans.append(Span(0, event, call.depth))
                 elif kind == "exit":
-                    self._close(call, self._items.of_region_call(event.item), event)
+                    self._close(call, self._items.index("exit", event.item), event)
                 else:
-                    self._close(call, self._items.of_region(call.region))
+                    self._close(call, self._items.index("enter", call.region))
         return self._spans
 
-    def _call(self, event: Event, parent: RegionCall | None) -> None:
-        item = self._items.of_op(event.item)
-        before, after = event.memory_before, event.memory_after
+    def _call(self, event: Event, parent: RegionCall | None, position: int) -> None:
+        item = self._items.index("op", event.item)
         if self._live is not None:
-            before, after = self._live.bytes, self._live.write(event.writes)
-        memory = max(0, after - before) if before is not None and after is not None else 0
-        span_cost = self._self_cost(item, event, memory)
+            before, after = self._live[position : position + 2]
+            event = event._replace(memory_before=before, memory_after=after)
+        span_cost = self._self_cost(item, event)
         depth = 0 if parent is None else parent.depth + 1
-        self._spans.append(_span(event, item, depth, span_cost)._replace(memory_before=before, memory_after=after))
-        self._add_to_parent(parent, span_cost, event.start_ns, _end(event))
-
-    def _enter(self, event: Event, call: RegionCall) -> None:
-        self._opened[call] = _OpenCall(len(self._spans), start=event.start_ns)
-        self._spans.append(_span(event, 0, call.depth, _SpanCost()))
+        self._spans.append(Span(item, event, depth, *span_cost))
+        if parent is not None:
+            self._opened[parent].include(span_cost, event.start_ns, _end(event))
 
     def _close(self, call: RegionCall, item: int, event: Event | None = None) -> None:
         """Complete the span of a region's call; `event` is its exit, None where none was recorded."""
-        open_call = self._opened.pop(call)
-        span_cost = open_call.span_cost
+        opened = self._opened.pop(call)
         first = call.begin
         if event is not None:
             if not event.raised:
-                span_cost = span_cost.plus(self._self_cost(item, event, 0))
-            first = event._replace(start_ns=open_call.start if event.start_ns is None else event.start_ns)
-        elif open_call.start is not None and open_call.end is not None:
-            first = first._replace(start_ns=open_call.start, duration_ns=open_call.end - open_call.start)
-        self._spans[open_call.index] = _span(first, item, call.depth, span_cost)
-        self._add_to_parent(call.parent, span_cost, first.start_ns, _end(first))
+                opened.include(self._self_cost(item, event))
+            start = opened.start if event.start_ns is None else event.start_ns
+            first = event._replace(start_ns=start, memory_before=None, memory_after=None)
+        elif opened.start is not None and opened.end is not None:
+            first = first._replace(start_ns=opened.start, duration_ns=opened.end - opened.start)
+        self._spans[opened.index] = Span(item, first, call.depth, *opened.span_cost)
+        if call.parent is not None:
+            self._opened[call.parent].include(opened.span_cost, first.start_ns, _end(first))
 
-    def _self_cost(self, item: int, event: Event, memory: int) -> _SpanCost:
+    def _self_cost(self, item: int, event: Event) -> _SpanCost:
+        memory, before, after = 0, event.memory_before, event.memory_after
+        if event.kind == "op" and before is not None and after is not None:
+            memory = max(0, after - before)
         entry = self._items.all[item]
         flops, macs, unsupported = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
         if (event.stack, event.phase) in self._covered:
             flops = macs = unsupported = 0
         return _SpanCost(flops, macs, entry.nbytes or 0, memory, unsupported)
 
-    def _add_to_parent(
-        self, parent: RegionCall | None, span_cost: _SpanCost, start: int | None, end: int | None
-    ) -> None:
-        if parent is not None:
-            opened = self._opened[parent]
-            opened.span_cost = opened.span_cost.plus(span_cost)
-            opened.include(start, end)
-
-
-def _span(event: Event, item: int, depth: int, span_cost: _SpanCost) -> Span:
-    return Span(
-        item,
-        event.stack,
-        event.phase,
-        event.thread,
-        event.rank,
-        depth,
-        event.start_ns,
-        event.duration_ns,
-        *span_cost,
-        raised=event.raised,
-        memory_peak=event.memory_peak,
-    )
-
 
 def _end(event: Event) -> int | None:
     return None if event.start_ns is None or event.duration_ns is None else event.start_ns + event.duration_ns
 
 
-class _LiveStorages:
-    """Bytes of the live storages of a trace; storages that no op created are live from the start."""
+def _live_bytes(trace: Trace) -> Iterator[int]:
+    """Yield the bytes of the live storages before each event, and after the last one.
 
-    def __init__(self, trace: Trace) -> None:
-        self._sizes = [storage.nbytes for storage in trace.storages]
-        self._alive = {index for index, storage in enumerate(trace.storages) if storage.origin != "op"}
-        self._freed: set[int] = set()
-        self.bytes = sum(self._sizes[index] for index in self._alive)
-
-    def write(self, storages: tuple[int, ...]) -> int:
-        """Mark the storages that an op wrote to as live, and return the live bytes."""
-        for index in storages:
-            if index not in self._alive and index not in self._freed:
-                self._alive.add(index)
-                self.bytes += self._sizes[index]
-        return self.bytes
-
-    def free(self, index: int) -> None:
-        """Mark a storage as freed."""
-        self._freed.add(index)
-        if index in self._alive:
-            self._alive.remove(index)
-            self.bytes -= self._sizes[index]
+    Storages that no op created are live from the start, others from the first op that writes to them until freed.
+    """
+    sizes = [storage.nbytes for storage in trace.storages]
+    unborn = {index for index, storage in enumerate(trace.storages) if storage.origin == "op"}
+    alive = {*range(len(sizes))} - unborn
+    nbytes = sum(sizes[index] for index in alive)
+    for event in trace.events or ():
+        yield nbytes
+        if event.kind == "free":
+            nbytes -= sizes[event.item] if event.item in alive else 0
+            alive.discard(event.item)
+            unborn.discard(event.item)
+        elif event.kind == "op":
+            born = unborn.intersection(event.writes)
+            nbytes += sum(sizes[index] for index in born)
+            alive |= born
+            unborn -= born
+    yield nbytes

@@ -23,12 +23,9 @@ def find_unsupported_locations(trace: Trace, counts: Counts) -> dict[str, Counte
     if not unsupported:
         return {}
     scopes = trace.scopes()
-    locations: dict[str, Counter[str]] = {}
-    for (index, stack, _), calls in trace.calls.items():
-        signature = trace.signatures[index]
-        if signature.packet in unsupported:
-            location = trace.modules.locate(innermost(scopes[stack]), signature.source)
-            locations.setdefault(signature.packet, Counter())[location] += calls
+    locations = _locate(
+        trace, [index for index, signature in enumerate(trace.signatures) if signature.packet in unsupported]
+    )
     for (index, stack, _), calls in trace.region_calls.items():
         name = name_region(trace, trace.regions[trace.region_signatures[index].region])
         if name in unsupported and name not in locations:
@@ -40,14 +37,18 @@ def find_unknown_masks(trace: Trace, table: FormulaTable) -> dict[str, Counter[s
     """Return op → location → calls of attention with an unknown mask, {} if the table counts all pairs anyway."""
     if not table.constants.get(SKIPS):
         return {}
-    unknown = {
-        index: signature.packet for index, signature in enumerate(trace.signatures) if has_unknown_mask(signature)
-    }
-    scopes = trace.scopes()
+    return _locate(trace, [index for index, signature in enumerate(trace.signatures) if has_unknown_mask(signature)])
+
+
+def _locate(trace: Trace, signatures: list[int]) -> dict[str, Counter[str]]:
+    """Return op → location → calls of some signatures."""
+    wanted, scopes = set(signatures), trace.scopes()
     locations: dict[str, Counter[str]] = {}
-    for (index, stack, _), calls in trace.calls.items() if unknown else ():
-        if index in unknown:
-            locations.setdefault(unknown[index], Counter())[trace.modules.locate(innermost(scopes[stack]))] += calls
+    for (index, stack, _), calls in trace.calls.items() if wanted else ():
+        if index in wanted:
+            signature = trace.signatures[index]
+            location = trace.modules.locate(innermost(scopes[stack]), signature.source)
+            locations.setdefault(signature.packet, Counter())[location] += calls
     return locations
 
 
@@ -69,7 +70,7 @@ _PER_ELEMENT = 16
 def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, handled: Collection[str] = ()) -> str:
     """Return the share of a run's FLOPs that a convention ignores, as text: "all", "86%", or "" up to a half.
 
-    `handled` are ops counted by handles, `counts` those of the run in FLOPs by the convention.
+    `handled` are ops counted by handles, `counts` the run's FLOPs by the convention.
     """
     if table.floating_point_only or counts.metric != "flops":
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -90,9 +91,7 @@ def _resolve_device(where: str | torch.device | None) -> torch.device:
 
 
 def _quote(text: str) -> str:
-    """Return a text as a double-quoted YAML string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(text, ensure_ascii=False)  # a string of JSON is one of YAML
 
 
 def _describe(device: torch.device) -> Device:

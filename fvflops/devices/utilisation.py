@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
@@ -23,9 +23,6 @@ from fvflops.formulas.functions.attention import SKIPS
 from fvflops.text import truncate
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
-
-if TYPE_CHECKING:
-    from fvflops.analysis.model_counts import FlopCountAnalysis
 
 ATTENTION = ("dense", "causal")
 

@@ -27,9 +27,8 @@ from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.measure.op_roofline import roofline
-from fvflops.measure.profile_records import Profile
 from fvflops.measure.profile_report import describe_subject, profile_report
-from fvflops.measure.profile_rows import fit_ops, measure_rows
+from fvflops.measure.profile_rows import Profile, fit_ops, measure_rows
 from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
@@ -58,9 +57,9 @@ class ProfileAnalysis(FlopCountAnalysis):
     their module's own time in those are scaled to it, in tables and pages alike. The times in `trace()`, which lists of
     op calls and exports show, are from the instrumented runs, with the profiling overhead subtracted.
 
-    On CUDA times are those of the device. It is kept busy for half a millisecond before each op and module call, so
+    On CUDA times are device times. The device is kept busy for half a millisecond before each op and module call, so
     that launch latency is not measured: such a run is slower, and its times are shorter than those of a model too small
-    to keep the device busy. Memory is that of the CUDA allocator; on a CPU it is that of the storages, and
+    to keep the device busy. Memory is read from the CUDA allocator; on a CPU it is the bytes of storages, and
     `profile_kernels(profile_memory=True)` measures the allocator. A compiled model is run eagerly; for the times of
     compiled code use `profile_kernels`.
 
@@ -94,9 +93,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         warn: bool = True,
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, execution="real", warn=warn)
-        self._actions = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
-        if schedule is None and steps is not None:
-            raise ValueError("steps is the number of runs of a schedule: pass schedule, or warmup and repeat")
+        self._actions = _plan_runs(warmup, repeat, steps) if schedule is None else _plan_steps(schedule, steps)
         self._loss = loss
         self._autocast_dtype = autocast
         self._scheduled = schedule is not None
@@ -327,7 +324,9 @@ def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
     return [(tensor, tensor._version) for tensor in parameters if not tensor.is_inference()]
 
 
-def _plan_runs(warmup: int, repeat: int) -> list[str]:
+def _plan_runs(warmup: int, repeat: int, steps: int | None) -> list[str]:
+    if steps is not None:
+        raise ValueError("steps is the number of runs of a schedule: pass schedule, or warmup and repeat")
     return ["warmup"] * require_int("warmup", warmup, least=0) + ["record"] * require_int("repeat", repeat, least=1)
 
 

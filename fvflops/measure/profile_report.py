@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from fvflops.measure.profile_records import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
+from fvflops.measure.profile_rows import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES
@@ -177,7 +177,7 @@ def _share(part: int, total: int) -> float | None:
 
 
 def _compare(row: ProfileRow, total: ProfileRow) -> float | None:
-    """Return a row's share of the time divided by that of the FLOPs; a row without FLOPs has one only if it is slow."""
+    """Return the share of the time divided by the share of the FLOPs; without FLOPs only for a slow row."""
     return time_flop_ratio(row, total) if row.flops or outlier(row, total) else None
 
 

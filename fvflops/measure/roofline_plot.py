@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.measure.op_roofline import Load, Roofline, sum_by
-from fvflops.measure.roofline_report import DEPTH, VIEWS
+from fvflops.measure.op_roofline import DEPTH, VIEWS, Load, Roofline, sum_by
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, LabelCost, around, leader_of, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
@@ -26,7 +25,7 @@ _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
 _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Offsets at which the label of a point is tried, right and up, in inches: near ones, then such that need a leader.
+# Offsets at which the label of a point is tried, right and up, in inches: near ones, then those that need a leader.
 _NEAR = tuple(
     (0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
 )

@@ -17,13 +17,7 @@ from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
-from fvflops.capture.training_step import (
-    checkpointed_calls,
-    describe_optimizers,
-    loss_of,
-    make_optimizer,
-    record_run,
-)
+from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, loss_of, make_optimizer, record_run
 from fvflops.plan.checkpointing import make_contexts
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import Action, Pass
@@ -56,7 +50,7 @@ class StageModule:
 
     A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
     is the only stage. `checkpointed` are the modules whose activations are recomputed. Of equal layers a `shortened`
-    module has a few. `experts` are those of its mixtures, if it has some.
+    module has a few. `experts` are its mixtures' experts.
     """
 
     module: nn.Module
@@ -69,12 +63,17 @@ class StageModule:
     shortened: Shortened | None = None
     experts: DividedExperts | None = None
 
+    def kwargs_with(self, hidden: TensorSpec | None) -> dict[str, Any]:
+        """Return the keyword arguments with a hidden state without values, if the stage receives one."""
+        if hidden is None:
+            return dict(self.kwargs)
+        return {**self.kwargs, self.hidden_argument: make_tensor(hidden, "meta")}
+
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters of the full stage, as shards of the rank; equal layers may have the same."""
         return self._of_all_layers(self.module.named_parameters())
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the stage's parameters."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def buffers(self) -> list[torch.Tensor]:
@@ -110,25 +109,19 @@ class _Step(NamedTuple):
     gathered: tuple[bool, ...] = ()
 
 
-class Recording(NamedTuple):
-    """The Trace of a rank, and for each order of actions the Pass of each."""
-
-    trace: Trace
-    passes: list[dict[Action, Pass]]
-
-
 def record_actions(
     stages: Sequence[StageModule],
     orders: Sequence[Sequence[Action]],
     options: PlanOptions,
     around_forward: Callable[[], AbstractContextManager[Any]],
-) -> Recording | None:
-    """Record the actions of a rank in some orders; `around_forward` makes the context of forward passes.
+) -> tuple[Trace, list[dict[Action, Pass]]] | None:
+    """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a
-    state in which its like was recorded before (the same parameters are gathered, and gradients exist or not) is not
-    run again. The order in the Trace is that of the first occurrences, with a forward pass for each backward pass. It
-    is the Trace of the full stages; None if equal layers of a shortened stage did not run equally.
+    `around_forward` makes the context of forward passes. `stage` of an action is an index of `stages`. The orders
+    belong to ranks with equal stages. An action in a state in which its like was recorded before (the same parameters
+    are gathered, and gradients exist or not) is not run again. The Trace has first occurrences in order, with a forward
+    pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage did not
+    run equally.
     """
     first = stages[0]
     root = first.module
@@ -154,7 +147,7 @@ def record_actions(
 
     trace = record_run(
         root,
-        (first.args, {**first.kwargs, **_describe_hidden(first)}),
+        (first.args, first.kwargs_with(first.received)),
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=options.stops_at,
@@ -175,15 +168,7 @@ def record_actions(
         {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
         for walk in walks
     ]
-    return Recording(trace, passes)
-
-
-def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
-    """Return the argument with the hidden state of a stage, for the list of its inputs."""
-    if stage.received is None:
-        return {}
-    dtype = getattr(torch, stage.received.dtype)
-    return {stage.hidden_argument: torch.empty(stage.received.shape, dtype=dtype, device="meta")}
+    return trace, passes
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
@@ -264,14 +249,12 @@ class _ActionRecorder:
             for action in order:
                 if action.kind in _FINAL and action.kind != "optimizer":
                     if action not in ends:
-                        ends[action] = self._record_end(action)
+                        state = self._last_states.get(action.stage, _State((), True))
+                        reduce = partial(reduce_gradients, self._stages[action.stage].module)
+                        # All calls of other actions are estimated.
+                        run = reduce if action.kind == "reduce" else lambda: None
+                        ends[action] = self._timed(action.stage, state, run)
                     steps[action] = ends[action]
-
-    def _record_end(self, action: Action) -> _Step:
-        state = self._last_states.get(action.stage, _State((), True))
-        if action.kind == "reduce":
-            return self._timed(action.stage, state, partial(reduce_gradients, self._stages[action.stage].module))
-        return self._timed(action.stage, state, lambda: None)  # all calls are estimated
 
     def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> Mapping[str, str]:
         """Record the optimizer's step, if there is one, add it to the steps of each order, and describe it."""
@@ -357,10 +340,9 @@ class _ActionRecorder:
         return graph
 
     def _receive(self, stage: StageModule) -> torch.Tensor:
-        spec: Any = stage.received
-        device = next(stage.module.parameters()).device
+        assert stage.received is not None
         with self._paused():
-            return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device, requires_grad=True)
+            return make_tensor(stage.received, next(stage.module.parameters()).device).requires_grad_()
 
     def _run_backward(self, kind: str, index: int) -> None:
         """Run a backward pass, or a half of it, as a stage of torch.distributed.pipelining."""
@@ -384,6 +366,10 @@ class _ActionRecorder:
     def _receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         with self._paused():
             return torch.empty_like(output.detach())
+
+
+def make_tensor(spec: TensorSpec, device: torch.device | str) -> torch.Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 
 def sum_of_result(result: Any) -> torch.Tensor:

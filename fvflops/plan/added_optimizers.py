@@ -22,6 +22,11 @@ _NAME = re.compile(r"(paged)?(adamw?|lion)(?:bnb)?(8|32)?(?:bit)?")
 _CLASSES = {"adam": "Adam", "adamw": "AdamW", "lion": "Lion"}
 
 
+def _refuse(closure: Any, optimizer: Optimizer) -> None:
+    if closure is not None:
+        raise ValueError(f"{type(optimizer).__name__} takes no closure: call backward before step()")
+
+
 class BlockwiseOptimizer(Optimizer):
     """Adam, AdamW or Lion by bitsandbytes' kernels; a subclass sets the kind, the bits of the state, and where it is.
 
@@ -46,8 +51,7 @@ class BlockwiseOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have gradients, each by one kernel."""
-        if closure is not None:
-            raise ValueError(f"{type(self).__name__} takes no closure: call backward before step()")
+        _refuse(closure, self)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -120,9 +124,9 @@ class MasterWeights(Optimizer):
 
     In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
     that `make` creates from the copies runs. With `float32_gradients` they are accumulated in float32 instead, in
-    memory of the optimizer, and those of the parameters are freed at once: Megatron-LM's
+    memory of the optimizer, and the parameters' own are freed at once: Megatron-LM's
     accumulate_allreduce_grads_in_fp32, its default for bfloat16. Source: Micikevicius et al., "Mixed Precision
-    Training" (arXiv:1710.03740); the order is that of Megatron-LM's Float16OptimizerWithFloat16Params.
+    Training" (arXiv:1710.03740); in the order of Megatron-LM's Float16OptimizerWithFloat16Params.
 
     >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     >>> optimizer = MasterWeights([weight], lambda copies: torch.optim.SGD(copies, lr=2**-10), max_norm=10.0)
@@ -161,8 +165,7 @@ class MasterWeights(Optimizer):
         """Update the copies of parameters with gradients, and the parameters from them."""
         from fvflops.torch_internals import foreach_copy
 
-        if closure is not None:
-            raise ValueError("MasterWeights takes no closure: call backward before step()")
+        _refuse(closure, self)
         if self._inner is None:  # as other state, the copies are made in the first step
             local = [local_part(parameter) for parameter in self._parameters]
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
@@ -221,7 +224,6 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take a step of both optimizers."""
-        if closure is not None:
-            raise ValueError("Muon takes no closure: call backward before step()")
+        _refuse(closure, self)
         for optimizer in self.inner:
             optimizer.step()

@@ -44,7 +44,6 @@ _KEPT = frozenset(
 
 
 def is_policy(name: str) -> bool:
-    """Return whether a name is that of a policy."""
     return name in POLICIES or _EVERY.fullmatch(name) is not None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple, TypeVar
 
 from fvflops.reports.display import Displayed
@@ -38,7 +39,7 @@ class Volume(NamedTuple):
 class Transfer(NamedTuple):
     """All calls of one collective with one size of payload, in one scope and phase.
 
-    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" for a
+    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is the payload's, "" for a
     barrier.
     """
 
@@ -87,7 +88,7 @@ class Communication(Displayed):
 
     def total(self) -> Volume:
         """Return the sum over all transfers."""
-        return _sum(transfer.volume for transfer in self.transfers)
+        return reduce(Volume.plus, (transfer.volume for transfer in self.transfers), Volume())
 
     def by_collective_and_group(self) -> dict[CollectiveKey, Volume]:
         """Return (collective, axis, size of the group, dtype) → volume."""
@@ -117,13 +118,6 @@ class Communication(Displayed):
         return sums
 
 
-def _sum(volumes: Iterable[Volume]) -> Volume:
-    total = Volume()
-    for volume in volumes:
-        total = total.plus(volume)
-    return total
-
-
 def _key_of(transfer: Transfer) -> CollectiveKey:
     group = transfer.group
     if group is None:
@@ -132,8 +126,8 @@ def _key_of(transfer: Transfer) -> CollectiveKey:
 
 
 # Bytes that one rank of n sends (or, for a receive, receives) for a payload of s bytes with ring algorithms, rounded up
-# to an integer. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring
-# all-reduce is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+# to an integer. Payload and factor as in NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring
+# all-reduce as in Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
 # (2009).
 _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda s, n: -(-2 * (n - 1) * s // n),
@@ -297,5 +291,4 @@ def communication_parts(communication: Communication) -> list[Part]:
 
 
 def communication_report(communication: Communication) -> Document:
-    """Return the report of one rank's communication."""
     return Document("communication", parts=communication_parts(communication))

@@ -34,7 +34,7 @@ AXES: Mapping[str, Axis] = {
 
 
 def dense_axes(mesh: Mapping[str, int]) -> dict[str, int]:
-    """Return the axes that multiply to the number of ranks, without those of the experts.
+    """Return the axes that multiply to the number of ranks, without the experts' axes.
 
     >>> dense_axes({"fsdp": 8, "tp": 2, "ep": 4})
     {'fsdp': 8, 'tp': 2}
@@ -43,7 +43,6 @@ def dense_axes(mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def count_ranks(mesh: Mapping[str, int]) -> int:
-    """Return the number of ranks of a mesh."""
     return math.prod(dense_axes(mesh).values())
 
 

@@ -65,12 +65,10 @@ class StandInStage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first stage of the pipeline."""
         return self.stage_index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last stage of the pipeline."""
         return self.stage_index == self.num_stages - 1
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.run import record_call
-from fvflops.plan.sharding.sharding_styles import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError, name_class, parallelism_of
 from fvflops.trace import TensorSpec, tensors_in
 
 # A model's arguments, positional and by keyword.
@@ -23,8 +23,8 @@ class PipelineStages:
     """Names of a model's modules and arguments by which it is split into pipeline stages.
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
-    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has,
-    `last_arguments` are those that only the last has, such as labels. Later stages get the hidden state as
+    the modules of `last` to the last. Of the arguments of the model's forward only the first stage has
+    `input_argument`, and only the last has `last_arguments`, such as labels. Later stages get the hidden state as
     `hidden_argument`, and where that is a part of the sequence (sequence parallelism), the length of the whole as
     `length_argument`.
     """
@@ -38,33 +38,19 @@ class PipelineStages:
     last_arguments: tuple[str, ...] = ()
 
 
-STAGES: Mapping[str, PipelineStages] = {
-    "fvflops.zoo.llama.Llama": PipelineStages(
-        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
-    ),
-    "fvflops.zoo.megatron_gpt.MegatronGPT": PipelineStages(
-        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", last_arguments=("labels",)
-    ),
-    "fvflops.zoo.mpt.MPT": PipelineStages(
-        ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
-    ),
-    "fvflops.zoo.mixtral.Mixtral": PipelineStages(
-        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
-    ),
-}
-
-
 def find_stages(model: nn.Module) -> PipelineStages:
-    """Return how a model is split: a zoo model by `STAGES`, one of transformers by its `_pp_plan`.
+    """Return how a model is split: a zoo model by its `zoo_parallelism`, one of transformers by its `_pp_plan`.
 
     Any other raises ShardingError.
     """
-    name = f"{type(model).__module__}.{type(model).__qualname__}"
-    stages = STAGES.get(name) or _read_pp_plan(model)
+    known = parallelism_of(model)
+    if known is not None and known.stages is not None:
+        return PipelineStages(*known.stages)
+    stages = _read_pp_plan(model)
     if stages is None:
         raise ShardingError(
-            f"no pipeline stages are known for {name}: from Python pass split_by, a {PipelineStages.__module__}."
-            "PipelineStages, or omit pp"
+            f"no pipeline stages are known for {name_class(model)}: from Python pass split_by, a "
+            f"{PipelineStages.__module__}.PipelineStages, or omit pp"
         )
     return stages
 
@@ -118,7 +104,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
     """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage.
 
-    The first stage may have the embedding alone, and the last the head alone, as those of Llama 3.
+    The first stage may have the embedding alone, and the last the head alone, as in Llama 3's training.
     """
     if given is None and layers < stages:
         raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")

@@ -72,17 +72,15 @@ class PlanOptions:
 
     @property
     def dense(self) -> dict[str, int]:
-        """The axes that multiply to the number of ranks."""
         return dense_axes(self.mesh)
 
     @property
     def axes(self) -> dict[str, int]:
-        """All axes, those of the experts last."""
+        """All axes, the experts' last."""
         return {**self.dense, **self.mesh}
 
     @property
     def world(self) -> int:
-        """The number of ranks."""
         return count_ranks(self.mesh)
 
     @property
@@ -93,12 +91,10 @@ class PlanOptions:
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether the model is divided into pipeline stages."""
         return self.size("pp") > 1
 
     @property
     def is_fully_sharded(self) -> bool:
-        """Whether FSDP2 shards the parameters."""
         return self.size("fsdp") > 1
 
     @property
@@ -108,7 +104,6 @@ class PlanOptions:
 
     @property
     def dtypes(self) -> Precision | None:
-        """The data types of the precision."""
         return find_precision(self.precision)
 
     @property

@@ -8,13 +8,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
-from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.run import choose_device
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shortening.shorten import find_layer_kinds, shorten
@@ -41,7 +39,6 @@ from fvflops.plan.sharding.expert_parallel import (
     DividedExperts,
     divide,
     fix_routing,
-    has_router_gradients,
     loops_over_experts,
     without_experts,
 )
@@ -54,14 +51,14 @@ from fvflops.trace import TensorSpec
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `layers` are the numbers of layers of all pipeline stages, () without pp.
+    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, options: PlanOptions) -> None:
         precision = options.dtypes
         if precision is not None and precision.compute == precision.parameters:
             inputs = cast_floats(inputs, precision.compute)
-        self._model = model
+        self.model = model
         self._inputs = inputs
         self._options = options
         self._precision = precision
@@ -81,24 +78,9 @@ class RankModel:
             self.layers = divide_layers(len(blocks), stages) if given is None else tuple(given)
 
     @property
-    def parameters(self) -> int:
-        """The number of parameters of the whole model."""
-        return read_modules(self._model).count_parameters()[""]
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the model has packed weights."""
-        return has_packed(self._model)
-
-    @property
     def tied(self) -> tuple[tuple[str, str], ...]:
         """The parameters that the first and the last stage share, as `find_tied`."""
-        return () if self._stages is None else find_tied(self._model, self._stages)
-
-    @property
-    def has_router_gradients(self) -> bool:
-        """Whether each rank of tp has a part of the gradients of the model's routers."""
-        return has_router_gradients(self._model)
+        return () if self._stages is None else find_tied(self.model, self._stages)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
@@ -129,8 +111,8 @@ class RankModel:
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
-        selected = {id(module) for module in checkpointed_modules(self._model, checkpoint)}
-        names = (name for name, module in self._model.named_modules() if id(module) in selected)
+        selected = {id(module) for module in checkpointed_modules(self.model, checkpoint)}
+        names = (name for name, module in self.model.named_modules() if id(module) in selected)
         if self._stages is None:
             return tuple(names)
         blocks = self._stages.blocks
@@ -144,14 +126,14 @@ class RankModel:
         With `shortened` they have a few of their equal layers, if they have any.
         """
         if self._stages is None:
-            stage = StageModule(self._with_precision(copy_to_meta(self._model)), *self._inputs, loss=self._loss)
+            stage = StageModule(self._with_precision(copy_to_meta(self.model)), *self._inputs, loss=self._loss)
             return [self._finish_stage(stage, 0, device_mesh, shortened)]
         stages = []
         for number in self.stages_of(rank):
-            model = self._with_precision(copy_stage(self._model, self._stages, number, self.layers))
+            model = self._with_precision(copy_stage(self.model, self._stages, number, self.layers))
             last = len(self.layers) - 1
             received = hidden if number > 0 else None
-            args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=number == last)
+            args, kwargs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=number == last)
             loss = self._loss if number == last else None
             stage = StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss)
             stages.append(self._finish_stage(stage, number, device_mesh, shortened))
@@ -167,20 +149,13 @@ class RankModel:
         stage = replace(stage, checkpointed=self._find_checkpointed(stage.module, number))
         # A mapping names each layer's experts.
         if shortened and not isinstance(options.routing, Mapping) and not loops_over_experts(stage.module):
-            kwargs = dict(stage.kwargs)
-            if stage.received is not None:
-                kwargs[stage.hidden_argument] = _make_hidden(stage.received if names_all else self._whole_hidden)
-            stage = replace(
-                stage,
-                shortened=shorten(
-                    *(stage.module, stage.args, kwargs),
-                    marked=stage.checkpointed,
-                    assume=self._options.assume,
-                ),
-            )
-            if stage.shortened is not None:
+            hidden = stage.received if stage.received is None or names_all else self._whole_hidden
+            kwargs = stage.kwargs_with(hidden)
+            found = shorten(stage.module, stage.args, kwargs, marked=stage.checkpointed, assume=options.assume)
+            if found is not None:
                 left = {id(module) for module in stage.module.modules()}
-                stage = replace(stage, checkpointed=[item for item in stage.checkpointed if id(item) in left])
+                kept = [item for item in stage.checkpointed if id(item) in left]
+                stage = replace(stage, shortened=found, checkpointed=kept)
         module = stage.module if names_all else self._split(stage.module, device_mesh)
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
@@ -197,11 +172,11 @@ class RankModel:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
         if self._stages is None or self._hidden is not None:
             return self._hidden
-        first = self._with_precision(copy_stage(self._model, self._stages, 0, (1, sum(self.layers) - 1)))
+        first = self._with_precision(copy_stage(self.model, self._stages, 0, (1, sum(self.layers) - 1)))
         precision = self._precision
         if self._options.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
-        inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
+        inputs = make_stage_inputs(self.model, self._inputs, self._stages, None, is_last=False)
 
         def find() -> TensorSpec:
             with autocast_emulated(), self.around_forward(device_mesh)():
@@ -254,13 +229,8 @@ class RankModel:
             mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
             if options.size("dp") > 1:
                 mesh = device_mesh["dp", mesh.mesh_dim_names[0]]
-            shard_fully(
-                model,
-                mesh,
-                reshard_after_forward=options.reshards,
-                precision=self._precision,
-                experts=experts,
-            )
+            again, precision = options.reshards, self._precision
+            shard_fully(model, mesh, reshard_after_forward=again, precision=precision, experts=experts)
             materialise(model)
         return model
 
@@ -283,12 +253,6 @@ class RankModel:
         elif options.routing is not None:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
-
-
-def _make_hidden(spec: TensorSpec | None) -> torch.Tensor:
-    """Return a hidden state without values."""
-    assert spec is not None
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
 
 
 class ShardedSequence(TorchFunctionMode):

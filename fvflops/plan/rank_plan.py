@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
-from fvflops.capture.model.model_index import has_packed
+from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe
@@ -23,15 +23,15 @@ from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
 from fvflops.plan.memory.offload import describe_offload, offloaded
-from fvflops.plan.memory.step_memory import ActionMemory, EstimatedMemory, StepMemory, estimate_memory, walk_step
+from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, add_buckets, describe_estimated, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
-from fvflops.plan.rank_step import Action, Call, Gradient, Pass, RankStep, share_equal
-from fvflops.plan.sharding.expert_parallel import describe_routing
+from fvflops.plan.rank_step import Action, Gradient, Pass, RankStep, share_equal
+from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
 from fvflops.plan.trace_changes import (
     allreduce,
     average_gradients,
@@ -52,8 +52,8 @@ from fvflops.units import format_parameters
 class RankPlan(Displayed):
     """One rank's work in one training step.
 
-    `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` are those of the rank's shard,
-    `model_parameters` those of the full model. `trace` is the step; `derived` describes its calls that are estimated,
+    `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` describe the rank's shard,
+    `model_parameters` the full model. `trace` is the step; `derived` describes its calls that are estimated,
     not run, and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal
     microbatches once. `step` is the order of what the rank does, `table` the convention that `flops` counts by,
     `settings` what the plan assumes, `offload` what is on the host.
@@ -91,12 +91,12 @@ class RankPlan(Displayed):
         return self.step.coordinates
 
     @property
-    def estimated_memory(self) -> EstimatedMemory:
-        """What `memory` adds to the recording."""
-        return estimate_memory(self.step)
+    def estimated_memory(self) -> tuple[str, ...]:
+        """What `memory` adds to the recording, one line for each part."""
+        return tuple(describe_estimated(self.step))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
-        """Return the FLOPs of the step by module, operator and phase, in a convention or that of the plan."""
+        """Return the FLOPs of the step by module, operator and phase, in a convention, by default the plan's."""
         return FlopCountAnalysis.from_trace(self.trace, table=self.table if table is None else table, warn=False)
 
     def communication(self) -> Communication:
@@ -111,7 +111,7 @@ class RankPlan(Displayed):
         first_step: bool = False,
         workspaces: bool = True,
     ) -> MemoryPrediction:
-        """Return the memory of the rank at each event of its step; the arguments are those of `predict_memory`.
+        """Return the memory of the rank at each event of its step; the arguments are as for `predict_memory`.
 
         The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
         that its forward pass left. The events of an action that repeats an earlier one, with as much memory allocated,
@@ -127,7 +127,7 @@ class RankPlan(Displayed):
     def memory_by_action(self, *, device: str | None = None, first_step: bool = False) -> tuple[ActionMemory, ...]:
         """Return the bytes allocated before, at the peak of and after each action of `step`, in order.
 
-        The arguments are those of `memory`.
+        The arguments are as for `memory`.
 
         >>> import torch
         >>> from fvflops import plan_rank
@@ -141,7 +141,7 @@ class RankPlan(Displayed):
         return self._walk(self.recorded_memory(device=device, first_step=first_step)).actions
 
     def recorded_memory(self, **options: Any) -> MemoryTimeline:
-        """Return the memory of `recorded`, without what a step adds to it; the arguments are those of `memory`."""
+        """Return the memory of `recorded`, without what a step adds to it; the arguments are as for `memory`."""
         return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
 
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
@@ -150,7 +150,7 @@ class RankPlan(Displayed):
         return printed(replace(self._walk(recording).timeline, settings=settings))
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
-        return walk_step(offloaded(self.estimated_memory.added_to(recording), self.offload), self.step)
+        return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
 
     def describe_offload(self) -> list[str]:
         """Return how much is on the host, and what a plan does not include of that."""
@@ -171,12 +171,7 @@ class StepPlan(Displayed):
 
 
 def plan_ranks(
-    model: nn.Module,
-    args: Any,
-    kwargs: Mapping[str, Any] | None,
-    options: PlanOptions,
-    *,
-    whole_pipeline: bool = False,
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
 ) -> tuple[RankPlan, ...]:
     """Return the plan of a rank, or of all ranks along the pipeline axis."""
     inputs = bind_inputs(model, args, kwargs)
@@ -202,13 +197,11 @@ def plan_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _RecordedRanks:
-    """What ranks with equal stages do, recorded of the first: the passes of each, and what is estimated."""
+    """What ranks with equal stages do, recorded of the first: the passes of each, with what is estimated."""
 
     ranks: Sequence[int]
     trace: Trace
     passes: Sequence[Mapping[Action, Pass]]
-    added: Mapping[Action, tuple[Call, ...]]
-    gradients: Mapping[Action, tuple[Gradient, ...]]
     hidden: TensorSpec | None
     group: Value  # of the pipeline
     parameters: int
@@ -228,12 +221,7 @@ class _RecordedRanks:
         for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
             trace = shift_groups(self.trace, rank - self.ranks[0])
             by_action = {
-                action: replace(
-                    own_passes[local],
-                    trace=trace,
-                    added=self.added.get(local, ()),
-                    gradients=self.gradients.get(local, ()),
-                )
+                action: replace(own_passes[local], trace=trace)
                 for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
             }
             schedule = options.placement[0] if options.is_pipelined else ""
@@ -247,7 +235,7 @@ class _RecordedRanks:
                 rank=rank,
                 parameters=self.parameters,
                 parameter_bytes=self.parameter_bytes,
-                model_parameters=rank_model.parameters,
+                model_parameters=read_modules(rank_model.model).count_parameters()[""],
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
                 step=step,
@@ -274,7 +262,7 @@ def _record(
         stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
         tensors = [parameter for stage in stages for parameter in stage.parameters()]
         local = [local_part(parameter) for parameter in tensors]
-        is_unpacked = rank_model.is_packed and not any(has_packed(stage.module) for stage in stages)
+        is_unpacked = has_packed(rank_model.model) and not any(has_packed(stage.module) for stage in stages)
         packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
         local_orders = [
             _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
@@ -282,18 +270,18 @@ def _record(
         recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh))
         if recording is None:
             return None
-        device = recording.trace.info.device
-        added, gradients, derived = _estimate_reductions(device, stages, options, device_mesh)
-        tied = _estimate_tied(device, stages, options, rank_model, ranks[0])
+        trace, recorded = recording
+        averaged, derived = _estimate_averages(trace.info.device, stages, options, device_mesh)
+        tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
         routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
-    excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.has_router_gradients)
+    excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.model)
+    estimated = {**tied, **averaged}
+    passes = [{action: replace(item, **estimated.get(action, {})) for action, item in own.items()} for own in recorded]
     return _RecordedRanks(
         ranks=ranks,
-        trace=recording.trace,
-        passes=recording.passes,
-        added={**tied, **added},
-        gradients=gradients,
+        trace=trace,
+        passes=passes,
         hidden=hidden,
         group=group,
         parameters=int(
@@ -311,14 +299,14 @@ _TIED = "parameters that the first and the last stage share: a copy in each, and
 
 
 def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Action]:
-    """Return the actions with stages numbered among those of the rank."""
+    """Return the actions with stages numbered within the rank."""
     return [item if item.stage < 0 else item._replace(stage=numbers.index(item.stage)) for item in order]
 
 
 def _estimate_tied(
     device: str, stages: Sequence[StageModule], options: PlanOptions, rank_model: RankModel, rank: int
-) -> dict[Action, tuple[Call, ...]]:
-    """Return the all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
+) -> dict[Action, dict[str, Any]]:
+    """Return the Pass' all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
     numbers = rank_model.stages_of(rank)
     schedule, ranks, stages_per_rank = options.placement
     last = ranks * stages_per_rank - 1
@@ -331,50 +319,46 @@ def _estimate_tied(
     specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
     first, other = sorted(options.pipeline_rank(rank, rank_of_stage(schedule, end, ranks)) for end in (0, last))
     group = ProcessGroupSpec("first and last stage", 2, "pp", first, other - first).symbol()
-    return {Action("tied_allreduce", index): tuple(allreduce(spec, device, group) for spec in specs)}
+    return {Action("tied_allreduce", index): {"added": tuple(allreduce(spec, device, group) for spec in specs)}}
 
 
-def _estimate_reductions(
+def _estimate_averages(
     device: str, stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any
-) -> tuple[dict[Action, tuple[Call, ...]], dict[Action, tuple[Gradient, ...]], tuple[str, ...]]:
-    """Return the calls of DistributedDataParallel for each stage, the gradients that it averages, and a description."""
+) -> tuple[dict[Action, dict[str, Any]], list[str]]:
+    """Return the Pass' calls of DistributedDataParallel and the gradients that it averages, and a description."""
     replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
     if replicas is None:
-        return {}, {}, ()
+        return {}, []
     group = describe(replicas.get_group())
-    added, gradients = {}, {}
+    averaged: dict[Action, dict[str, Any]] = {}
     for index, stage in enumerate(stages):
-        action = Action("allreduce", index)
         prefix = f"stage{index}." if len(stages) > 1 else ""
-        gradients[action] = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
-        added[action] = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients[action]))
+        gradients = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
+        added = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients))
+        averaged[Action("allreduce", index)] = {"added": added, "gradients": gradients}
     description = (
         f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
         "regardless of bucketing)"
     )
-    return added, gradients, (description,)
+    return averaged, [description]
 
 
 def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the gradients that replicas of a stage average: dense ones, then those of experts."""
+    """Yield the gradients that replicas of a stage average: dense ones, then the experts'."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
-    of_experts = (
-        (describe(experts.mesh.get_group("edp")), experts.replicas)
-        if experts is not None and experts.replicas > 1
-        else None
-    )
+    of_experts = None
+    if experts is not None and experts.replicas > 1:
+        of_experts = describe(experts.mesh.get_group("edp")), experts.replicas
     for name, parameter in stage.named_parameters():
         averaged = of_experts if id(parameter) in divided else (group, replicas)
         if parameter.requires_grad and averaged is not None:
             yield Gradient(f"{prefix}{name}", replace(local_spec(parameter), device=device), *averaged)
 
 
-def _list_excluded(options: PlanOptions, has_router_gradients: bool) -> tuple[str, ...]:
+def _list_excluded(options: PlanOptions, model: nn.Module) -> tuple[str, ...]:
     step = "the optimizer step"
-    reduced = [
-        name for name, partial in (("norms", options.sequence_parallel), ("routers", has_router_gradients)) if partial
-    ]
+    reduced = ["norms"] * options.sequence_parallel + ["routers"] * has_router_gradients(model)
     if reduced and options.size("tp") > 1 and not options.is_fully_sharded:
         step += f", in which DTensor reduces the gradients of the {' and '.join(reduced)} over tp"
     return (step,)

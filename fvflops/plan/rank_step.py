@@ -10,24 +10,6 @@ from typing import NamedTuple
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
 
-# In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
-# split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
-# (FSDP2), "reduce" scatters its gradients after the last microbatch (FSDP2 under a pipeline schedule), "allreduce"
-# averages them (DistributedDataParallel), "tied_allreduce" sums those of parameters that the first and the last stage
-# share.
-ACTIONS = (
-    "unshard",
-    "forward",
-    "backward",
-    "input_backward",
-    "weight_backward",
-    "reduce",
-    "reshard",
-    "allreduce",
-    "tied_allreduce",
-    "optimizer",
-)
-
 # A call that was not run: its signature, its phase, and its number of calls.
 Call = tuple[Signature, str, int]
 
@@ -45,7 +27,13 @@ class Gradient(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One action of a rank; `kind` is one of `ACTIONS`.
+    """One action of a rank.
+
+    Kinds, in the order in which a rank can do them: "unshard" gathers a stage's parameters (FSDP2); "forward" and
+    "backward" are passes of a microbatch, of which zero-bubble schedules split the second into "input_backward" and
+    "weight_backward"; "reduce" scatters a stage's gradients after the last microbatch (FSDP2 under a pipeline
+    schedule), "reshard" frees its gathered parameters, "allreduce" averages its gradients (DistributedDataParallel),
+    "tied_allreduce" sums the gradients of parameters that the first and the last stage share; then "optimizer".
 
     `stage` is the index of the pipeline stage in the model, 0 without pp and -1 for all stages of the rank (the
     optimizer's step). `microbatch` is -1 for actions of none.

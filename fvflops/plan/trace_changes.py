@@ -58,19 +58,13 @@ def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
     def change_all(value: Value) -> Value:
         return tuple(map(change_all, value)) if isinstance(value, tuple) else change(value)
 
-    def change_each(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(map(change_all, values))
+    def change_signature(item: Any) -> Any:
+        return replace(item, inputs=tuple(map(change_all, item.inputs)), outputs=tuple(map(change_all, item.outputs)))
 
     return replace(
         trace,
-        signatures=tuple(
-            replace(item, inputs=change_each(item.inputs), outputs=change_each(item.outputs))
-            for item in trace.signatures
-        ),
-        region_signatures=tuple(
-            replace(item, inputs=change_each(item.inputs), outputs=change_each(item.outputs))
-            for item in trace.region_signatures
-        ),
+        signatures=tuple(map(change_signature, trace.signatures)),
+        region_signatures=tuple(map(change_signature, trace.region_signatures)),
     )
 
 
@@ -100,24 +94,23 @@ def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value
 
 
 def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
-    """Return the all-reduce of a gradient."""
     tensors = (replace(gradient, device=device),)
     return _make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
 
 
 def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
     """Return the sends and receives of a pipeline rank's stages: hidden states forward, their gradients backward."""
-    c10d = torch.ops.c10d
+    send, receive = torch.ops.c10d.send.default, torch.ops.c10d.recv_.default
     added: list[Call] = []
     for link in links:
-        if link.received is not None and link.source != rank:
-            receive = _make_signature(c10d.recv_.default, tensors=(link.received,), process_group=group)
-            send = _make_signature(c10d.send.default, tensors=(link.received,), process_group=group)
-            added += [(receive, "forward", microbatches), (send, "backward", microbatches)]
-        if link.sent is not None and link.destination != rank:
-            send = _make_signature(c10d.send.default, tensors=(link.sent,), process_group=group)
-            receive = _make_signature(c10d.recv_.default, tensors=(link.sent,), process_group=group)
-            added += [(send, "forward", microbatches), (receive, "backward", microbatches)]
+        for hidden, other, forward, backward in (
+            (link.received, link.source, receive, send),
+            (link.sent, link.destination, send, receive),
+        ):
+            if hidden is not None and other != rank:
+                for op, phase in ((forward, "forward"), (backward, "backward")):
+                    signature = _make_signature(op, tensors=(hidden,), process_group=group)
+                    added.append((signature, phase, microbatches))
     return added
 
 

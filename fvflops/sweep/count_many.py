@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.sources.load import check_options
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
-from fvflops.sweep.count_model import CountSettings, Factory, OnTick, Task, run_task
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits
+from fvflops.sweep.count_model import CountSettings, Factory, Task, run_here
+from fvflops.sweep.local_pool import WorkerLimits, run_in_workers
 from fvflops.sweep.model_count import ModelCount
 from fvflops.text import require_int
 
 Candidate: TypeAlias = str | Factory | tuple[str, Factory]
-
-
-class Executor(Protocol):
-    """Runs tasks, in this process, in worker processes or on a cluster."""
-
-    def run(self, tasks: Iterable[Task], on_tick: OnTick = ...) -> Iterator[ModelCount]:
-        """Yield exactly one row for each task as it is done; `tasks` are taken as they are needed."""
-
-
-class InProcess:
-    """Runs tasks in this process, in their order, without limits of time and memory."""
-
-    def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
-        """Yield the row of each task."""
-        for task in tasks:
-            on_tick((task.name,))
-            yield run_task(task)
 
 
 def count_many(
@@ -71,8 +54,8 @@ def count_many(
     if timeout is not None and not workers:
         raise ValueError(f"timeout={timeout}: a model in this process cannot be stopped: pass workers=1 or more")
     settings = CountSettings(resolve_table(table), execution, peak_memory=peak_memory, memory=memory)
-    executor: Executor = LocalPool(workers, WorkerLimits(timeout, memory)) if workers else InProcess()
-    return executor.run(_list_tasks(models, options, settings))
+    tasks = _list_tasks(models, options, settings)
+    return run_in_workers(tasks, workers=workers, limits=WorkerLimits(timeout, memory)) if workers else run_here(tasks)
 
 
 def _list_tasks(models: Iterable[Candidate], options: SourceOptions, settings: CountSettings) -> Iterator[Task]:

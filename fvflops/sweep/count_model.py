@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
@@ -75,6 +75,31 @@ class CountSettings:
 DEFAULT_SETTINGS: CountSettings = CountSettings()
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One model to count; without a `factory`, `name` is a MODEL argument."""
+
+    name: str
+    factory: Factory | None = None
+    options: SourceOptions = DEFAULT_OPTIONS
+    settings: CountSettings = DEFAULT_SETTINGS
+
+
+# Yields exactly one row for each task as it is done; tasks are taken as they are needed.
+Executor = Callable[[Iterable[Task], OnTick], Iterator[ModelCount]]
+
+
+def ignore_tick(names: Sequence[str]) -> None:
+    """Show nothing of the models that are being counted."""
+
+
+def run_here(tasks: Iterable[Task], on_tick: OnTick = ignore_tick) -> Iterator[ModelCount]:
+    """Yield the row of each task, counted in this process, in their order, without limits of time and memory."""
+    for task in tasks:
+        on_tick((task.name,))
+        yield run_task(task)
+
+
 def count_model(
     name: str, options: SourceOptions = DEFAULT_OPTIONS, settings: CountSettings = DEFAULT_SETTINGS
 ) -> ModelCount:
@@ -91,58 +116,60 @@ def count_model(
     >>> count_model("zoo:lenet6").error
     "no model 'lenet6' in the zoo: did you mean 'lenet5'?"
     """
-    if is_saved_trace(name):
-        return _count_trace(name, options, settings)
-    return count_built(name, lambda chosen: load_model(name, chosen), options, settings)
+    return run_task(Task(name, None, options, settings))
 
 
-def count_built(name: str, build: Build, options: SourceOptions, settings: CountSettings) -> ModelCount:
-    """Return the row of the model that `build` returns for options; `name` names the row."""
-    begun = time.perf_counter()
-    row = _Attempts(start_row(name, options, settings), settings).run(name, build, options)
+def run_task(task: Task) -> ModelCount:
+    """Return the row of a task; whatever the model raises is the row's error."""
+    begun, row = time.perf_counter(), start_row(task)
+    if task.factory is not None:
+        row = _Attempts(row, task).run(partial(load_from_factory, task.factory, task.name))
+    elif is_saved_trace(task.name):
+        row = _count_trace(row, task)
+    else:
+        row = _Attempts(row, task).run(partial(load_model, task.name))
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
 
 
-def _count_trace(name: str, options: SourceOptions, settings: CountSettings) -> ModelCount:
-    """Return the row of a saved Trace."""
-    begun, row, table = time.perf_counter(), start_row(name, options, settings), resolve_table(settings.table)
-    run = {"--assume": settings.assume, "--train": settings.train, "--execution real": settings.execution == "real"}
-    try:
-        check_trace_options(name, options, run)
-        flops = FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
-        parameters = MetricCounts(flops.trace(), table, flops.counts())["parameters"].total()
-        row = replace(_with_counts(row, flops, table), parameters=parameters)
-    except Exception as error:
-        row = replace(row, failure="error", error=describe_error(error))
-    return replace(row, seconds=round(time.perf_counter() - begun, 3))
-
-
-def start_row(name: str, options: SourceOptions, settings: CountSettings) -> ModelCount:
+def start_row(task: Task) -> ModelCount:
     """Return the row of a model before it is built."""
     return ModelCount(
-        name,
-        options=describe_options(options, settings),
-        table=resolve_table(settings.table).name,
-        versions=find_versions(name),
+        task.name,
+        options=describe_options(task.options, task.settings),
+        table=resolve_table(task.settings.table).name,
+        versions=find_versions(task.name),
     )
+
+
+def _count_trace(row: ModelCount, task: Task) -> ModelCount:
+    settings, table = task.settings, resolve_table(task.settings.table)
+    run = {"--assume": settings.assume, "--train": settings.train, "--execution real": settings.execution == "real"}
+    try:
+        check_trace_options(task.name, task.options, run)
+        flops = FlopCountAnalysis.from_trace(load_trace(task.name), table=table, warn=False)
+        parameters = MetricCounts(flops.trace(), table, flops.counts())["parameters"].total()
+        return replace(_with_counts(row, flops, table), parameters=parameters)
+    except Exception as error:
+        return replace(row, failure="error", error=describe_error(error))
 
 
 class _Attempts:
     """Attempts at counting one model: on the meta device, with random weights, and a smaller one."""
 
-    def __init__(self, row: ModelCount, settings: CountSettings) -> None:
+    def __init__(self, row: ModelCount, task: Task) -> None:
         self._row = row
-        self._settings = settings
+        self._task = task
         self._weights: int | None = None  # bytes
         self._errors: dict[str, list[str]] = {}  # error → attempts
 
-    def run(self, name: str, build: Build, options: SourceOptions) -> ModelCount:
+    def run(self, build: Build) -> ModelCount:
         """Return the row of the first attempt that succeeds, or one with the errors of all."""
+        options = self._task.options
         if options.device is not None:
             devices: tuple[str, ...] = (options.device,)
         else:
             default = str(torch.get_default_device())  # some sources build on the meta device unless told otherwise
-            devices = (default,) if self._settings.execution == "real" else (_META, default)
+            devices = (default,) if self._task.settings.execution == "real" else (_META, default)
         if options.device is None and _META not in devices:
             self._weights = _weigh_without_building(build, options)
         for device in devices:
@@ -150,7 +177,7 @@ class _Attempts:
                 self._errors[excess] = [_name_device(device)]
             elif self._try(build, replace(options, device=device), _name_device(device)):
                 return self._row
-        if self._lacks_memory() and self._try_smaller(name, build, options):
+        if self._lacks_memory() and self._try_smaller(build):
             return self._row
         text = self._join_errors(len(devices))
         return replace(self._row, failure="out of memory" if self._lacks_memory() else "error", error=text)
@@ -167,7 +194,7 @@ class _Attempts:
                 modules = read_modules(loaded.model)
                 self._weights = _weigh(modules)
                 self._row = _describe_weights(self._row, modules)
-                self._row = _count(self._row, loaded, self._settings)
+                self._row = _count(self._row, loaded, self._task.settings)
         except (Exception, SystemExit) as error:
             self._errors.setdefault(describe_error(error), []).append(attempt)
             return False
@@ -177,10 +204,10 @@ class _Attempts:
                 gc.collect()  # weights in reference cycles would count against the next attempt, or the next model
         return True
 
-    def _try_smaller(self, name: str, build: Build, options: SourceOptions) -> bool:
+    def _try_smaller(self, build: Build) -> bool:
         named = self._row
         try:
-            smaller = shrink_model(name, options)
+            smaller = shrink_model(self._task.name, self._task.options)
         except Exception as error:
             self._errors.setdefault(describe_error(error), []).append(_SMALLER)
             return False
@@ -194,7 +221,7 @@ class _Attempts:
 
     def _describe_excess(self) -> str:
         """Return that the weights need more memory than there is, or ""."""
-        limit = machine_memory() if self._settings.memory is None else self._settings.memory
+        limit = machine_memory() if self._task.settings.memory is None else self._task.settings.memory
         if self._weights is None or limit is None or self._weights <= limit:
             return ""
         return f"{_EXCESS} {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
@@ -319,19 +346,6 @@ def machine_memory() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One model to count; without a `factory`, `name` is a MODEL argument."""
-
-    name: str
-    factory: Factory | None = None
-    options: SourceOptions = DEFAULT_OPTIONS
-    settings: CountSettings = DEFAULT_SETTINGS
-
-
-def run_task(task: Task) -> ModelCount:
-    """Return the row of a task; whatever the model raises is the row's error."""
-    if task.factory is None:
-        return count_model(task.name, task.options, task.settings)
-    build = partial(load_from_factory, task.factory, task.name)
-    return count_built(task.name, build, task.options, task.settings)
+def failed_row(task: Task, failure: str, error: str) -> ModelCount:
+    """Return the row of a task that could not be run."""
+    return replace(start_row(task), failure=failure, error=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import TextIO
 from fvflops import paths
 from fvflops.formulas import resolve_table
 from fvflops.sources.options import SourceOptions
-from fvflops.sweep.count_many import Executor
-from fvflops.sweep.count_model import CountSettings, OnTick, Task, describe_options
+from fvflops.sweep.count_model import CountSettings, Executor, OnTick, Task, describe_options, ignore_tick
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.result_files import ResultError, check_format, encode_row, parse_rows, read_rows, write_rows
+from fvflops.units import format_quantity
 
 
 class Journal:
@@ -135,7 +136,7 @@ def plan_sweep(
     return Plan(output, tuple(Task(name, None, options, settings) for name in waiting), rows)
 
 
-def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
+def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = ignore_tick) -> Iterator[ModelCount]:
     """Yield the row of each task once it is saved; write the output at the end, also of a sweep that is interrupted.
 
     A sweep that is killed leaves its rows in the journal, from which the next one goes on.
@@ -145,7 +146,7 @@ def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = lambda names: No
         # Another sweep of this output may have ended since the plan was made.
         rows = {**plan.rows, **read_rows(plan.output), **journal.read()}
         try:
-            for row in executor.run(plan.tasks, on_tick):
+            for row in executor(plan.tasks, on_tick):
                 append(row)
                 rows[row.model] = row
                 yield row
@@ -171,11 +172,8 @@ def summarise(rows: Collection[ModelCount]) -> str:
     >>> summarise([ModelCount("a"), ModelCount("b", failure="timeout"), ModelCount("c", failure="timeout")])
     '3 models: 1 counted, 2 failed (2 timeout)'
     """
-    failures: dict[str, int] = {}
-    for row in rows:
-        if row.failure:
-            failures[row.failure] = failures.get(row.failure, 0) + 1
-    failed = sum(failures.values())
+    failures = Counter(row.failure for row in rows if row.failure)
+    failed = failures.total()
     reasons = ", ".join(f"{count} {failure}" for failure, count in sorted(failures.items()))
-    text = f"{len(rows):,} model{'' if len(rows) == 1 else 's'}: {len(rows) - failed:,} counted"
+    text = f"{format_quantity(len(rows), 'model')}: {len(rows) - failed:,} counted"
     return text + (f", {failed:,} failed ({reasons})" if failed else "")

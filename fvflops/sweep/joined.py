@@ -155,23 +155,18 @@ def _read_column(heading: str, cells: Sequence[str]) -> tuple[Column, list[Value
     if not present or not all(map(_NUMBER.fullmatch, present)):
         return text_column(heading), [None if cell in ("", "-") else cell for cell in cells]
     parsed = [_parse_number(cell) if cell.lower() not in _MISSING else None for cell in cells]
-    return number_column(heading, form=partial(_write_number, _count_decimals(present))), parsed
+    # A column has one number format, with the most digits after the point of any cell.
+    decimals = max(len(cell.lower().partition("e")[0].rstrip("%").partition(".")[2]) for cell in present)
+    return number_column(heading, form=partial(_write_number, decimals)), parsed
 
 
 def _parse_number(text: str) -> Value:
-    number = text.rstrip("%")
-    return int(number) if number.lstrip("+-").isdecimal() else _check_finite(float(number), text)
-
-
-def _check_finite(number: float, text: str) -> float:
-    if not math.isfinite(number):
+    digits = text.rstrip("%")
+    if digits.lstrip("+-").isdecimal():
+        return int(digits)
+    if not math.isfinite(number := float(digits)):
         raise ValueError(f"{text!r} is too large a number")
     return number
-
-
-def _count_decimals(cells: Iterable[str]) -> int:
-    """Return the most digits after the point of any cell, as a column has one number format."""
-    return max(len(cell.lower().partition("e")[0].rstrip("%").partition(".")[2]) for cell in cells)
 
 
 def _write_number(decimals: int, value: float) -> str:

@@ -8,14 +8,13 @@ import logging
 import multiprocessing
 import os
 import platform
-import queue
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, TimeoutError
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +26,7 @@ import torch
 
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.sources.imports import import_library
-from fvflops.sweep.count_model import OnTick, Task, run_task, start_row
+from fvflops.sweep.count_model import OnTick, Task, failed_row, ignore_tick, run_task
 from fvflops.sweep.model_count import ModelCount
 
 _TRIM_THRESHOLD = -1  # parameters of mallopt, of malloc.h
@@ -57,7 +56,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 _TICK = 1.0  # seconds
-_QUEUED = 2  # tasks for each worker that are handed to the pool ahead of time
+_QUEUED = 2  # tasks for each worker that are scheduled at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +97,12 @@ class WorkerPool:
         error = future.exception()
         if error is None:
             return future.result()
-        row = start_row(task.name, task.options, task.settings)
         if isinstance(error, TimeoutError):
             seconds = float(self._limits.timeout or 0)
-            return replace(row, seconds=seconds, failure="timeout", error=f"stopped after {seconds:g} s")
+            return replace(failed_row(task, "timeout", f"stopped after {seconds:g} s"), seconds=seconds)
         if isinstance(error, import_pebble().ProcessExpired):
-            return replace(row, failure="killed", error=describe_exit(error.exitcode))
-        return replace(row, failure="error", error=describe_error(error))
+            return failed_row(task, "killed", describe_exit(error.exitcode))
+        return failed_row(task, "error", describe_error(error))
 
     def stop(self) -> None:
         """Stop the workers, whatever they do."""
@@ -112,35 +110,36 @@ class WorkerPool:
         self._pool.join()
 
 
-class LocalPool:
-    """Runs tasks in `workers` processes of this machine."""
+def run_in_workers(
+    tasks: Iterable[Task], on_tick: OnTick = ignore_tick, *, workers: int, limits: WorkerLimits = NO_LIMITS
+) -> Iterator[ModelCount]:
+    """Yield the row of each task as one of the processes has done it; without pebble raise ValueError."""
+    pool = WorkerPool(workers, limits)
+    try:
+        yield from run_queued(tasks, on_tick, lambda: workers, pool.schedule, pool.read)
+    finally:
+        pool.stop()
 
-    def __init__(self, workers: int, limits: WorkerLimits = NO_LIMITS) -> None:
-        self._workers = workers
-        self._limits = limits
 
-    def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
-        """Yield the row of each task as it is done; without pebble raise ValueError."""
-        waiting = iter(tasks)
-        pending: dict[Future[ModelCount], Task] = {}
-        done: queue.SimpleQueue[Future[ModelCount]] = queue.SimpleQueue()
-        pool = WorkerPool(self._workers, self._limits)
-        try:
-            while True:
-                for task in islice(waiting, self._workers * _QUEUED - len(pending)):
-                    future = pool.schedule(task)
-                    pending[future] = task
-                    future.add_done_callback(done.put)
-                if not pending:
-                    return
-                on_tick([task.name for future, task in pending.items() if future.running()])
-                try:
-                    future = done.get(timeout=_TICK)
-                except queue.Empty:
-                    continue
-                yield pool.read(future, pending.pop(future))
-        finally:
-            pool.stop()
+def run_queued(
+    tasks: Iterable[Task],
+    on_tick: OnTick,
+    count_workers: Callable[[], int],
+    schedule: Callable[[Task], Future[ModelCount]],
+    read: Callable[[Future[ModelCount], Task], ModelCount],
+) -> Iterator[ModelCount]:
+    """Schedule tasks, a few for each worker at a time, and yield what `read` returns of each as it is done."""
+    waiting, pending = iter(tasks), dict[Future[ModelCount], Task]()
+    while True:
+        workers = count_workers()
+        for task in islice(waiting, max(0, workers * _QUEUED - len(pending))):
+            pending[schedule(task)] = task
+        if not pending:
+            return
+        on_tick([task.name for task in islice(pending.values(), workers)])  # workers take them in their order
+        done, _ = wait(pending, timeout=_TICK, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield read(future, pending.pop(future))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bo
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
 _FEW = 10  # points: with more, a label whose leader would pass others is left out
-_MANY = 25  # points: with more, those of the front alone have labels
+_MANY = 25  # points: with more, only points of the front have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
 _LONGEST = 1.5  # inches of a label
@@ -135,7 +135,6 @@ def _find_points(table: Table, x: str, y: str, lower: tuple[bool, bool]) -> list
 
 
 def _list_front(points: Sequence[_Point]) -> list[_Point]:
-    """Return the points of the front in the order of their first coordinate."""
     return sorted((point for point in points if point.on_front), key=lambda point: point.x)
 
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fvflops import __version__
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.paths import PACKAGE
 from fvflops.sources.imports import import_library
-from fvflops.sweep.count_model import OnTick, Task, start_row
-from fvflops.sweep.local_pool import NO_LIMITS, WorkerLimits, WorkerPool
+from fvflops.sweep.count_model import OnTick, Task, failed_row, ignore_tick
+from fvflops.sweep.local_pool import NO_LIMITS, WorkerLimits, WorkerPool, run_queued
 from fvflops.sweep.model_count import ModelCount
 
-_TICK = 1.0  # seconds
-_QUEUED = 2  # tasks for each core of the cluster that are submitted ahead of time
 _RETRIES = 5  # of a task whose node or worker died
 
 
@@ -40,60 +39,45 @@ class NodeSettings:
     limits: WorkerLimits
 
 
-class RayPool:
-    """The cores of a Ray cluster, one model on each at a time.
+def run_on_cluster(
+    tasks: Iterable[Task], on_tick: OnTick = ignore_tick, *, address: str, limits: WorkerLimits = NO_LIMITS
+) -> Iterator[ModelCount]:
+    """Yield the row of each task as a core of a Ray cluster has done it, one model on each at a time.
 
-    `address` is that of the cluster, such as `auto` or `ray://host:10001`. The memory of the limits is also requested
-    of Ray, so that a node runs no more models than fit. A task whose node dies runs again on another, at most 5 times.
+    `address` is the cluster's, such as `auto` or `ray://host:10001`; one that cannot be reached raises RayError. The
+    memory of the limits is also requested of Ray, so that a node runs no more models than fit. A task whose node dies
+    runs again on another, at most 5 times.
     """
-
-    def __init__(self, address: str, limits: WorkerLimits = NO_LIMITS) -> None:
-        self._address = address
-        self._memory = limits.memory
-        # The driver's modules are importable where the nodes share its file system, or have them installed.
-        path = (str(PACKAGE.parent), *(folder for folder in sys.path if folder and os.path.isabs(folder)))
-        self._settings = NodeSettings(__version__, os.getcwd(), path, limits)
-
-    def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
-        """Yield the row of each task as it is done; raise RayError where the cluster cannot be reached."""
-        ray = import_library("ray")
-        started = self._connect(ray)
-        try:
-            yield from self._run(ray, iter(tasks), on_tick)
-        finally:
-            if started:
-                ray.shutdown()
-
-    def _connect(self, ray: Any) -> bool:
-        """Connect to the cluster, and return whether this process was not connected before."""
-        if ray.is_initialized():
-            return False
-        try:
-            ray.init(
-                address=self._address,
-                log_to_driver=False,
-                logging_level="ERROR",
-                runtime_env={"env_vars": _find_environment()},
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RayError(f"no Ray cluster at {self._address!r}: {describe_error(error)}") from None
-        return True
-
-    def _run(self, ray: Any, waiting: Iterator[Task], on_tick: OnTick) -> Iterator[ModelCount]:
-        requested = {} if self._memory is None else {"memory": self._memory}
+    ray = import_library("ray")
+    started = _connect(ray, address)
+    try:
+        requested = {} if limits.memory is None else {"memory": limits.memory}
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=False, **requested)(_run_on_node)
-        settings = ray.put(self._settings)
-        pending: dict[Any, Task] = {}
-        while True:
-            capacity = max(1, int(ray.cluster_resources().get("CPU", 1))) * _QUEUED
-            while len(pending) < capacity and (task := next(waiting, None)) is not None:
-                pending[remote.remote(task, settings)] = task
-            if not pending:
-                return
-            on_tick([task.name for task in list(pending.values())[: capacity // _QUEUED]])
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
-            for reference in done:
-                yield _read(ray, reference, pending.pop(reference))
+        # The driver's modules are importable where the nodes share its file system, or have them installed.
+        path = (str(PACKAGE.parent), *filter(os.path.isabs, sys.path))
+        settings = ray.put(NodeSettings(__version__, os.getcwd(), path, limits))
+        yield from run_queued(
+            tasks,
+            on_tick,
+            lambda: max(1, int(ray.cluster_resources().get("CPU", 1))),
+            lambda task: remote.remote(task, settings).future(),
+            partial(_read, ray),
+        )
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> bool:
+    """Connect to the cluster, and return whether this process was not connected before."""
+    if ray.is_initialized():
+        return False
+    environment = {"env_vars": _find_environment()}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RayError(f"no Ray cluster at {address!r}: {describe_error(error)}") from None
+    return True
 
 
 def _find_environment() -> dict[str, str]:
@@ -103,21 +87,16 @@ def _find_environment() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))}
 
 
-def _read(ray: Any, reference: Any, task: Task) -> ModelCount:
+def _read(ray: Any, future: Future[ModelCount], task: Task) -> ModelCount:
     try:
-        row: ModelCount = ray.get(reference)
+        return future.result()
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else error
         if isinstance(cause, RayError):
             raise cause from None
-        return _fail(task, "error", describe_error(cause))
+        return failed_row(task, "error", describe_error(cause))
     except ray.exceptions.RayError as error:
-        return _fail(task, "killed", f"after {_RETRIES} retries: {describe_error(error)}")
-    return row
-
-
-def _fail(task: Task, failure: str, error: str) -> ModelCount:
-    return replace(start_row(task.name, task.options, task.settings), failure=failure, error=error)
+        return failed_row(task, "killed", f"after {_RETRIES} retries: {describe_error(error)}")
 
 
 # The worker process of this Ray worker, which runs one task after the other.

@@ -17,7 +17,7 @@ from fvflops.text import suggest
 from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
 
 MODEL = "model"
-# What is shown unless columns are chosen; the number is the order in which they are dropped where a line is too long.
+# Columns shown by default; the number is the order in which they are dropped where a line is too long.
 _SHOWN = {
     "parameters": 0,
     "flops": 0,
@@ -42,7 +42,7 @@ _DISTINCT_INPUTS = 4  # that are listed
 
 
 def list_columns(join: Join | None = None) -> tuple[Column, ...]:
-    """Return all columns of a table of models, with those of a joined file before the texts.
+    """Return all columns of a table of models, columns of a joined file before the texts.
 
     The key of a joined column that has the name of another is `joined_NAME`.
     """
@@ -116,7 +116,10 @@ def model_report(
     """
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
-    parts: list[Part] = [_with_digits(_in_paper_units(shown) if paper else shown)]
+    for change in (_paper_column, _with_digits) if paper else (_with_digits,):
+        values = [[row[index] for row in shown.rows if row[index] is not None] for index in range(len(shown.columns))]
+        shown = replace(shown, columns=list(map(change, shown.columns, values)))
+    parts: list[Part] = [shown]
     counts = [replace(count, model=(labels or {}).get(count.model, count.model)) for count in counts]
     failed = [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error]
     if failed:
@@ -150,27 +153,15 @@ def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Ta
     return replace(table, columns=selected, rows=[[row[index] for index in indexes] for row in table.rows])
 
 
-def _with_digits(table: Table) -> Table:
-    """Return the table with digits enough to tell different counts of a column apart."""
-    columns = []
-    for index, column in enumerate(table.columns):
-        values = [row[index] for row in table.rows if row[index] is not None]
-        digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
-        columns.append(column if digits is None else replace(column, form=partial(_show, column.form, digits)))
-    return replace(table, columns=columns)
+def _with_digits(column: Column, values: Sequence[Any]) -> Column:
+    """Return a column with digits enough to tell its counts apart."""
+    digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
+    return column if digits is None else replace(column, form=partial(_show, column.form, digits))
 
 
 def _show(form: Callable[[Any], str], digits: int, value: Any) -> str:
     with digits_shown(digits):
         return form(value)
-
-
-def _in_paper_units(table: Table) -> Table:
-    columns = [
-        _paper_column(column, [row[index] for row in table.rows]) if column.key in _PAPER else column
-        for index, column in enumerate(table.columns)
-    ]
-    return replace(table, columns=columns)
 
 
 def _paper_column(column: Column, values: Sequence[Any]) -> Column:
@@ -179,17 +170,15 @@ def _paper_column(column: Column, values: Sequence[Any]) -> Column:
     >>> _paper_column(COLUMNS[1], [8_030_261_248, 1_235_814_400, 494_032_768, None]).heading
     'Params (B)'
     """
+    if column.key not in _PAPER:
+        return column
     heading, power = _PAPER[column.key]
     known = [value for value in values if value]
     if known:
         fitting = [unit for unit in _UNITS if 2 * sum(value >= 10**unit for value in known) >= len(known)]
         power = max(fitting, default=min(_UNITS))
     unit = _UNITS[power][0 if column.key == "parameters" else 1] + ("B" if column.key in _BYTES else "")
-    return replace(column, heading=f"{heading} ({unit})", form=_paper_form(power))
-
-
-def _paper_form(power: int) -> Callable[[Any], str]:
-    return lambda count: format_in(count, power)
+    return replace(column, heading=f"{heading} ({unit})", form=partial(format_in, power=power))
 
 
 def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:

@@ -1,11 +1,10 @@
 """Plain data of a recorded run: tensor specs, call signatures, module tree, trace, counts."""
 
-from fvflops.trace.counts import Counts, Entry, Status
+from fvflops.trace.counts import Counts, Entry, Status, Summary
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.records import PHASES, Event, Region, RunInfo, StopsAt, Storage, TraceError
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
-from fvflops.trace.summary import Summary
 from fvflops.trace.trace import Trace, check_phase
 
 __all__ = [

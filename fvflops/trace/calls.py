@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 
 if TYPE_CHECKING:
     from fvflops.trace.module_tree import ModuleTree
 
 
+@shown_by_fields
 class OpCall(NamedTuple):
     """One call of an op, in the order of the run.
 
@@ -48,9 +49,6 @@ class OpCall(NamedTuple):
     after: tuple[int, ...] = ()
     line: str = ""
 
-    def __repr__(self) -> str:
-        return record_repr(self)
-
     @property
     def memory_delta(self) -> int | None:
         """Bytes allocated by the call and not freed in it; None where not measured."""
@@ -59,6 +57,7 @@ class OpCall(NamedTuple):
         return self.memory_after - self.memory_before
 
 
+@shown_by_fields
 class LineCount(NamedTuple):
     """Sum over the op calls of one source line, "" for calls from outside the model's code.
 
@@ -73,10 +72,8 @@ class LineCount(NamedTuple):
     nbytes: int
     unsupported: int
 
-    def __repr__(self) -> str:
-        return record_repr(self)
 
-
+@shown_by_fields
 class ModuleCall(NamedTuple):
     """One call of a module, in the order of the run, including everything called inside it.
 
@@ -100,9 +97,6 @@ class ModuleCall(NamedTuple):
     activations: int | None
     nbytes: int
     unsupported: int
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 class OpGraph(NamedTuple):

@@ -205,21 +205,17 @@ def _check_modules(by_name: Any) -> None:
 
 
 def _check_module(module: ModuleInfo) -> None:
-    where = f"module {_quote(module.name)}"
-    _check_types(where, (module.name, module.canonical, module.class_name, module.extra_repr, *module.classes), str)
-    _check_types(where, (module.has_forward,), bool)
-    _check_types(where, (key for key, _ in module.children), str)
+    where, tensors = f"module {_quote(module.name)}", (*module.parameters, *module.buffers)
+    names = [tensor.name for tensor in tensors] + [key for key, _ in module.children]
+    texts = (module.name, module.canonical, module.class_name, module.extra_repr, *module.classes, *names)
+    _check_types(where, texts, str)
+    _check_types(where, (module.has_forward, *(tensor.trainable for tensor in tensors)), bool)
+    _check_types(where, (tensor.identity for tensor in tensors), int)
+    _check_indexes(where, (tensor.stored for tensor in tensors if tensor.stored is not None), _LARGEST)
     for key, path in module.children:  # paths grow downward, so no module contains itself
         if path is not None and path != (f"{module.name}.{key}" if module.name else key):
             raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
-    for parameter in (*module.parameters, *module.buffers):
-        _check_types(where, (parameter.name,), str)
-        _check_types(where, (parameter.identity,), int)
-        _check_types(where, (parameter.trainable,), bool)
-        if parameter.stored is not None:
-            _check_indexes(where, (parameter.stored,), _LARGEST)
-        _check_value(where, parameter.spec)
-    for value in module.attributes.values():
+    for value in (*(tensor.spec for tensor in tensors), *module.attributes.values()):
         _check_value(where, value)
 
 
@@ -260,7 +256,7 @@ def _check_value(where: str, value: Value) -> None:
 
 
 def _check_parts(where: str, shape: tuple[int, ...], values: tuple[int, ...]) -> None:
-    """Raise ValueError where the sizes of a nested tensor's parts are not those of its shape."""
+    """Raise ValueError where the sizes of a nested tensor's parts do not match its shape."""
     rank = len(shape) - 1
     if rank < 0 or len(values) != shape[0] * rank:
         raise ValueError(f"{where} has a nested tensor of shape {_quote(shape)} with {len(values)} sizes of parts")

@@ -1,14 +1,15 @@
-"""Counts of one metric: an entry per op and scope, summed by operator, module, phase or dtype."""
+"""Counts of one metric, an entry per op and scope, and the Summary of counts that reports show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from operator import add, and_, eq, or_, sub
+from typing import Any, NamedTuple
 
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 from fvflops.trace.notebook_table import write_text_table
 
@@ -26,23 +27,18 @@ class Status(str, Enum):
     UNSUPPORTED = "unsupported"
 
 
-_STATUS_NAMES = {
-    Status.COUNTED: "counted",
-    Status.ZERO_FLOP: "zero-FLOP",
-    Status.IGNORED: "ignored",
-    Status.UNSUPPORTED: "unsupported",
-}
-_MAX_ROWS = 40  # of a table
+_MAX_ROWS, _MAX_COLUMNS = 40, 3  # of a table
 
 
+@shown_by_fields
 class Entry(NamedTuple):
     """All calls of one signature in one scope and phase, under one label.
 
     `scope` has the names of the enclosing modules, root first. `value` is the metric summed over all calls; `macs` and
     `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number of output elements of
     all calls. `dtype` is the compute dtype, "" without tensors, and `group` the parameter group that an optimizer's
-    step updates, "" elsewhere. `recomputed` are those of the `macs` that repeat work of the forward pass inside a fused
-    backward op.
+    step updates, "" elsewhere. `recomputed` is the part of the `macs` that repeats work of the forward pass inside a
+    fused backward op.
     """
 
     scope: tuple[str, ...]
@@ -58,9 +54,6 @@ class Entry(NamedTuple):
     dtype: str = ""
     group: str = ""
     recomputed: int = 0
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
     @property
     def other_flops(self) -> int:
@@ -86,6 +79,7 @@ class Counts:
     metric: str
     modules: ModuleTree
     entries: tuple[Entry, ...]
+    _by_module_and_label: dict[str, dict[str, Counter[str]]] = field(init=False, compare=False, default_factory=dict)
 
     def __repr__(self) -> str:
         calls = sum(entry.calls for entry in self.entries)
@@ -96,7 +90,7 @@ class Counts:
         calls: Counter[tuple[str, str]] = Counter()
         values: Counter[tuple[str, str]] = Counter()
         for entry in self.entries:
-            key = entry.label, _STATUS_NAMES[entry.status]
+            key = entry.label, "zero-FLOP" if entry.status is Status.ZERO_FLOP else entry.status.value
             calls[key] += entry.calls
             values[key] += entry.value
         largest = sorted(calls, key=lambda key: (-values[key], -calls[key], key))
@@ -118,7 +112,13 @@ class Counts:
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, without zeros."""
-        return self._by_module(ancestors, "label", "value", self.entries)
+        return {name: Counter(labels) for name, labels in self.labels_by_module(ancestors).items()}
+
+    def labels_by_module(self, ancestors: str = "owner") -> Mapping[str, Counter[str]]:
+        """Return the same, summed only once, as Counters that must not be changed."""
+        if ancestors not in self._by_module_and_label:
+            self._by_module_and_label[ancestors] = self._by_module(ancestors, "label", "value", self.entries)
+        return self._by_module_and_label[ancestors]
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → Counter of labels over the whole model, without zeros.
@@ -190,3 +190,99 @@ class Counts:
             if entry.value:
                 sums[getattr(entry, key)] += entry.value
         return sums
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary:
+    """One analysed model, ready for a report.
+
+    `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count, headings
+    in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
+    name → label → count. `uncalled` maps a heading to the modules in which no op ran. `ledger` maps a status
+    ("counted", "zero_flop", "ignored", "unsupported") to op → calls, `unsupported_elements` an op to its output
+    elements, and `unsupported_locations` one to module and source line → calls. `about` names the model, the table, its
+    multiply_add, the inputs and the versions. `labels` maps a module whose row represents several, as made by
+    `fvflops.reports.terminal.collapse`, to the text shown instead of its name.
+
+    >>> from fvflops.trace import ModuleInfo
+    >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
+    12
+    """
+
+    modules: ModuleTree
+    columns: Mapping[str, Mapping[str, int]]
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    by_both: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    uncalled: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unsupported_elements: Mapping[str, int] = field(default_factory=dict)
+    unsupported_locations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        totals = [f"{column.get('', 0):,} {heading}" for heading, column in self.columns.items()]
+        return short_repr(self, self.modules.root.class_name, *totals)
+
+    def __str__(self) -> str:
+        """Return a table of the model and of its direct children; `fvflops.reports.REPORTS` has the whole one."""
+        headings = list(self.columns)[:_MAX_COLUMNS]
+        names = [module.name for module in self.modules.modules() if "." not in module.name]
+        rows = [
+            [self.label(name) or "model", *(f"{self.columns[heading].get(name, 0):,}" for heading in headings)]
+            for name in names[:_MAX_ROWS]
+        ]
+        shown = f"{len(rows):,} of {len(names):,} modules" if len(rows) < len(names) else ""
+        return write_text_table(self.modules.root.class_name, ["module", *headings], rows, shown)
+
+    def label(self, module: str) -> str:
+        """Return the text shown for a module: its name, or the label of a collapsed row."""
+        return self.labels.get(module, module)
+
+
+def _plain(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operation on Counters; those of Counter itself read missing keys of both operands."""
+
+    def operate(own: Counter[str], other: object) -> Any:
+        return operation(Counter(own), Counter(other) if isinstance(other, Counter) else other)
+
+    return operate
+
+
+class ModuleCounts(Counter[str]):
+    """A Counter of module name → count that raises KeyError with the closest match for a name that no module has.
+
+    Another name of a shared module is that module, as in `total`. Arithmetic, copies and pickles are plain Counters,
+    which answer 0 for a missing name.
+    """
+
+    def __init__(self, counts: Mapping[str, int], canonical_name: Callable[[str], str]) -> None:
+        """Store the counts; `canonical_name` returns the name under which a module is counted, or raises KeyError."""
+        super().__init__(counts)
+        self._canonical_name = canonical_name
+
+    def __missing__(self, name: str) -> int:
+        """Return the count of another name of a module."""
+        return self.get(self._canonical_name(name), 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a Counter."""
+        return Counter, (dict(self),)
+
+    def __repr__(self) -> str:
+        """Return the text of a Counter."""
+        return repr(Counter(self))
+
+    def copy(self) -> Counter[str]:  # type: ignore[override]
+        """Return a Counter."""
+        return Counter(self)
+
+    __eq__ = _plain(eq)
+    __hash__ = None  # type: ignore[assignment]
+    __add__ = __iadd__ = _plain(add)
+    __radd__ = _plain(lambda own, other: other + own)
+    __sub__ = __isub__ = _plain(sub)
+    __rsub__ = _plain(lambda own, other: other - own)
+    __or__ = __ior__ = _plain(or_)
+    __ror__ = _plain(lambda own, other: other | own)
+    __and__ = __rand__ = __iand__ = _plain(and_)

@@ -10,10 +10,7 @@ from fvflops.trace.trace import Trace
 
 
 class RegionCall:
-    """One call of a region: the region's index, the event that begins the call, and the enclosing call.
-
-    `depth` is the number of enclosing calls on its thread. Compared by identity, so that it can be a dictionary key.
-    """
+    """One call of a region, `depth` calls inside others of its thread; compared by identity, as a dictionary key."""
 
     __slots__ = ("begin", "depth", "parent", "region")
 

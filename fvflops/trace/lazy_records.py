@@ -10,13 +10,7 @@ Key = TypeVar("Key")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
-    """A sequence of records stored as plain tuples of their first fields; the remaining fields are defaults.
-
-    >>> from fvflops.trace import Event
-    >>> events = LazyRecords(Event, [("op", 3), ("free", 0)])
-    >>> events[0].item, len(events), events == LazyRecords(Event, [("op", 3, 0), ("free", 0)])
-    (3, 2, True)
-    """
+    """A sequence of records stored as plain tuples of their first fields; the remaining fields are defaults."""
 
     __slots__ = ("_make", "_rows")
 
@@ -54,12 +48,7 @@ class LazyRecords(Sequence[T], Generic[T]):
 
 
 class LazyMapping(Mapping[Key, T], Generic[Key, T]):
-    """A mapping whose contents `make` returns, called on first access; pickled as a dict.
-
-    >>> numbers = LazyMapping(lambda: {"one": 1})
-    >>> numbers["one"], len(numbers), numbers == {"one": 1}
-    (1, 1, True)
-    """
+    """A mapping whose contents `make` returns, called on first access; pickled as a dict."""
 
     __slots__ = ("_contents", "_make")
 
@@ -76,9 +65,6 @@ class LazyMapping(Mapping[Key, T], Generic[Key, T]):
 
     def __getitem__(self, key: Key) -> T:
         return self._read()[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._read()
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._read())

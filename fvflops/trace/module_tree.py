@@ -173,21 +173,12 @@ def modules_above(name: str) -> list[str]:
 
 
 def innermost(scope: tuple[str, ...]) -> str:
-    """Return the innermost module of a scope: the names of the modules around a call, root first.
-
-    >>> innermost(("", "layer", "layer.0")), innermost(())
-    ('layer.0', '')
-    """
+    """Return the innermost module of a scope, the last of its names; the model for an empty one."""
     return scope[-1] if scope else ""
 
 
 def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
-    """Return name → sum of `measure` over tensors, for each tensor and each of its ancestor modules, "" the model.
-
-    >>> weights = [ParameterInfo(f"fc.{name}", TensorSpec((2, 3)), 0, True) for name in ("a", "b")]
-    >>> dict(add_up(weights, lambda weight: weight.spec.numel))
-    {'': 12, 'fc': 12, 'fc.a': 6, 'fc.b': 6}
-    """
+    """Return name → sum of `measure` over tensors, for each tensor and each of its ancestor modules, "" the model."""
     sums: defaultdict[str, Any] = defaultdict(int)
     for tensor in tensors:
         value = measure(tensor)

@@ -48,14 +48,7 @@ def _fill(text: str) -> str:
 def write_notebook_table(
     caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", text_columns: int = 1
 ) -> str:
-    """Return an HTML table whose first columns are text, and the others right-aligned numbers.
-
-    >>> print(write_notebook_table("Net", ["Module", "FLOPs"], [["a<b", "12"]]))
-    <table><caption style="text-align:left;caption-side:top"><bdi>Net</bdi></caption><thead><tr>\
-<th style="text-align:left">Module</th><th style="text-align:right">FLOPs</th></tr></thead>\
-<tbody><tr><td style="text-align:left"><bdi>a&lt;b</bdi></td><td style="text-align:right"><bdi>12</bdi></td></tr>\
-</tbody></table>
-    """
+    """Return an HTML table whose first columns are text, and the others right-aligned numbers."""
     sides = ["left" if index < text_columns else "right" for index in range(len(headings))]
     head = "".join(
         f'<th style="text-align:{side}">{escape(text)}</th>' for side, text in zip(sides, headings, strict=True)

@@ -116,7 +116,7 @@ class StopsAt:
 
     @property
     def key(self) -> tuple[StopsAt, frozenset[tuple[str, tuple[str, ...]]]]:
-        """A key for what is recorded alike: with the values."""
+        """A key, equal for equal recordings: it includes the values."""
         return self, frozenset(self.values.items())
 
     def values_of(self, op: str) -> tuple[str, ...]:

@@ -31,11 +31,7 @@ def list_run_notes(about: Mapping[str, str], escape: Callable[[str], str] = str)
 
 
 def merge_reads(abouts: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the locations of reads in several runs, each once, for the `about` of their merged Trace.
-
-    >>> merge_reads([{"random": "Net at a.py:1"}, {"random": "Net at a.py:1; 'head' at a.py:7"}, {}])
-    {'random': "Net at a.py:1; 'head' at a.py:7"}
-    """
+    """Return the locations of reads in several runs, each once, for the `about` of their merged Trace."""
     parts = list(abouts)
     merged = {
         key: dict.fromkeys(location for about in parts if key in about for location in about[key].split(_SEPARATOR))
@@ -45,9 +41,5 @@ def merge_reads(abouts: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def reads_of(info: RunInfo) -> dict[str, list[str]]:
-    """Return where Python read a random draw or a value of the data, as a report's data.
-
-    >>> reads_of(RunInfo(random=("Net at net.py:42",)))
-    {'random': ['Net at net.py:42'], 'data_dependent': []}
-    """
+    """Return where Python read a random draw or a value of the data, as a report's data."""
     return {"random": list(info.random), "data_dependent": list(info.data_dependent)}

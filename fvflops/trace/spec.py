@@ -93,11 +93,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is neither a number nor a tensor: a dtype, a device, a generator, a graph.
-
-    >>> Symbol("dtype", "float32")
-    Symbol(kind='dtype', name='float32')
-    """
+    """An argument that is neither a number nor a tensor: a dtype, a device, a generator, a graph."""
 
     kind: str
     name: str
@@ -107,11 +103,7 @@ Value: TypeAlias = Union[TensorSpec, Symbol, bool, int, float, complex, str, tup
 
 
 def tensors_in(value: Value) -> Iterator[TensorSpec]:
-    """Yield the tensor specs in a value, however deeply nested, in order.
-
-    >>> [spec.shape for spec in tensors_in((TensorSpec((1,)), (TensorSpec((2,)), 3)))]
-    [(1,), (2,)]
-    """
+    """Yield the tensor specs in a value, however deeply nested, in order."""
     if isinstance(value, TensorSpec):
         yield value
     elif isinstance(value, tuple):
@@ -146,11 +138,7 @@ def encode_value(value: Value) -> Any:
 
 
 def decode_value(record: Any) -> Value:
-    """Return the value that `encode_value` wrote; a record of another form raises ValueError.
-
-    >>> decode_value([1, {"float": "inf"}])
-    (1, inf)
-    """
+    """Return the value that `encode_value` wrote; a record of another form raises ValueError."""
     if isinstance(record, list):
         return tuple(decode_value(item) for item in record)
     if not isinstance(record, dict):

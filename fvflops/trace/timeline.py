@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fvflops.trace.records import TraceError
+from fvflops.trace.records import Event, TraceError
 
 # Units for the width of a span. All but time are counted, and need no timed run.
 WEIGHTS = ("time", "flops", "macs", "bytes", "memory")
@@ -21,7 +21,7 @@ class Frame(NamedTuple):
 
 
 class Callee(NamedTuple):
-    """An op or region with one signature, called by any number of spans; `kind` is "op" or that of the region.
+    """An op or region with one signature, called by any number of spans; `kind` is "op" or the region's kind.
 
     `name` is the full name of the op or region; `frame` is a region's frame, None for an op. `inputs` and `outputs`
     are its tensors, `dtype` the compute dtype. `flops`, `macs` and `nbytes` are the cost of one call without its
@@ -42,42 +42,33 @@ class Callee(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One call of a callee on one thread of one rank, with its cost.
+    """One call of a callee: its event, with its cost.
 
-    `stack` is its stack of frames; a backward op has that of the module whose forward created it, which is not being
-    called at that time. `depth` is the number of open spans around it on its thread. `start` and `duration` are in
-    nanoseconds, None without a timed run. `flops`, `macs`, `nbytes` and `memory` include children; `memory` is the
-    bytes allocated and not freed; `unsupported` is the number of unsupported ops in it. An op has the allocated bytes
-    before and after it, and where measured the peak during it.
+    `event` is that of an op, or the end of a region with the start and duration of the call. A backward op has the
+    stack of the module whose forward created it, which is not being called at that time. An op's event has the
+    allocated bytes before and after it. `depth` is the number of open spans around it on its thread. `flops`, `macs`,
+    `nbytes` and `memory` include children; `memory` is the bytes allocated and not freed, `unsupported` the number of
+    unsupported ops in it.
     """
 
     callee: int
-    stack: int
-    phase: str = "forward"
-    thread: int = 0
-    rank: int | None = None
+    event: Event
     depth: int = 0
-    start: int | None = None
-    duration: int | None = None
     flops: int = 0
     macs: int = 0
     nbytes: int = 0
     memory: int = 0
     unsupported: int = 0
-    raised: bool = False
-    memory_before: int | None = None
-    memory_after: int | None = None
-    memory_peak: int | None = None
 
     @property
     def track(self) -> tuple[int, int]:
         """Rank and thread of the call."""
-        return self.rank or 0, self.thread
+        return self.event.rank or 0, self.event.thread
 
     def weight(self, name: str) -> int:
         """Return one of the WEIGHTS, 0 where unknown."""
         if name == "time":
-            return self.duration or 0
+            return self.event.duration_ns or 0
         return self.nbytes if name == "bytes" else getattr(self, name)
 
 
@@ -104,11 +95,11 @@ class Timeline:
     `stacks` are tuples of indexes of `frames`, innermost last. `calls` is the aggregated form, (callee, stack, phase) →
     number of calls of ops and of regions that the table counts; `spans` is None where the trace is aggregated.
     `covered` are the stacks, with their phases, whose FLOPs are counted as part of an enclosing region. `weights` are
-    those of WEIGHTS that are known.
+    the known WEIGHTS.
 
-    >>> relu = Callee("op", "aten::relu", flops=6)
+    >>> relu, event = Callee("op", "aten::relu", flops=6), Event("op", 0)
     >>> timeline = Timeline((Frame("module", "", "Net"),), ((0,),), (relu,), {(0, 0, "forward"): 2},
-    ...                     (Span(0, 0, flops=6), Span(0, 0, flops=6)), weights=("flops",))
+    ...                     (Span(0, event, flops=6), Span(0, event, flops=6)), weights=("flops",))
     >>> [(start, end) for _, start, end in timeline.layout("flops")]
     [(0, 6), (6, 12)]
     """
@@ -172,10 +163,10 @@ class Timeline:
                 cursor = max(cursor, opened.pop())
             if not (opened or timed):
                 cursor = max(cursor, rank_ends.get(track[0], 0))
-            start = cursor if span.start is None or not timed else max(cursor, span.start)
+            start = cursor if span.event.start_ns is None or not timed else max(cursor, span.event.start_ns)
             end = start + span.weight(weight)
-            if timed and span.start is not None:
-                end = max(start, span.start + span.weight(weight))
+            if timed and span.event.start_ns is not None:
+                end = max(start, span.event.start_ns + span.weight(weight))
             if timed and opened:
                 start, end = min(start, opened[-1]), min(end, opened[-1])
             opened.append(end)

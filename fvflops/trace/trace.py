@@ -76,7 +76,7 @@ class Trace(TraceFields):
         return replace(self, events=None, storages=(), lines=())
 
     def __repr__(self) -> str:
-        """Return one line; the fields of a Trace are those of a whole run."""
+        """Return one line: the fields of a Trace contain a whole run."""
         calls = f"{sum(self.calls.values()):,} op calls in {len(self.modules.by_name):,} modules"
         state = "" if self.complete else "incomplete"
         return short_repr(self, self.modules.root.class_name, calls, " and ".join(self._list_phases()), state)
@@ -185,13 +185,7 @@ def _classes(trace: Trace) -> dict[str, str]:
 
 
 def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
-    """Return `phase` if it was recorded; else raise TraceError, or ValueError where no such phase exists.
-
-    >>> check_phase("backward", ("forward",))
-    Traceback (most recent call last):
-    fvflops.trace.records.TraceError: no backward pass was recorded: pass a loss; \
-recorded phases: forward
-    """
+    """Return `phase` if it was recorded; else raise TraceError, or ValueError where no such phase exists."""
     if phase in recorded:
         return phase
     if phase not in PHASES:

@@ -31,7 +31,7 @@ class AnalysedRun:
 
 
 def describe_run(run: AnalysedRun) -> dict[str, str]:
-    """Return metadata of a run for reports: that of its Trace, the model's class, and the table."""
+    """Return metadata of a run for reports: its Trace's, the model's class, and the table."""
     about = dict(run.trace.about)
     about["model"] = run.trace.modules.root.class_name
     if run.table is not None:
@@ -73,7 +73,7 @@ def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs by heading; everything except counts is that of the first run.
+    """Return the summary of analysed runs by heading; everything except counts is from the first run.
 
     If more than the forward pass was recorded, each phase has a column.
     """
@@ -130,7 +130,7 @@ def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
 
 
 def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
-    """Return those of the uncalled modules of which work is expected: they own parameters, and no op read one.
+    """Return the uncalled modules that should have worked: they own parameters, and no op read one.
 
     The others do nothing in this mode (dropout), or their weights are used by another module, as those of `out_proj` by
     nn.MultiheadAttention. Without ordered events it is not known which parameters were read.

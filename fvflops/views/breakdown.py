@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from fvflops import __version__
-from fvflops.counting.metrics import METRICS, Metric, MetricCounts
+from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.counting.timing import BY_OWNER, read_times
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
@@ -91,7 +90,7 @@ class Breakdown:
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
     in the order in which they are shown. `ledger`, `unsupported_elements`, `unsupported_locations` and `about` are a
     Summary's. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
-    calls of a timed run, `memory` the memory after each op, `peaks` those of the device whose roofline is of interest.
+    calls of a timed run, `memory` the memory after each op, `peaks` a device's, for its roofline.
     """
 
     modules: ModuleTree
@@ -122,13 +121,13 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     labels = {entry.op: entry.label for entry in reversed(counts.entries)}
     measures = {}
     if counts.metric not in METRICS:
-        note = "counted by the handles of this analysis"
-        measures[counts.metric] = Measure(
-            "Count", _sum_cells(counts, _value), note=note, unsupported=_count_unsupported(counts, {})
-        )
+        measures[counts.metric] = _measure("Count", counts, {}, "", "counted by the handles of this analysis")
     for name in counted.names():
-        measures[name] = _measure(METRICS[name], counted[name], labels)
-    measures["calls"] = Measure("Op calls", _sum_cells(counts, lambda entry: entry.calls), note="calls of operators")
+        metric = METRICS[name]
+        measures[name] = _measure(metric.title, counted[name], labels, metric.unit, metric.note)
+    measures["calls"] = Measure(
+        "Op calls", _sum_cells(counts, lambda entry: entry.calls, {}), note="calls of operators"
+    )
     if trace.events is not None and "time" in trace.about.get("measured", ""):
         measures["time"] = _measure_time(trace, labels)
     return Breakdown(
@@ -141,9 +140,7 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     )
 
 
-def _sum_cells(
-    counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[str, str] = MappingProxyType({})
-) -> dict[Cell, int]:
+def _sum_cells(counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[str, str]) -> dict[Cell, int]:
     """Return the sum of `weigh` over the entries of each cell; `labels` renames ops."""
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
@@ -154,22 +151,10 @@ def _sum_cells(
     return dict(sums)
 
 
-def _measure(metric: Metric, counts: Counts, labels: Mapping[str, str]) -> Measure:
-    return Measure(
-        metric.title,
-        _sum_cells(counts, _value, labels),
-        unit=metric.unit,
-        note=metric.note,
-        unsupported=_count_unsupported(counts, labels),
-    )
-
-
-def _value(entry: Entry) -> int:
-    return entry.value
-
-
-def _count_unsupported(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
-    return _sum_cells(counts, lambda entry: entry.calls if entry.status is Status.UNSUPPORTED else 0, labels)
+def _measure(title: str, counts: Counts, labels: Mapping[str, str], unit: str, note: str) -> Measure:
+    values = _sum_cells(counts, lambda entry: entry.value, labels)
+    unsupported = _sum_cells(counts, lambda entry: entry.calls * (entry.status is Status.UNSUPPORTED), labels)
+    return Measure(title, values, unit, note, unsupported)
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:

@@ -115,7 +115,7 @@ def drop_zeros(
 def write_cells(
     summary: Summary, counts: Mapping[str, Mapping[str, int]], *, digits: int, mark: str
 ) -> dict[str, dict[str, str]]:
-    """Return name → heading → formatted count, with `mark` for a metric of which no op ran in the module."""
+    """Return name → heading → formatted count, with `mark` where no op of the metric ran in the module."""
     cells = {
         name: {heading: format_size(count, digits=digits) for heading, count in row.items()}
         for name, row in counts.items()
@@ -155,7 +155,7 @@ def rank_modules(
 def rank_operators(
     summary: Summary, by: str, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> list[OperatorRow]:
-    """Return the operators of the model, or by="both" those of each module down to `depth` levels below the root.
+    """Return the operators of the model, or by="both" of each module, down to `depth` levels below the root.
 
     Operators are in descending order of their counts, the first heading first, and modules in tree order. With `sort`
     or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+class Parallelism(NamedTuple):
+    """How plans divide a model among ranks, by patterns of module names.
+
+    `tensor` has the styles of fvflops/plan/sharding/sharding_styles.py (Shoeybi et al., "Megatron-LM",
+    arXiv:1909.08053), and `sequence` those with the sequence sharded between attention and MLP (Korthikanti et al.,
+    "Reducing activation recomputation in large transformer models", arXiv:2205.05198). `divided` are attributes with a
+    number of heads, which is divided by the number of ranks. `stages` are the arguments of PipelineStages. `mixtures`
+    have the submodules `router`, `order` (of pairs of tokens and experts) and `experts`.
+    """
+
+    tensor: Mapping[str, str]
+    sequence: Mapping[str, str] | None = None
+    divided: tuple[str, ...] = ()
+    stages: tuple[Any, ...] | None = None
+    mixtures: str = ""
+
+
+# Style → its style where the sequence is sharded.
+OVER_SEQUENCE: Mapping[str, str] = {
+    "embedding_rowwise": "embedding_rowwise_to_sequence",
+    "replicated_input": "sequence_input",
+    "rowwise": "rowwise_to_sequence",
+    "mixture": "mixture_of_sequence",
+    "colwise_gather_output": "colwise_of_sequence_gather_output",
+}
+
+
+def change_styles(styles: Mapping[str, str], changes: Mapping[str, str], norms: Iterable[str]) -> dict[str, str]:
+    """Return the styles with some replaced, and with norms of a part of the sequence."""
+    changed = {pattern: changes.get(style, style) for pattern, style in styles.items()}
+    return {**changed, **dict.fromkeys(norms, "sequence_parallel")}
 
 
 class KVCache:
@@ -21,7 +55,7 @@ class KVCache:
         return next((keys.shape[2] for keys, _ in self._pairs.values()), 0)
 
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens; return those of all."""
+        """Append the keys and values of new tokens; return all."""
         if attention in self._pairs:
             before = self._pairs[attention]
             keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
@@ -70,6 +104,25 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> None:
     if group is not None:
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
+
+
+class DividedCrossEntropy(nn.Module):
+    """Cross entropy in float32 of logits; processes of a `group` divide the vocabulary, of which `first` is here."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group: dist.ProcessGroup | None = None
+        self.first = 0
+
+
+def check_positions(tokens: Tensor, positions: int, model: str) -> None:
+    """Raise ValueError for more tokens than positions."""
+    if tokens.ndim == 2 and tokens.shape[1] > positions:
+        raise ValueError(
+            f"tokens of shape {tuple(tokens.shape)} exceed this {model}'s context length, {positions}: "
+            "build it with more positions"
+        )
 
 
 def initialise(module: nn.Module) -> None:

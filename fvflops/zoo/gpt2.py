@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import Decoded, KVCache, initialise
+from fvflops.zoo.decoder_parts import Decoded, KVCache, Parallelism, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Config:
-    """Sizes of a GPT-2; the defaults are those of the 124M model."""
+    """Sizes of a GPT-2; the defaults are the 124M model's."""
 
     vocab_size: int = 50257
     positions: int = 1024
@@ -99,6 +99,17 @@ class GPT2(nn.Module):
     124439808
     """
 
+    zoo_parallelism = Parallelism(
+        {
+            # The first third of each rank's rows are queries, then keys, then values: the weight's rows are permuted.
+            "h.*.attn.c_attn": "colwise",
+            "h.*.attn.c_proj": "rowwise",
+            "h.*.mlp.c_fc": "colwise",
+            "h.*.mlp.c_proj": "rowwise",
+        },
+        divided=("h.*.attn.heads",),
+    )
+
     def __init__(self, config: GPT2Config = GPT2_124M) -> None:
         super().__init__()
         self.config = config
@@ -112,11 +123,7 @@ class GPT2(nn.Module):
         self.apply(initialise)
 
     def forward(
-        self,
-        tokens: Tensor,
-        past_key_values: KVCache | None = None,
-        use_cache: bool = False,
-        logits_to_keep: int = 0,
+        self, tokens: Tensor, past_key_values: KVCache | None = None, use_cache: bool = False, logits_to_keep: int = 0
     ) -> Tensor | Decoded:
         # torch.fx passes proxies for all arguments.
         cache = (past_key_values or KVCache(),) if use_cache is True else ()

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import Decoded, KVCache, initialise
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, Decoded, KVCache, Parallelism, change_styles, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a Llama; `heads` are those of the queries, `kv_heads` those of keys and values."""
+    """Sizes of a Llama; `heads` are the queries' heads, `kv_heads` the heads of keys and values."""
 
     vocab_size: int
     hidden_size: int
@@ -110,6 +110,26 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+ATTENTION_STYLES = {
+    "embed_tokens": "embedding_rowwise",
+    # One replicated input for all projections, so that their input gradients are reduced together.
+    "layers.*.self_attn": "replicated_input",
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+_STYLES = {
+    **ATTENTION_STYLES,
+    "layers.*.mlp": "replicated_input",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+NORMS = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm")
+
+
 class Llama(nn.Module):
     """A Llama of any size.
 
@@ -134,6 +154,11 @@ class Llama(nn.Module):
     """
 
     block: Callable[[Any], nn.Module] = Block
+    zoo_parallelism = Parallelism(
+        _STYLES,
+        change_styles(_STYLES, OVER_SEQUENCE, NORMS),
+        stages=(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"),
+    )
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """GPT as Megatron-LM and Megatron-DeepSpeed train it, with attention that writes its scores to memory.
 
 Published in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
-(arXiv:2104.04473: sizes in table 1, parameters in its equation 2); the split between ranks is that of Shoeybi et al.,
+(arXiv:2104.04473: sizes in table 1, parameters in its equation 2); the split between ranks is from Shoeybi et al.,
 "Megatron-LM" (arXiv:1909.08053), and Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
 Models" (arXiv:2205.05198). Hidden states have the sequence first, (n, b, hidden), as there.
 
@@ -15,11 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
+from fvflops.zoo.decoder_parts import (
+    DividedCrossEntropy,
+    Parallelism,
+    VocabularyCrossEntropy,
+    change_styles,
+    check_positions,
+    initialise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,7 @@ class MaskedSoftmax(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]
         future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
-        # Without a gradient: that of the softmax is zero where its result is, and autograd need not keep the mask.
+        # Without a gradient: the softmax' is zero where its result is, and autograd need not keep the mask.
         scores.detach().masked_fill_(future, float("-inf"))
         return scores.softmax(-1)
 
@@ -152,7 +158,7 @@ class CoreAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Causal self-attention without the last bias: (n, b, hidden) to (n, b, hidden).
 
-    The rows of `query_key_value` are those of each head's queries, keys and values, head after head.
+    The rows of `query_key_value` are each head's queries, keys and values, head after head.
     """
 
     def __init__(self, config: MegatronGPTConfig) -> None:
@@ -211,17 +217,8 @@ class Embedding(nn.Module):
         return x.transpose(0, 1).contiguous()
 
 
-class CrossEntropy(nn.Module):
-    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n).
-
-    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.group: dist.ProcessGroup | None = None
-        self.first = 0
+class CrossEntropy(DividedCrossEntropy):
+    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n)."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.T.contiguous(), self.first, self.group)
@@ -240,6 +237,19 @@ class Head(nn.Module):
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits = self.lm_head(self.final_layernorm(x))
         return logits.transpose(0, 1) if labels is None else self.loss(logits, labels)
+
+
+_STYLES = {
+    "embedding.word_embeddings": "embedding_rowwise",
+    "layers.*.self_attention.query_key_value": "colwise",
+    "layers.*.self_attention.dense": "rowwise",
+    "layers.*.mlp.dense_h_to_4h": "colwise",
+    "layers.*.mlp.bias_gelu": "colwise_bias",
+    "layers.*.mlp.dense_4h_to_h": "rowwise",
+    # The logits stay divided by the vocabulary, also where they are the model's result.
+    "head.lm_head": "colwise",
+    "head.loss": "colwise_loss",
+}
 
 
 class MegatronGPT(nn.Module):
@@ -268,6 +278,23 @@ class MegatronGPT(nn.Module):
     1652230656
     """
 
+    zoo_parallelism = Parallelism(
+        _STYLES,
+        {
+            **change_styles(_STYLES, {"colwise": "colwise_of_first", "rowwise": "rowwise_to_first"}, ()),
+            "embedding": "replicated_to_first",
+            "layers.*.input_layernorm": "first_parallel",
+            "layers.*.attention_residual": "first_parallel_bias",
+            "layers.*.attention_residual.dropout": "local_input",
+            "layers.*.post_attention_layernorm": "first_parallel",
+            "layers.*.mlp_residual": "first_parallel_bias",
+            "layers.*.mlp_residual.dropout": "local_input",
+            "head.final_layernorm": "first_parallel",
+        },
+        divided=("layers.*.self_attention.heads",),
+        stages=(("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", "", ("labels",)),
+    )
+
     def __init__(self, config: MegatronGPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -279,11 +306,7 @@ class MegatronGPT(nn.Module):
         self.apply(initialise)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        if tokens.ndim == 2 and tokens.shape[1] > self.config.positions:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} exceed this GPT's context length, {self.config.positions}: "
-                "build it with more positions"
-            )
+        check_positions(tokens, self.config.positions, "GPT")
         x = self.embedding_dropout(self.embedding(tokens))
         for block in self.layers:
             x = block(x)

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo.decoder_parts import KVCache
-from fvflops.zoo.llama import Attention, Llama, LlamaConfig
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, KVCache, change_styles
+from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Attention, Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtralConfig(LlamaConfig):
-    """Sizes of a Mixtral; `intermediate_size` is that of one expert, and a token is sent to `experts_per_token`."""
+    """Sizes of a Mixtral; `intermediate_size` is one expert's, and a token is sent to `experts_per_token`."""
 
     experts: int
     experts_per_token: int
@@ -136,6 +136,15 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
+_STYLES = {
+    **ATTENTION_STYLES,
+    "layers.*.mlp": "mixture",
+    "layers.*.mlp.router.gate": "partial_gradient",
+    "layers.*.mlp.experts": "grouped_experts",
+}
+
+
 class Mixtral(Llama):
     """A Mixtral of any size.
 
@@ -158,3 +167,6 @@ class Mixtral(Llama):
     """
 
     block = Block
+    zoo_parallelism = Llama.zoo_parallelism._replace(
+        tensor=_STYLES, sequence=change_styles(_STYLES, OVER_SEQUENCE, NORMS), mixtures="layers.*.mlp"
+    )

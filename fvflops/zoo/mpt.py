@@ -1,6 +1,6 @@
 """MPT, a decoder-only transformer language model of MosaicML, as its training throughput is published.
 
-Sizes, parameters and throughput are those of llm-foundry's tables of training under FSDP (scripts/train/benchmarking):
+Sizes, parameters and throughput are from llm-foundry's tables of training under FSDP (scripts/train/benchmarking):
 learned positions, fused projection of queries, keys and values, flash attention, LayerNorm in the low precision of
 autocast, biases, tied embeddings, no dropout. The released MPT-7B and MPT-30B have no biases, and ALiBi instead of
 learned positions.
@@ -11,11 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
+from fvflops.zoo.decoder_parts import (
+    OVER_SEQUENCE,
+    DividedCrossEntropy,
+    Parallelism,
+    VocabularyCrossEntropy,
+    change_styles,
+    check_positions,
+    initialise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +123,8 @@ class Embedding(nn.Module):
         return self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
 
 
-class CrossEntropy(nn.Module):
-    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored.
-
-    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.group: dist.ProcessGroup | None = None
-        self.first = 0
+class CrossEntropy(DividedCrossEntropy):
+    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.group is None:
@@ -152,6 +150,19 @@ class Head(nn.Module):
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits = self.lm_head(self.norm_f(x))
         return logits if labels is None else self.loss(logits, labels)
+
+
+_STYLES = {
+    "embedding.wte": "embedding_rowwise",
+    # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
+    "blocks.*.attn.Wqkv": "colwise",
+    "blocks.*.attn.out_proj": "rowwise",
+    "blocks.*.ffn.up_proj": "colwise",
+    "blocks.*.ffn.down_proj": "rowwise",
+    "head.lm_head": "colwise",
+    "head.loss": "colwise_loss",
+}
+_NORMS = ("blocks.*.norm_1", "blocks.*.norm_2", "head.norm_f")
 
 
 class MPT(nn.Module):
@@ -182,6 +193,16 @@ class MPT(nn.Module):
     6658859008
     """
 
+    zoo_parallelism = Parallelism(
+        _STYLES,
+        {
+            **change_styles(_STYLES, {**OVER_SEQUENCE, "colwise": "colwise_of_sequence"}, _NORMS),
+            "embedding.wpe": "replicated_to_first",
+        },
+        divided=("blocks.*.attn.heads",),
+        stages=(("embedding",), "blocks", ("head",), "tokens", "tokens", "", ("labels",)),
+    )
+
     def __init__(self, config: MPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -192,11 +213,7 @@ class MPT(nn.Module):
         self.apply(initialise)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        if tokens.ndim == 2 and tokens.shape[1] > self.config.positions:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} exceed this MPT's context length, {self.config.positions}: "
-                "build it with more positions"
-            )
+        check_positions(tokens, self.config.positions, "MPT")
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)

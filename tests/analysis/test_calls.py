@@ -236,7 +236,6 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
         (["--trace", "out.json", "--weight", "time"], "--weight time: count measures no time"),
         (["--trace", "out.json", "--weight", "flop"], "weight must be one of time, flops"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
-        (["--trace", "a", "--output", "a"], "--trace a: another file of this run has that path"),
         (["--trace", "/dev/null/out.json"], "/dev/null/out.json"),
     ],
 )

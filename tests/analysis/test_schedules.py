@@ -60,18 +60,11 @@ COMBINATIONS = [
 
 
 @pytest.mark.usefixtures("quiet_profiler")
-def test_a_schedule_says_what_that_of_the_profiler_says():
+@pytest.mark.parametrize("first_wait", [{}, {"skip_first_wait": 0}, {"skip_first_wait": 1}, {"skip_first_wait": 7}])
+def test_a_schedule_says_what_that_of_the_profiler_says(first_wait):
     assert len(COMBINATIONS) == 108
     for numbers in COMBINATIONS:
-        ours, theirs = fvflops.schedule(**numbers), torch.profiler.schedule(**numbers)
-        assert [ours(step) for step in range(60)] == [theirs(step).name.lower() for step in range(60)], numbers
-
-
-@pytest.mark.usefixtures("quiet_profiler")
-@pytest.mark.parametrize("skip_first_wait", [0, 1, 7])
-def test_the_first_wait_is_skipped_as_the_profiler_skips_it(skip_first_wait):
-    for numbers in COMBINATIONS:
-        numbers = {**numbers, "skip_first_wait": skip_first_wait}
+        numbers = {**numbers, **first_wait}
         ours, theirs = fvflops.schedule(**numbers), profiler_schedule(**numbers)
         assert [ours(step) for step in range(60)] == [theirs(step).name.lower() for step in range(60)], numbers
 
@@ -269,27 +262,19 @@ def test_an_exception_in_on_trace_ready_leaves_nothing(loop):
 # --- what is said wrongly -------------------------------------------------------------------------------------------
 
 
-def test_a_schedule_that_never_becomes_active_is_told(loop):
-    with fvflops.record(loop.model, schedule=fvflops.schedule(wait=5, active=1)) as run:
+@pytest.mark.parametrize("wait", [3, 5])  # it becomes active after the last step, or never
+def test_a_schedule_that_never_becomes_active_is_told(loop, wait):
+    calls = []
+    plan = fvflops.schedule(wait=wait, active=1)
+    with fvflops.record(loop.model, schedule=plan, on_trace_ready=calls.append) as run:
         for _ in range(3):
             loop.train()
             run.step()
+    assert calls == []
     for ask in (run.total, run.trace, run.by_phase, run.per_step):
         with pytest.raises(TraceError, match=r"recorded.*: the schedule made none of 3 steps active"):
             ask()
     assert run.steps == ()
-
-
-def test_a_schedule_that_becomes_active_after_the_last_step_has_recorded_nothing(loop):
-    calls = []
-    plan = fvflops.schedule(wait=2, active=1)
-    with fvflops.record(loop.model, schedule=plan, on_trace_ready=calls.append) as run:
-        for _ in range(2):
-            loop.train()
-            run.step()
-    assert calls == []
-    with pytest.raises(TraceError, match="the schedule made none of 2 steps active"):
-        run.total()
 
 
 @pytest.mark.parametrize("plan", [None, fvflops.schedule(wait=1, active=1)], ids=["all steps", "a schedule"])
@@ -338,15 +323,6 @@ def test_batches_of_variable_length_have_a_mean_a_least_and_a_most(loop):
     assert str(step) == shown
 
 
-def test_where_all_steps_are_the_same_one_number_is_told(loop):
-    with fvflops.record(loop.model) as run:
-        for _ in range(2):
-            loop.train()
-            run.step()
-    assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6; 24 at 2 per MAC"
-    assert type(run.per_step().mean) is int
-
-
 def test_without_step_the_with_block_is_one(loop):
     with fvflops.record(loop.model) as run:
         loop.train()
@@ -361,7 +337,7 @@ def test_what_comes_after_the_last_step_is_counted_but_is_no_step(loop):
             run.step()
         assert run.per_step().steps == 2  # asked inside, too
         loop.train(rows=10)
-    assert run.total() == 2 * 12 + 120
+    assert run.total() == 2 * 12 + 120 and type(run.per_step().mean) is int
     assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6; 24 at 2 per MAC"
 
 

@@ -105,9 +105,9 @@ def test_trees_are_those_read_module_by_module(name):
 def test_contents_are_those_of_a_cached_layout(name):
     model = MODELS[name]() if name in ("compiled", "scripted") else build_on_meta(MODELS[name])
     first, _, cached = ModelIndex(model), ModelIndex(model), ModelIndex(model)
-    for attribute in ("modules", "tensors", "lists", "others", "empty", "keys", "values", "mappings"):
+    for attribute in ("modules", "tensors", "others", "empty", "keys", "values", "mappings"):
         before, after = list(getattr(first, attribute)), list(getattr(cached, attribute))
-        if attribute in ("lists", "others", "empty"):
+        if attribute in ("others", "empty"):
             before, after = sorted(before, key=id), sorted(after, key=id)
         assert list(map(id, before)) == list(map(id, after)), attribute
     for attribute in ("sizes", "rows", "metadata", "requires_grad", "devices", "regions"):

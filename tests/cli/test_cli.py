@@ -15,6 +15,7 @@ import torch
 from fvflops.cli import main
 from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
+from tests.support.command import run
 from tests.support.reports.report_formats import check_report
 
 FACTORY = """
@@ -57,9 +58,6 @@ def routed():
 def broken():
     raise ZeroDivisionError("in the factory\\nsecond line")
 
-def number():
-    return 3
-
 def list_of_inputs():
     return build(), [torch.ones(2, 4)]
 
@@ -72,15 +70,6 @@ def one_dict():
             return self.fc(batch["a"])
     return Net(), ({"a": torch.ones(5, 4)},)
 
-def raising():
-    class Net(nn.Module):
-        def forward(self, x):
-            return {}["missing_key"]
-    return Net(), torch.ones(2)
-
-def exiting():
-    raise SystemExit(0)
-
 ready = build()
 """
 
@@ -90,15 +79,6 @@ def factory(tmp_path):
     path = tmp_path / "my models.py"
     path.write_text(FACTORY)
     return str(path)
-
-
-def run(capsys, *argv):
-    try:
-        code = main(argv)
-    except SystemExit as error:  # of arguments that cannot be read
-        code = error.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def total_of(capsys, *argv):
@@ -176,28 +156,6 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**settings, "num_hidden_layers": 2}))
     assert small < total_of(capsys, "transformers:BertModel", "--config", str(path)) < 2 * small
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("broken", "ZeroDivisionError: in the factory second line (my models.py:"),
-        ("raising", "KeyError: missing_key (my models.py:"),
-        ("exiting", "SystemExit: the program asked to exit with 0"),
-        ("number", "returned int: return a torch.nn.Module"),
-        ("routed --execution shapes", "aten::index.Tensor in the model cannot be run in shape execution"),
-        (
-            "routed --device meta",
-            "pass real weights, or assume its output size: assume={'aten::index.Tensor': ...} (--assume ",
-        ),
-        ("routed --assume aten::index", "--assume 'aten::index' has no size: write aten::nonzero=100"),
-        ("routed --assume aten::indx=3", "aten::index"),
-    ],
-)
-def test_errors_of_a_factory(capsys, factory, name, message):
-    name, *options = name.split()
-    code, _, err = run(capsys, "count", f"{factory}:{name}", *options)
-    assert code == 2 and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -365,29 +323,6 @@ def test_the_module_runs_and_a_closed_pipe_is_no_error():
     command = f"{shlex.quote(sys.executable)} -m fvflops ops --convention fvcore | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)
     assert result.stdout.startswith("fvcore") and result.stderr == ""
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["count", "none:x", "--output"],
-        ["compare", "none:x", "--output"],
-        ["diff", "none:x", "none:x", "--output"],
-        ["check", "none:x", "--budget", "none.yaml", "--output"],
-        ["check", "none:x", "--budget", "none.yaml", "--summary"],
-        ["plan", "none:x", "--mesh", "dp=2", "--output"],
-        ["roofline", "none:x", "--output"],
-        ["scale", "none:x", "--output"],
-        ["scale", "none:x", "--plot"],
-        *(["profile", "none:x", f"--{option}"] for option in ("output", "trace", "speedscope", "flamegraph", "html")),
-    ],
-    ids=" ".join,
-)
-def test_an_output_that_cannot_be_written_is_told_before_all_else(argv, tmp_path, capsys):
-    assert main([*argv, str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"fvflops: error: {tmp_path} cannot be written: Is a directory; choose another path\n"
-    )
 
 
 @pytest.mark.parametrize(

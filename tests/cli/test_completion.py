@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fvflops.cli import COMMANDS, build_parser, main
-from fvflops.cli import completed_names as names
+from fvflops.cli.commands import completion as names
 from fvflops.cli.commands.completion import (
     METAVARS,
     SHELLS,

@@ -12,6 +12,7 @@ import pytest
 from fvflops.cli import main
 from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
+from tests.support.command import run
 from tests.support.documentation.pages import texts_of
 from tests.support.reports.report_formats import check_report
 
@@ -60,15 +61,6 @@ def models(tmp_path):
     path = tmp_path / "my_models.py"
     path.write_text(MODELS)
     return str(path)
-
-
-def run(capsys, *argv):
-    try:
-        code = main(argv)
-    except SystemExit as error:  # of arguments that cannot be read
-        code = error.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def rows_of(capsys, *argv, code=0):
@@ -235,58 +227,6 @@ def test_strict_holds_for_each_model(capsys, models):
     assert rows[names[0]]["error"] == "table 'default' has no formula for fvflops_table::scan ×1 (--strict)"
     assert (rows[names[0]]["flops"], rows[names[0]]["parameters"]) == ("", "15")
     assert rows[names[1]]["flops"] == "24" and rows[names[1]]["error"] == ""
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--by", "op"], "--by is of one model"),
-        (["--depth", "0"], "--depth is of one model"),
-        (["--collapse"], "--collapse is of one model"),
-        (["--flamegraph", "t.txt"], "--flamegraph is of one model"),
-        (["--weight", "macs"], "--weight is of one model"),
-        (["--format", "svg"], "--format svg is of one model: for several use text, markdown"),
-        (["--sort", "flosp"], "did you mean 'flops'?"),
-        (["--columns", "flosp"], "a column must be one of parameters, flops,"),
-        (["--columns", "flops,flops"], "column flops is named twice"),
-        (["--columns", ","], "no columns: choose some of parameters,"),
-        (["--x", "flops"], "--x is an axis of a plot: add --plot models.svg"),
-        (["--lower", "top1"], "--lower top1 is about a joined column: add --join FILE"),
-        (["--join", "a.csv", "--lower", "name"], "--lower must be a joined column of numbers: top1; got 'name'"),
-        (["--join", "a.csv", "--lower", "flops"], "--lower must be a joined column of numbers: top1; got 'flops'"),
-        (["--join", "a.csv", "--output", "a.csv"], "--output a.csv: this run reads that file"),
-        (["--join", "none.csv"], "--join none.csv: there is no such file"),
-        (["--plot", "p.pdf"], "p.pdf: a plot must be an .svg or .png file"),
-        (["--plot", "p.svg", "--y", "inputs"], "inputs is text, no axis"),
-        (["--plot", "p.svg", "--x", "speed"], "an axis must be one of parameters, flops"),
-        (["--plot", "p.svg", "--x", "flops", "--y", "flops"], "both axes are flops"),
-        (["--plot", "p.svg", "--output", "p.svg"], "another file of this run has that path"),
-        (["--table", "defualt"], "default"),
-        (["--assume", "aten::nonzer=3"], "did you mean 'aten::nonzero'?"),
-        (["--name", "R50"], "--name R50: write LABEL=MODEL"),
-        (["--name", "L=zoo:lenet"], "must be one of zoo:lenet5, zoo:llama_tiny: did you mean 'zoo:lenet5'?"),
-        (["--name", "zoo:lenet5=L"], "must be one of zoo:lenet5, zoo:llama_tiny: did you mean L=zoo:lenet5?"),
-        (["--digits", "5", "--format", "csv"], "--digits 5 is of text, markdown, latex and paper"),
-        (["--build-on", "cdua"], "--build-on cdua: 'cdua' is not a device of torch"),
-        (["--config", "{}"], "--config applies to transformers:CLASS"),
-        (["--dtype", "int8"], "--dtype must be one of"),
-        (["--task", "fill-mask"], "--task applies to hf:FOLDER"),
-        (["--path", "none"], "there is no such folder"),
-        (["--adapter", "none"], "there is no adapter_config.json"),
-        (["--arg", "width"], "--arg width: write NAME=VALUE"),
-        (["--input", "1,8", "--batch", "2"], "--batch sets the size of default inputs"),
-        (["transformers:BertModel", "--config", "none.json"], "--config applies to transformers:CLASS"),
-        (["trace.json", "--batch", "2"], "trace.json is a saved Trace and contains its inputs: omit --batch"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_a_model_is_built(capsys, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text("model,top1,name\nlenet5,1,x\n")
-    monkeypatch.setattr("fvflops.cli.model_table.count_model", None)  # none is counted
-    code, out, err = run(capsys, "count", "zoo:lenet5", "zoo:llama_tiny", *options)
-    assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("fvflops: error: ") and message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
 # ---- The plot and the table of a paper

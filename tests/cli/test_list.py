@@ -12,29 +12,25 @@ from fvflops.cli.commands.list import LISTS
 from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
+from tests.support.command import output_of
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 
 
-def run(capsys, *argv):
-    assert main(list(argv)) == 0
-    return capsys.readouterr().out
-
-
 def test_names_are_one_a_line(capsys):
-    assert run(capsys, "list", "zoo").splitlines() == list(ZOO)
-    assert {"text", "csv", "svg", "trace"} <= set(run(capsys, "list", "formats").splitlines())
+    assert output_of(capsys, "list", "zoo").splitlines() == list(ZOO)
+    assert {"text", "csv", "svg", "trace"} <= set(output_of(capsys, "list", "formats").splitlines())
 
 
 def test_conventions_and_devices_say_what_each_is(capsys):
     for kind, names in {"conventions": shipped_tables(), "devices": [device.name for device in load_devices()]}.items():
-        rows = list(csv.DictReader(io.StringIO(run(capsys, "list", kind, "--format", "csv"))))
+        rows = list(csv.DictReader(io.StringIO(output_of(capsys, "list", kind, "--format", "csv"))))
         assert [row["name"] for row in rows] == names and all(row["description"] for row in rows)
-        text = " ".join(run(capsys, "list", kind).split())
+        text = " ".join(output_of(capsys, "list", kind).split())
         assert all(f"{row['name']} {row['description']}" in text for row in rows)
     assert "H100 SXM 84.9 GB, 3.35 TB/s, 989 TFLOP/s bf16" in text
-    assert run(capsys, "list", "tables") == run(capsys, "list", "conventions")  # its name in version 1.0
+    assert output_of(capsys, "list", "tables") == output_of(capsys, "list", "conventions")  # its name in version 1.0
 
 
 @pytest.mark.parametrize(
@@ -49,34 +45,34 @@ def test_conventions_and_devices_say_what_each_is(capsys):
 )
 def test_libraries_list_their_models(capsys, kind, name):
     pytest.importorskip(kind, reason=f"{kind} is not installed")
-    names = run(capsys, "list", kind).splitlines()
+    names = output_of(capsys, "list", kind).splitlines()
     assert name in names and len(set(names)) == len(names) > 50
 
 
 def test_a_pattern_selects_names_in_any_case(capsys):
-    assert run(capsys, "list", "zoo", "llama3*").split() == ["llama3_8b", "llama3_70b", "llama3_405b"]
-    assert run(capsys, "list", "zoo", "RESNET50").split() == ["resnet50"]
-    assert run(capsys, "list", "zoo", "*[05]", "--sort", "name", "--top", "1").split() == ["lenet5"]
+    assert output_of(capsys, "list", "zoo", "llama3*").split() == ["llama3_8b", "llama3_70b", "llama3_405b"]
+    assert output_of(capsys, "list", "zoo", "RESNET50").split() == ["resnet50"]
+    assert output_of(capsys, "list", "zoo", "*[05]", "--sort", "name", "--top", "1").split() == ["lenet5"]
 
 
 def test_names_are_data_too(capsys, tmp_path):
-    rows = list(csv.DictReader(io.StringIO(run(capsys, "list", "zoo", "--format", "csv"))))
+    rows = list(csv.DictReader(io.StringIO(output_of(capsys, "list", "zoo", "--format", "csv"))))
     assert [row["name"] for row in rows] == list(ZOO)
-    assert '"vit_b_16"' in run(capsys, "list", "zoo", "vit*", "--format", "json")
+    assert '"vit_b_16"' in output_of(capsys, "list", "zoo", "vit*", "--format", "json")
     path = tmp_path / "names.txt"
-    run(capsys, "list", "zoo", "--output", str(path))
+    output_of(capsys, "list", "zoo", "--output", str(path))
     assert path.read_text().splitlines() == list(ZOO)
 
 
 def test_without_a_kind_all_are_counted_and_a_missing_library_is_noted(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    rows = {row["kind"]: row for row in csv.DictReader(io.StringIO(run(capsys, "list", "--format", "csv")))}
+    rows = {row["kind"]: row for row in csv.DictReader(io.StringIO(output_of(capsys, "list", "--format", "csv")))}
     assert list(rows) == list(LISTS)
     assert rows["zoo"]["names"] == str(len(ZOO))
     advice = "open_clip is not installed: pip install 'fvflops[open_clip]'"
     assert (rows["open_clip"]["names"], rows["open_clip"]["note"]) == ("", advice)
     monkeypatch.setenv("COLUMNS", "60")
-    assert advice in " ".join(run(capsys, "list").split())
+    assert advice in " ".join(output_of(capsys, "list").split())
 
 
 @pytest.mark.parametrize(("module", "package"), [("torch", "torch"), ("yaml", "pyyaml")])
@@ -99,7 +95,7 @@ def test_a_required_package_that_is_missing_is_one_line(module, package):
 )
 def test_output_minus_is_standard_output(capsys, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, *argv, "--output", "-") == run(capsys, *argv)
+    assert output_of(capsys, *argv, "--output", "-") == output_of(capsys, *argv)
     assert not list(tmp_path.iterdir())
 
 

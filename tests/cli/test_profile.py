@@ -39,12 +39,6 @@ def interrupted():
 
 def interrupted_at_once():
     return Net(0, KeyboardInterrupt), torch.ones(2, 8)
-
-def on_meta():
-    return nn.Linear(8, 4, device="meta"), torch.ones(2, 8)
-
-def must_not_be_built():
-    raise AssertionError("the model was built")
 """
 LENET = ["zoo:lenet5", "--warmup", "0", "--repeat", "1"]
 
@@ -104,74 +98,6 @@ def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
     code, text, err = run(capsys, *LENET, "--device", "cuda")
     assert code == 2 and not text
     assert err.startswith("fvflops: error: device 'cuda': this torch (") and "omit the device" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--schedule", "wait=3,active=1", "--steps", "3"], "the schedule makes none of 3 steps active"),
-        (["--schedule", "active=1"], "--schedule needs --steps N"),
-        (["--steps", "3"], "--steps is the number of runs of a --schedule"),
-        (["--schedule", "activ=1", "--steps", "1"], "got 'activ': did you mean 'active'?"),
-        (["--schedule", "active=-1", "--steps", "1"], "active must be an integer of at least 0; got '-1'"),
-        (["--schedule", "wait=1", "--steps", "1"], "add the number of measured steps, such as active=1"),
-        (["--schedule", "active=1,active=2", "--steps", "1"], "active is repeated"),
-        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "omit --warmup and --repeat"),
-        (["--phase", "backward"], "--phase backward: no backward pass is run; add --backward"),
-        (["--phase", "optimizer"], "fvflops.record measures a training loop"),
-        (["--phase", "back"], "--phase: must be one of forward, recompute, backward, optimizer, other; got 'back'"),
-        (["--sort", "tim"], "got 'tim': did you mean 'time'?"),
-        (["--by", "op", "--sort", "self"], "got 'self'"),
-        (["--sort", "roofline"], "--sort roofline: add the device, such as --peaks H100"),
-        (["--top", "0"], "must be an integer of at least 1; got '0'"),
-        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
-        (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed writes DeepSpeed's text; omit --format"),
-        (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
-        (["--by", "op", "--peaks", "H100"], "omit --by op"),
-        (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--peaks", "cpu"], "no device 'cpu': its peaks are this machine's own. Others can be given"),
-        (["--deepspeed", "--by", "op"], "--deepspeed writes DeepSpeed's report: omit --by"),
-        (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
-        (
-            ["--trace", "a.json", "--weight", "watts"],
-            "weight must be one of time, flops, macs, bytes, memory; got",
-        ),
-        (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
-        (["--output", "nets.py/report.txt"], "nets.py/report.txt cannot be written: "),
-        (["--trace", "a.json", "--speedscope", "a.json"], "--speedscope a.json: another file of this run"),
-        (["--trace", "a.json", "--output", "a.json"], "--trace a.json: another file of this run"),
-        (["--table", "exakt"], "did you mean"),
-    ],
-    ids=" ".join,
-)
-def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, message):
-    schedule_is_read_later = options[:2] == ["--schedule", "wait=3,active=1"]
-    model = "nets.py:build" if schedule_is_read_later else "nets.py:must_not_be_built"
-    try:
-        code, text, err = run(capsys, model, *options)
-    except SystemExit as error:  # of argparse
-        code, (text, err) = error.code, capsys.readouterr()
-    assert (code, text) == (2, "")
-    assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1
-    assert not Path("a.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["nets.py:build", "--repeat", "0"], "repeat must be an integer >= 1, not 0"),
-        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no values"),
-        (
-            ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
-            "--ignore aten::veiw: there is no such op; the nearest is aten::view",
-        ),
-    ],
-    ids=["repeat", "meta", "ignore"],
-)
-def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, message):
-    code, text, err = run(capsys, *options)
-    assert (code, text) == (2, "")
-    assert message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

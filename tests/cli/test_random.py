@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fvflops.capture.restore.generators import seeded
-from fvflops.cli import main
+from tests.support.command import output_of
 
 MODEL = """
 import random
@@ -48,20 +48,15 @@ def model(request, tmp_path, monkeypatch):
     return f"layer_drop.py:{request.param}"
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main([*arguments]) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
 def sentences(text: str) -> str:
     return " ".join(text.split())
 
 
 def test_two_counts_agree_and_name_the_line(model, capsys):
     arguments = ("count", model, *ARGUMENTS, "--backward", "--build-on", "meta")
-    first = run(capsys, *arguments)
-    assert NOTE in sentences(first) and run(capsys, *arguments) == first
-    about = json.loads(run(capsys, *arguments, "--format", "json"))["about"]
+    first = output_of(capsys, *arguments)
+    assert NOTE in sentences(first) and output_of(capsys, *arguments) == first
+    about = json.loads(output_of(capsys, *arguments, "--format", "json"))["about"]
     assert about["random"] == f"Net at {LINE}" and "data_dependent" not in about
 
 
@@ -69,18 +64,18 @@ def test_repeat_gives_the_minimum_mean_and_maximum_of_the_draws(tmp_path, monkey
     (tmp_path / "layer_drop.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     arguments = ("count", "layer_drop.py:net", *ARGUMENTS, "--format", "json")
-    costs = [json.loads(run(capsys, *arguments))["columns"]["flops"][""]]
+    costs = [json.loads(output_of(capsys, *arguments))["columns"]["flops"][""]]
     for seed in range(1, 4):
         with seeded(seed):
             costs.append(LAYER * (1 + sum(bool(torch.rand(()) >= 0.5) for _ in range(6))))
-    about = json.loads(run(capsys, *arguments, "--repeat", "4"))["about"]
+    about = json.loads(output_of(capsys, *arguments, "--repeat", "4"))["about"]
     mean = f"{sum(costs) / 4:,.1f}".removesuffix(".0")
     assert about["draws"] == f"4 draws: minimum {min(costs):,}, mean {mean}, maximum {max(costs):,} FLOPs"
 
 
 def test_every_command_says_that_control_flow_is_random(model, capsys):
     check = ("check", model, *ARGUMENTS, "--budget", "budget.yaml")
-    run(capsys, *check, "--update")
+    output_of(capsys, *check, "--update")
     plan = ("plan", model, "--input", "4,8", "--mesh", "dp=2")
     commands = (
         check,
@@ -89,36 +84,18 @@ def test_every_command_says_that_control_flow_is_random(model, capsys):
         ("scale", model, "--vary", "batch=1..4", "--input", "batch,8", "--train"),
     )
     for command in commands:
-        assert NOTE in sentences(run(capsys, *command)), command
-        data = json.loads(run(capsys, *command, "--format", "json"))
+        assert NOTE in sentences(output_of(capsys, *command)), command
+        data = json.loads(output_of(capsys, *command, "--format", "json"))
         data = data.get("tables", data)
         assert LINE in json.dumps(data["random"]) and "data_dependent" in data, command
-    assert NOTE in sentences(run(capsys, *plan, "--device", "H100"))
+    assert NOTE in sentences(output_of(capsys, *plan, "--device", "H100"))
 
 
 def test_memory_is_of_the_largest_run_and_repeats(model, capsys):
-    text = sentences(run(capsys, "memory", model, "--input", "512,8", "--no-savings", "--repeat", "3"))
+    text = sentences(output_of(capsys, "memory", model, "--input", "512,8", "--no-savings", "--repeat", "3"))
     peaks = re.search(r"Peak memory of 3 draws: minimum ([\d,]+), mean [\d,.]+, maximum ([\d,]+) bytes\.", text)
     assert peaks is not None
     least, most = (int(number.replace(",", "")) for number in peaks.groups())
-    data = json.loads(run(capsys, "memory", model, "--input", "512,8", "--no-savings", "--format", "json"))
+    data = json.loads(output_of(capsys, "memory", model, "--input", "512,8", "--no-savings", "--format", "json"))
     assert least < most <= data["tables"]["peak"]["rows"][0]["bytes"]
     assert "with the lowest draws" in text and "with the highest draws" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("count", "trace.json", "--repeat", "2"), "--repeat runs the model again"),
-        (("count", "layer_drop.py:net", *ARGUMENTS, "--repeat", "2", "--by", "op"), "--repeat is of the whole model's"),
-        (
-            ("memory", "layer_drop.py:net", "--input", "4,8", "--repeat", "2", "--mesh", "dp=2"),
-            "--repeat runs the model",
-        ),
-    ],
-)
-def test_repeat_where_it_does_not_apply_is_an_error(arguments, message, tmp_path, monkeypatch, capsys):
-    (tmp_path / "layer_drop.py").write_text(MODEL)
-    monkeypatch.chdir(tmp_path)
-    run(capsys, "count", "layer_drop.py:net", *ARGUMENTS, "--save-trace", "trace.json")
-    assert main([*arguments]) == 2 and message in capsys.readouterr().err

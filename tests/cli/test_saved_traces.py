@@ -95,30 +95,6 @@ def test_a_trace_is_counted_by_the_conventions_that_it_can_be_counted_by(saved, 
             with pytest.raises(TraceError, match="record the model again"):
                 FlopCountAnalysis.from_trace(load_trace(saved), table=table, warn=False).total()
     assert {"default", "exact", "fvcore"} <= set(totals) and "torch" not in totals
-    assert main(["compare", saved, "--tables", "torch"]) == 2
-    assert "this trace has aten::linear as a whole, and the convention torch counts the ops inside" in (
-        capsys.readouterr().err
-    )
-
-
-def test_options_that_describe_a_run_do_not_apply_to_a_trace(saved, capsys):
-    for command, message in {
-        ("count", saved, "--input", "1,1,28,28"): "contains its inputs: omit --input",
-        ("count", saved, "--train"): "omit --train",
-        ("count", saved, "--execution", "real"): "omit --execution real",
-        ("count", saved, "--build-on", "meta"): "omit --build-on",
-        ("count", saved, "--device", "A100"): "omit --device",
-        ("roofline", saved, "--device", "H100", "--dtype", "bf16"): "omit --dtype",
-        ("roofline", saved, "--device", "H100", "--backward"): "omit --backward",
-        ("compare", saved, "--assume", "aten::nonzero=3"): "omit --assume",
-        ("profile", saved): "is a saved Trace, and this command runs the model: name the model",
-        ("memory", saved): "is a saved Trace, and this command runs the model: name the model",
-        ("scale", saved, "--vary", "batch=1..4"): "is a saved Trace, and this command runs the model",
-        ("plan", saved, "--mesh", "dp=2"): "is a saved Trace, and this command runs the model",
-    }.items():
-        assert main([*command]) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
 
 
 @pytest.mark.parametrize("report", [("plan", "--mesh", "dp=2"), ("memory", "--no-savings"), ("count",)])
@@ -131,24 +107,6 @@ def test_the_json_of_a_report_is_refused_with_what_can_be_compared(tmp_path, cap
         error = capsys.readouterr().err
         assert error.startswith(f"fvflops: error: {path}: a report (fvflops.") and error.count("\n") == 1
         assert "give the model, or its trace by `fvflops count --save-trace`; plans of several layouts are" in error
-
-
-def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
-    cut, other, wrong = tmp_path / "cut.json.gz", tmp_path / "other.json", tmp_path / "model.txt"
-    cut.write_bytes(gzip.compress(b"{}")[:-4])
-    other.write_text("{}")
-    for command, message in {
-        ("count", str(cut)): "not a trace: it is not a complete gzip file",
-        ("count", str(other)): 'not a trace of fvflops: it has no "format"',
-        ("count", str(tmp_path / "none.json.gz")): "there is no such file",
-    }.items():
-        assert main([*command]) == 2
-        assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["count", MODEL, "--save-trace", str(wrong)])
-    assert "the name of a saved Trace ends in .json or .json.gz; got" in capsys.readouterr().err
-    assert main(["count", str(other), "--save-trace", str(other)]) == 2
-    assert "this run reads that file" in capsys.readouterr().err
 
 
 def test_a_compressed_trace_is_not_decompressed_beyond_the_limit(tmp_path):

@@ -9,9 +9,9 @@ import shlex
 
 import pytest
 
-from fvflops.cli import main
 from fvflops.devices.devices import load_devices
 from fvflops.plan.memory.step_settings import describe_settings, name_of, show
+from tests.support.command import output_of
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
 FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")
@@ -34,21 +34,16 @@ COMMANDS = {
 }
 
 
-def run(capsys, *argv: str) -> str:
-    assert main(list(argv)) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
-    data = json.loads(run(capsys, *COMMANDS[name], "--format", "json"))
+    data = json.loads(output_of(capsys, *COMMANDS[name], "--format", "json"))
     lead = data["verdict"]["text"], describe_settings(data["settings"])
     assert lead[0].startswith(("Fits: ", "Does not fit: ", "Needs ")) and None not in data["settings"].values()
-    _, *paragraphs = run(capsys, *COMMANDS[name]).split("\n\n")
+    _, *paragraphs = output_of(capsys, *COMMANDS[name]).split("\n\n")
     assert [" ".join(part.split()) for part in paragraphs[:2]] == list(lead)
-    markdown = run(capsys, *COMMANDS[name], "--format", "markdown").split("\n\n")
+    markdown = output_of(capsys, *COMMANDS[name], "--format", "markdown").split("\n\n")
     assert [re.sub(r"\\(.)", r"\1", part) for part in markdown[1:3]] == list(lead)
-    page = html.unescape(re.sub(r"<[^>]*>", "\n", run(capsys, *COMMANDS[name], "--format", "html")))
+    page = html.unescape(re.sub(r"<[^>]*>", "\n", output_of(capsys, *COMMANDS[name], "--format", "html")))
     assert page.index(lead[0]) < page.index(lead[1]) < page.index("Assumes: ") + len(lead[1])
     fields = re.sub(r"^Assumes: |\.$", "", lead[1]).split("; ")
     assert fields == [f"{name_of(key)}: {show(value)}" for key, value in data["settings"].items()]
@@ -60,10 +55,10 @@ def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "search"])
 def test_the_command_of_a_report_repeats_it(capsys, name):
-    first = run(capsys, *COMMANDS[name], "--format", "json")
+    first = output_of(capsys, *COMMANDS[name], "--format", "json")
     command = shlex.split(json.loads(first)["command"])
     assert command[0] == "fvflops"
-    again = json.loads(run(capsys, *command[1:], "--format=json"))
+    again = json.loads(output_of(capsys, *command[1:], "--format=json"))
     assert {**again, "command": ""} == {**json.loads(first), "command": ""}
     assert shlex.split(again["command"]) == command
 
@@ -72,8 +67,8 @@ def test_the_command_of_a_report_repeats_it(capsys, name):
 @pytest.mark.parametrize("mesh", ["fsdp=2", "dp=2,tp=2", "pp=2"])
 def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
     shared = (*TINY, "--mesh", mesh, "--microbatches", "2", *device, "--format", "json")
-    memory = json.loads(run(capsys, "memory", "--no-savings", *shared))
-    plan = json.loads(run(capsys, "plan", *shared))
+    memory = json.loads(output_of(capsys, "memory", "--no-savings", *shared))
+    plan = json.loads(output_of(capsys, "plan", *shared))
     assert memory["settings"].pop("step") == "any but the first"
     assert plan["settings"]["loss"] in memory["settings"].pop("loss")  # a first stage of a pipeline computes none
     assert memory["settings"] == {key: plan["settings"].get(key) for key in memory["settings"]}
@@ -82,19 +77,20 @@ def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
 
 
 def test_each_layout_of_a_search_has_its_settings(capsys):
-    data = json.loads(run(capsys, *COMMANDS["search"], "--format", "json"))
+    data = json.loads(output_of(capsys, *COMMANDS["search"], "--format", "json"))
     for layout in data["layouts"]:
         chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
         chosen += ["--microbatches", str(layout["microbatches"])]
         chosen.insert(1, ",".join(f"{axis}={size}" for axis, size in layout["mesh"].items()))
-        planned = json.loads(run(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json"))["settings"]
+        whole = output_of(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json")
+        planned = json.loads(whole)["settings"]
         assert planned["loss"] in layout["settings"].pop("loss")
         assert layout["settings"] == {key: planned[key] for key in layout["settings"]}
 
 
 def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
     def settings(*options: str) -> dict[str, object]:
-        return json.loads(run(capsys, "memory", *TINY, "--no-savings", *options, "--format", "json"))["settings"]
+        return json.loads(output_of(capsys, "memory", *TINY, "--no-savings", *options, "--format", "json"))["settings"]
 
     mixed = settings("--device", "H100")
     assert (mixed["weights"], mixed["compute"], mixed["optimizer_state"]) == ("float32", "bfloat16", "float32")
@@ -112,7 +108,7 @@ def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
     """Autocast around the step of a device, and of a rank of a mesh of one."""
     for options in (("--device", "H100"), ("--device", "H100", "--checkpoint", "full")):
         alone, rank = (
-            json.loads(run(capsys, "memory", *TINY, "--no-savings", *options, *mesh, "--format", "json"))
+            json.loads(output_of(capsys, "memory", *TINY, "--no-savings", *options, *mesh, "--format", "json"))
             for mesh in ((), ("--mesh", "dp=1"))
         )
         assert alone["verdict"]["needed"] == rank["verdict"]["needed"]
@@ -126,8 +122,8 @@ def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
 
 
 def test_the_host_bounds_a_forward_pass(capsys):
-    text = " ".join(run(capsys, *COMMANDS["plan"]).split())
-    data = json.loads(run(capsys, *COMMANDS["plan"], "--format", "json"))["host_bound"]
+    text = " ".join(output_of(capsys, *COMMANDS["plan"]).split())
+    data = json.loads(output_of(capsys, *COMMANDS["plan"], "--format", "json"))["host_bound"]
     share = data["share_waiting"]["forward"]
     assert data["forward_is_bound"] and 0.5 < share < 1
     assert (

@@ -70,36 +70,6 @@ def test_the_rows_of_a_file_are_plotted_and_not_counted_again(tmp_path, monkeypa
     assert "rows.csv has the rows of a sweep and is no MODEL: the sweep with --output" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["zoo:resmet*", "--output", "r.csv"], "'zoo:resmet*' matches none of the 30 models of zoo"),
-        (["zoo:lenet5", "--output", "r.txt"], "--output r.txt: results are written as .parquet, .csv, .jsonl, .sqlite"),
-        (["zoo:lenet5", "--output", "r.csv", "--memory", "2K"], "--memory: must be at least 1 GB"),
-        (["zoo:lenet5", "--output", "r.csv", "--memory", "much"], "'much' is not a number such as"),
-        (["zoo:lenet5", "--output", "r.csv", "--timeout", "0"], "must be a number of seconds above 0; got '0'"),
-        (["zoo:lenet5", "--output", "r.csv", "--timeout", "nan"], "must be a number of seconds above 0; got 'nan'"),
-        (["zoo:lenet5", "--output", "r.csv", "--workers", "0"], "must be an integer of at least 1; got '0'"),
-        (["zoo:lenet5", "--output", "r.csv", "--import", "no_such"], "--import no_such: No module named 'no_such'"),
-        (["zoo:lenet5", "--output", "r.csv", "--ray", "auto", "--workers", "2"], "--workers 2: a cluster has one for"),
-        (["zoo:lenet5", "--output", "r.csv", "--table", "defualt"], "defualt"),
-        (["zoo:lenet5", "--output", "r.csv", "--x", "flops"], "--x is an axis of a plot: add --plot models.svg"),
-        (["zoo:lenet5", "--output", "-", "--plot", "p.svg"], "--plot p.svg needs a file of rows"),
-        (["zoo:lenet5"], "the following arguments are required: --output"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["sweep", *arguments])
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not list(tmp_path.iterdir())
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

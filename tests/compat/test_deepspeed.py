@@ -12,8 +12,13 @@ from torch import nn
 import fvflops.capture.instrument.probe as probe
 from fvflops import Trace, record, units, zoo
 from fvflops.compat.deepspeed_profile import read_profile, render
-from fvflops.compat.flops_profiler import FlopsProfiler, get_model_profile
-from fvflops.compat.step_profiler import ProfilerConfiguration, StepProfiler, read_configuration
+from fvflops.compat.flops_profiler import (
+    FlopsProfiler,
+    ProfilerConfiguration,
+    StepProfiler,
+    get_model_profile,
+    read_configuration,
+)
 from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import TraceError
 from tests.support.checkout import DATA, ROOT

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fvflops import FlopCountAnalysis, StopsAt, Trace, TrainingStepAnalysis, load_table, record_call
-from fvflops.analysis.byte_counts import ByteCountAnalysis
+from fvflops import ByteCountAnalysis, FlopCountAnalysis, StopsAt, Trace, TrainingStepAnalysis, load_table, record_call
 from fvflops.counting import count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic

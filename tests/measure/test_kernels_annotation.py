@@ -2,9 +2,6 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,12 +13,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
-from fvflops.measure.kernels.annotation import ShapeCosts, annotation_report
+from fvflops.measure.kernels.annotation import annotation_report
 from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
-from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import Trace, TraceError
 from tests.support.checkout import ROOT
+from tests.support.processes.start import run_ranks
 from tests.support.processes.trace_writer import MODELS, STEPS
 
 RANKS = 2
@@ -42,21 +40,7 @@ def count_step(name: str) -> Trace:
 def folder(tmp_path_factory) -> Path:
     """The traces of a process alone and of two ranks."""
     path = tmp_path_factory.mktemp("traces")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.trace_writer", str(path)]
-    search_path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(RANKS)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(errors)[-4000:]
+    run_ranks("trace_writer", RANKS, path, RANKS)
     return path
 
 

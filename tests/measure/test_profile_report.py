@@ -14,8 +14,8 @@ from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
 from fvflops.measure.profile_analysis import trimmed_mean
-from fvflops.measure.profile_records import Profile, ProfileRow, outlier
 from fvflops.measure.profile_report import SORTS, profile_report
+from fvflops.measure.profile_rows import Profile, ProfileRow, outlier
 from fvflops.reports.display_width import display_width
 from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fvflops import Device, FlopCountAnalysis, TrainingStepAnalysis, find_device, load_table, record_call
-from fvflops.analysis.byte_counts import ByteCountAnalysis
+from fvflops.analysis.model_counts import ByteCountAnalysis
 from fvflops.cli import main
 from fvflops.devices.device_benchmark import measure_device, write_device
-from fvflops.measure.op_roofline import Load, roofline
+from fvflops.measure.op_roofline import VIEWS, Load, roofline, roofline_report
 from fvflops.measure.profile_analysis import read_peaks
-from fvflops.measure.roofline_report import VIEWS, roofline_report
 from fvflops.reports.display_width import display_width
 from fvflops.reports.formats import write_document
 from fvflops.zoo import build

@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
-from fvflops.devices.device_benchmark import write_device
 from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter import step_costs
 from fvflops.measure.step_meter.clock import WallClock
@@ -635,13 +634,6 @@ def test_peaks_of_another_device_are_warned_of_once(device, gpu, warning, caplog
         meter_rows(Net(), 4, 4, device=device)
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == bool(warning) and warning in "".join(warnings)
-
-
-def test_peaks_from_a_file(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(write_device(Device("mine", matrix={"fp32": 1000 * T}, source="measured")))
-    meter = meter_rows(Net(), 4, device=str(path))
-    assert meter.last.mfu == pytest.approx(meter.last.model_flops / meter.last.seconds / (1000 * T))
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,6 @@ def wanted(function, mask):
 
 
 def statistics_of(groups):
-    """Return the means and 1/deviations of the rows of a matrix."""
     return groups.mean(1), (groups.var(1, correction=0) + EPS).rsqrt()
 
 

@@ -51,29 +51,68 @@ def test_linear_backward(source, m, k, n, mask):
     )
 
 
+# Name → program, function, and the sizes of the operands, a letter each.
+PRODUCTS = {
+    "mm": (products.mm, torch.mm, "mk kn"),
+    "bmm": (products.bmm, torch.bmm, "bmk bkn"),
+    "mv": (products.mv, torch.mv, "mk k"),
+    "dot": (Tally.dot, torch.dot, "k k"),
+    "outer": (products.outer, torch.outer, "m n"),
+    "ger": (products.outer, torch.ger, "m n"),
+    "kron": (products.kron, torch.kron, "ab cd"),
+    "multi_dot": (products.multi_dot, lambda *matrices: torch.linalg.multi_dot(matrices), "ab bc cd"),
+    "multi_dot of five": (products.multi_dot, lambda *matrices: torch.linalg.multi_dot(matrices), "ab bc cd de ef"),
+    "chain_matmul": (products.multi_dot, torch.chain_matmul, "ab bc cd"),
+    "chain_matmul of five": (products.multi_dot, torch.chain_matmul, "ab bc cd de ef"),
+}
+REAL = ("kron", "multi_dot", "chain_matmul")
+# The same with what is added: its sizes, of which one is drawn; 1 is broadcast.
+ADDED = {
+    "addmm": (products.mm, torch.addmm, "mk kn", ("mn", "n", "1n", "m1")),
+    "baddbmm": (products.bmm, torch.baddbmm, "bmk bkn", ("bmn", "1mn", "b1n")),
+    "addmv": (products.mv, torch.addmv, "mk k", ("m",)),
+    "addr": (products.outer, torch.addr, "m n", ("mn",)),
+}
+
+
+def draw_operands(source, data, terms, dtype=torch.float64):
+    """Return a tensor for each term, a letter of which is one size in all."""
+    size = {"1": 1, **{name: data.draw(sizes) for name in sorted(set("".join(terms)) - {"1"})}}
+    return [source(*[size[name] for name in term], dtype=dtype) for term in terms]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
 @cases
-@given(sources, sizes, sizes, sizes, dtypes)
-def test_mm(source, m, k, n, dtype):
-    check_product(products.mm, torch.mm, source(m, k, dtype=dtype), source(k, n, dtype=dtype))
+@given(sources, dtypes, st.data())
+def test_product(name, source, dtype, data):
+    program, function, terms = PRODUCTS[name]
+    dtype = torch.float64 if name.startswith(REAL) else dtype
+    check_product(program, function, *draw_operands(source, data, terms.split(), dtype))
 
 
 @cases
-@given(sources, sizes, sizes, sizes, betas, factors, dtypes, st.data())
-def test_addmm(source, m, k, n, beta, alpha, dtype, data):
-    own = data.draw(st.sampled_from([(m, n), (n,), (1, n), (m, 1)]))
+@given(sources, sizes, dtypes)
+def test_vdot(source, k, dtype):
+    program = products.vdot if dtype.is_complex else Tally.dot
+    check_product(program, torch.vdot, source(k, dtype=dtype), source(k, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ADDED)
+@cases
+@given(sources, betas, factors, dtypes, st.data())
+def test_product_that_is_added(name, source, beta, alpha, dtype, data):
+    program, function, terms, own = ADDED[name]
     check_product(
-        lambda tally, c, a, b: products.add_product(products.mm(tally, a, b), c, beta, alpha),
-        lambda c, a, b: torch.addmm(c, a, b, beta=beta, alpha=alpha),
-        source(*own, dtype=dtype),
-        source(m, k, dtype=dtype),
-        source(k, n, dtype=dtype),
+        lambda tally, c, a, b: products.add_product(program(tally, a, b), c, beta, alpha),
+        lambda c, a, b: function(c, a, b, beta=beta, alpha=alpha),
+        *draw_operands(
+            source,
+            data,
+            [data.draw(st.sampled_from(own)), *terms.split()],
+            dtype if name == "addmm" else torch.float64,
+        ),
+        products=name != "addr",
     )
-
-
-@cases
-@given(sources, sizes, sizes, sizes, sizes, dtypes)
-def test_bmm(source, b, m, k, n, dtype):
-    check_product(products.bmm, torch.bmm, source(b, m, k, dtype=dtype), source(b, k, n, dtype=dtype))
 
 
 @cases
@@ -96,19 +135,6 @@ def test_addbmm(source, b, m, k, n, beta, alpha, data):
 
 
 @cases
-@given(sources, sizes, sizes, sizes, sizes, betas, factors, st.data())
-def test_baddbmm(source, b, m, k, n, beta, alpha, data):
-    own = data.draw(st.sampled_from([(b, m, n), (1, m, n), (b, 1, n)]))
-    check_product(
-        lambda tally, c, x, y: products.add_product(products.bmm(tally, x, y), c, beta, alpha),
-        lambda c, x, y: torch.baddbmm(c, x, y, beta=beta, alpha=alpha),
-        source(*own),
-        source(b, m, k),
-        source(b, k, n),
-    )
-
-
-@cases
 @given(sources, st.lists(sizes, max_size=2), sizes, sizes, sizes, dtypes, st.data())
 def test_matmul(source, batch, m, k, n, dtype, data):
     broadcast = [data.draw(st.sampled_from([size, 1])) for size in batch]
@@ -119,62 +145,6 @@ def test_matmul(source, batch, m, k, n, dtype, data):
     left = (k,) if vectors in ("left", "both") else left
     right = (k,) if vectors in ("right", "both") else right
     check_product(products.matmul, torch.matmul, source(*left, dtype=dtype), source(*right, dtype=dtype))
-
-
-@cases
-@given(sources, sizes, sizes, dtypes)
-def test_mv(source, m, k, dtype):
-    check_product(products.mv, torch.mv, source(m, k, dtype=dtype), source(k, dtype=dtype))
-
-
-@cases
-@given(sources, sizes, sizes, betas, factors)
-def test_addmv(source, m, k, beta, alpha):
-    check_product(
-        lambda tally, c, a, b: products.add_product(products.mv(tally, a, b), c, beta, alpha),
-        lambda c, a, b: torch.addmv(c, a, b, beta=beta, alpha=alpha),
-        source(m),
-        source(m, k),
-        source(k),
-    )
-
-
-@cases
-@given(sources, sizes, dtypes)
-def test_dot(source, k, dtype):
-    check_product(Tally.dot, torch.dot, source(k, dtype=dtype), source(k, dtype=dtype))
-
-
-@cases
-@given(sources, sizes, dtypes)
-def test_vdot(source, k, dtype):
-    program = products.vdot if dtype.is_complex else Tally.dot
-    check_product(program, torch.vdot, source(k, dtype=dtype), source(k, dtype=dtype))
-
-
-@cases
-@given(sources, sizes, sizes, st.sampled_from([torch.outer, torch.ger]), dtypes)
-def test_outer(source, m, n, function, dtype):
-    check_product(products.outer, function, source(m, dtype=dtype), source(n, dtype=dtype))
-
-
-@cases
-@given(sources, sizes, sizes, betas, factors)
-def test_addr(source, m, n, beta, alpha):
-    check_product(
-        lambda tally, c, a, b: products.add_product(products.outer(tally, a, b), c, beta, alpha),
-        lambda c, a, b: torch.addr(c, a, b, beta=beta, alpha=alpha),
-        source(m, n),
-        source(m),
-        source(n),
-        products=False,
-    )
-
-
-@cases
-@given(sources, sizes, sizes, sizes, sizes)
-def test_kron(source, a, b, c, d):
-    check_product(products.kron, torch.kron, source(a, b), source(c, d))
 
 
 EQUATIONS = (
@@ -205,11 +175,10 @@ def einsum_from_left(equation, *operands):
 @given(sources, st.data())
 def test_einsum(equation, source, data):
     terms = equation.split("->")[0].split(",")
-    size = {name: data.draw(sizes) for name in sorted(set("".join(terms)))}
     check_product(
         lambda tally, *operands: products.einsum(tally, equation, *operands),
         lambda *operands: einsum_from_left(equation, *operands),
-        *[source(*[size[name] for name in term]) for term in terms],
+        *draw_operands(source, data, terms),
     )
 
 
@@ -219,20 +188,6 @@ def test_bilinear(source, b, i, j, o, biased):
     check_product(
         products.bilinear, F.bilinear, source(b, i), source(b, j), source(o, i, j), *([source(o)] if biased else [])
     )
-
-
-@cases
-@given(sources, st.lists(sizes, min_size=4, max_size=6))
-def test_multi_dot(source, chain):
-    matrices = [source(m, n) for m, n in itertools.pairwise(chain)]
-    check_product(products.multi_dot, lambda *matrices: torch.linalg.multi_dot(matrices), *matrices)
-
-
-@cases
-@given(sources, st.lists(sizes, min_size=4, max_size=6))
-def test_chain_matmul(source, chain):
-    matrices = [source(m, n) for m, n in itertools.pairwise(chain)]
-    check_product(products.multi_dot, lambda *matrices: torch.chain_matmul(*matrices), *matrices)
 
 
 @cases

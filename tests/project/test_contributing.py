@@ -1,9 +1,9 @@
 """The recipes of CONTRIBUTING.md: each diff applies, and the command below it works then."""
 
 import csv
+import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,12 +16,38 @@ RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
 SHOWN = {
     "A formula": "macs: 3*b*t*d\n",
+    "An op whose cost depends on values": "240",
     "A convention": "hardware",
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
     "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
+    "A model of the zoo": "pp=2",
+    "A source of models": "768",
+    "A device": "Card 9",
+    "The times of a device": "measured by nobody",
+    "An axis of parallelism": "trial=4",
     "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
     "A feature": "{'': 40}\n",
 }
+
+
+MODELS = "zoo:lenet5 zoo:llama_tiny"
+COUNT = f"fvflops count {MODELS} --columns output_elements --format csv --sort output_elements"
+SWEEPS = [f"fvflops sweep {MODELS} --output rows.csv --workers 1{more}" for more in (" --no-peak-memory", "")]
+# Prints command → its output; all run in one process, since to import torch takes seconds.
+PROGRAM = """
+import contextlib, io, json, shlex, sys
+from fvflops.cli import main
+outputs = {}
+for command in json.load(sys.stdin):
+    program, *arguments = shlex.split(command)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        if program == "fvflops":
+            assert main(arguments) == 0, command
+        else:
+            exec(arguments[1])  # of python -c
+    outputs[command] = output.getvalue()
+print(json.dumps(outputs))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +59,16 @@ def copy(tmp_path_factory):
     for _, diff, _ in RECIPES:
         subprocess.run(["git", "apply", "--unsafe-paths", "-"], input=diff, text=True, check=True, cwd=folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(copy):
+    commands = json.dumps([*(command for _, _, command in RECIPES), COUNT, *SWEEPS])
+    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "80"}
+    start = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(start, input=commands, capture_output=True, text=True, cwd=copy, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_there_is_a_recipe_for_each_kind_of_change():
@@ -47,25 +83,13 @@ def test_a_recipe_is_a_file_or_two_and_an_entry():
         assert len(files) <= (3 if title == "A feature" else 2), title
 
 
-def run(copy, command):
-    program, *arguments = shlex.split(command)
-    start = [sys.executable, "-m", "fvflops"] if program == "fvflops" else [sys.executable]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "80"}
-    done = subprocess.run([*start, *arguments], capture_output=True, text=True, cwd=copy, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(("title", "command"), [(title, command) for title, _, command in RECIPES])
-def test_the_command_of_a_recipe_works(copy, title, command):
-    assert SHOWN[title] in run(copy, command)
+def test_the_command_of_a_recipe_works(outputs, title, command):
+    assert SHOWN[title] in outputs[command]
 
 
-def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(copy):
-    models = "zoo:lenet5 zoo:llama_tiny"
-    shown = run(copy, f"fvflops count {models} --columns output_elements --format csv --sort output_elements")
-    assert shown.split("\n")[:3] == ["model,output_elements", "zoo:llama_tiny,77744", "zoo:lenet5,15002"]
-    run(copy, f"fvflops sweep {models} --output rows.csv --workers 1 --no-peak-memory")
-    assert "2 of them earlier" in run(copy, f"fvflops sweep {models} --output rows.csv --workers 1")
+def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(outputs, copy):
+    assert outputs[COUNT].split("\n")[:3] == ["model,output_elements", "zoo:llama_tiny,77744", "zoo:lenet5,15002"]
+    assert "2 of them earlier" in outputs[SWEEPS[1]]
     rows = csv.DictReader((copy / "rows.csv").read_text().splitlines())
     assert [row["output_elements"] for row in rows] == ["15002", "77744"]

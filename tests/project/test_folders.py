@@ -83,9 +83,9 @@ def test_one_file_loads_tools_and_support_needs_none():
         ("tests/zoo/test_zoo.py", "def f():\n    import tools.golden", {"tools.golden"}),
         ("tests/zoo/test_zoo.py", "from . import other", {"..other"}),
         ("tests/zoo/test_zoo.py", "from tests.support.tools import load_tool", set()),
-        ("tools/fuzz.py", "from tests.models.test_fuzz import tell", {"tests.models.test_fuzz.tell"}),
-        ("tools/fuzz.py", "from tests import conftest", {"tests.conftest"}),
-        ("tools/fuzz.py", "from tests.support.fuzz.network import Plan", set()),
+        ("tools/sweep.py", "from tests.models.test_fuzz import tell", {"tests.models.test_fuzz.tell"}),
+        ("tools/sweep.py", "from tests import conftest", {"tests.conftest"}),
+        ("tools/sweep.py", "from tests.support.fuzz.network import Plan", set()),
     ],
 )
 def test_an_import_across_the_border_is_seen(path, source, wrong):

@@ -560,7 +560,7 @@ def test_hostile_names_are_text(name: str) -> None:
 def test_a_name_that_ends_in_a_number_is_no_weight() -> None:
     regions = (Frame("group", "SGD 0"), Frame("module", "block 1", ""), Frame("function", "Scan 2"))
     items = tuple(Callee(frame.kind, frame.name, number) for number, frame in enumerate(regions))
-    spans = tuple(Span(number, 0, start=number, duration=1) for number in range(3))
+    spans = tuple(Span(number, Event("op", 0, start_ns=number, duration_ns=1)) for number in range(3))
     stacks = read_stacks(export("flame-graph", Timeline(regions, ((),), items, {}, spans, weights=("time",))))
     assert [path[1] for path in stacks] == ["SGD 0 (group)", "block 1 (module)", "Scan 2 (function)"]
 
@@ -571,7 +571,7 @@ def make_long(spans: int, flops: int) -> Timeline:
         ((), (0,)),
         (Callee("op", "aten::mm", flops=flops, status="counted"),),
         {},
-        tuple(Span(0, 1, flops=flops) for _ in range(spans)),
+        tuple(Span(0, Event("op", 0, 1), flops=flops) for _ in range(spans)),
     )
 
 

@@ -29,7 +29,7 @@ from fvflops.compat import deepspeed_profile as deepspeed_report
 from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.formulas import load_table
 from fvflops.measure import roofline_plot
-from fvflops.measure.roofline_report import roofline_report
+from fvflops.measure.op_roofline import roofline_report
 from fvflops.reports import REPORTS, fvcore_table
 from fvflops.reports.formats import write_document
 from fvflops.reports.pictures import picture

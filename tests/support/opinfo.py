@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -31,19 +30,19 @@ def op_infos() -> list[Any]:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
-    found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    from torch.testing._internal.common_methods_invocations import op_db
+
     # Samples look for a running unittest.TestCase by inspect.stack, which is slow.
     sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
     # Which torch's tests switch off for the whole process; the module that torch.backends is has other globals.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
-    return found
+    return op_db
 
 
 # --- memory formats ----------------------------------------------------------------------------------------------
 
 
 def as_given(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself."""
     return tensor
 
 
@@ -164,7 +163,6 @@ def run(
     loss: Any = None,
     **options: Any,
 ) -> Run:
-    """Return what one execution of an op shows."""
     results: list[Any] = []
 
     def model(*args: Any, **kwargs: Any) -> Any:

@@ -139,9 +139,3 @@ def test_options_apply_to_functions_as_to_names():
 def test_wrong_arguments_are_refused_before_counting(models, options, message):
     with pytest.raises(ValueError, match=message):
         count_many(models, options=options)
-
-
-def test_an_error_of_a_file_names_its_line(tmp_path):
-    (tmp_path / "nets.py").write_text("def build():\n    return 1 // 0\n")
-    row = count_model(f"{tmp_path}/nets.py:build")
-    assert row.error == "ZeroDivisionError: integer division or modulo by zero (nets.py:2)"

@@ -8,7 +8,7 @@ import pytest
 
 from fvflops import count_many
 from fvflops.sweep.count_model import Task
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits
+from fvflops.sweep.local_pool import WorkerLimits, run_in_workers
 from tests.support.models.sweep_candidates import CANDIDATES
 
 # Prints the page faults of 20 blocks of 64 MB that are written to, before and after freed memory is kept, and the MB
@@ -59,8 +59,8 @@ def test_a_function_that_cannot_be_sent_is_an_error_of_its_row():
 
 
 def test_a_module_that_cannot_be_imported_is_an_error_of_each_row():
-    pool = LocalPool(1, WorkerLimits(imports=("no_such_module",)))
-    (row,) = pool.run([Task("zoo:lenet5")])
+    limits = WorkerLimits(imports=("no_such_module",))
+    (row,) = run_in_workers([Task("zoo:lenet5")], workers=1, limits=limits)
     assert row.error == "ModuleNotFoundError: No module named 'no_such_module'"
 
 

@@ -174,18 +174,5 @@ def test_any_name_is_drawn_as_text(drawn):
     assert front == names and len(texts(figure)) >= 6 and b"<b>" not in picture
 
 
-@pytest.mark.parametrize(
-    "x, y, message",
-    [
-        ("flosp", "top1", "an axis must be one of parameters, flops, top1; got 'flosp': did you mean 'flops'?"),
-        ("flops", "note", "note is text, no axis: choose one of parameters, flops, top1"),
-    ],
-)
-def test_an_axis_is_a_column_of_numbers(drawn, x, y, message):
-    with pytest.raises(ValueError) as raised:
-        drawn(NETS, x=x, y=y)
-    assert str(raised.value) == message
-
-
 def test_a_picture_is_the_same_each_time(drawn):
     assert drawn(NETS[:4], higher=["top1"])[1] == drawn(NETS[:4], higher=["top1"])[1]

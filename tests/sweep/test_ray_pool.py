@@ -1,6 +1,5 @@
 """A sweep on a Ray cluster: a node that dies loses no row, and the file is that of one process."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -10,10 +9,10 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings
-from fvflops.sweep.count_many import InProcess
-from fvflops.sweep.count_model import Task
+from fvflops.sweep.count_model import Task, run_here
 from fvflops.sweep.counted_models import plan_sweep, run_sweep
-from fvflops.sweep.ray_pool import RayPool
+from fvflops.sweep.local_pool import NO_LIMITS
+from fvflops.sweep.ray_pool import NodeSettings, RayError, _run_on_node, run_on_cluster
 from fvflops.sweep.result_files import read_rows
 from tests.support.checkout import ROOT
 
@@ -47,7 +46,7 @@ def test_a_killed_node_loses_no_row_and_the_parquet_is_that_of_one_process(tmp_p
     assert "killed" in result.stdout.splitlines()
     assert len(begun) == len(set(begun)) + 1 == SLOW + 1  # the model of the killed node was begun again
     settings = CountSettings(peak_memory=False, memory=2 << 30)
-    list(run_sweep(plan_sweep(NAMES, expected, SourceOptions(), settings), InProcess()))
+    list(run_sweep(plan_sweep(NAMES, expected, SourceOptions(), settings), run_here))
     rows, wanted = read_rows(output), read_rows(expected)
     assert [replace(row, seconds=0) for row in rows.values()] == [replace(row, seconds=0) for row in wanted.values()]
     assert [row.model for row in rows.values() if row.failure] == ["zoo:none"]
@@ -56,11 +55,10 @@ def test_a_killed_node_loses_no_row_and_the_parquet_is_that_of_one_process(tmp_p
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"ray is not installed: pip install 'fvflops\[ray\]'"):
-        next(RayPool("auto").run([Task("zoo:lenet5")]))
+        next(run_on_cluster([Task("zoo:lenet5")], address="auto"))
 
 
-def test_a_node_of_another_version_stops_the_sweep(monkeypatch):
-    pool = importlib.import_module("fvflops.sweep.ray_pool")
-    settings = replace(RayPool("auto")._settings, version="0.0.1")
-    with pytest.raises(pool.RayError, match=r"a node has fvflops .*, this machine 0\.0\.1: install the same on all"):
-        pool._run_on_node(Task("zoo:lenet5"), settings)
+def test_a_node_of_another_version_stops_the_sweep():
+    settings = NodeSettings("0.0.1", os.getcwd(), (), NO_LIMITS)
+    with pytest.raises(RayError, match=r"a node has fvflops .*, this machine 0\.0\.1: install the same on all"):
+        _run_on_node(Task("zoo:lenet5"), settings)

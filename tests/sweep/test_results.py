@@ -110,19 +110,6 @@ def test_a_number_that_is_none_is_refused(tmp_path):
         read_rows(str(path))
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("rows.parqet", r"results are written as .parquet, .csv, .jsonl, .sqlite: did you mean '.parquet'\?"),
-        ("rows", "results are written as"),
-        ("s3://bucket/rows.csv", "a sweep writes a local file"),
-    ],
-)
-def test_an_output_of_another_kind_is_refused(path, message):
-    with pytest.raises(ResultError, match=message):
-        check_format(path)
-
-
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"pyarrow is not installed: pip install 'fvflops\[parquet\]'"):

@@ -11,7 +11,7 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
-from fvflops.sweep.count_many import InProcess
+from fvflops.sweep.count_model import run_here
 from fvflops.sweep.counted_models import Journal, plan_sweep, run_sweep
 from fvflops.sweep.result_files import ResultError, encode_row, read_rows, write_rows
 from tests.support.checkout import ROOT
@@ -28,7 +28,7 @@ def without_seconds(rows):
 def in_one_process(tmp_path_factory):
     """Return the rows of a sweep in this process, from its Parquet."""
     output = str(tmp_path_factory.mktemp("sweep") / "rows.parquet")
-    list(run_sweep(plan_sweep(NAMES, output, OPTIONS, SETTINGS), InProcess()))
+    list(run_sweep(plan_sweep(NAMES, output, OPTIONS, SETTINGS), run_here))
     return without_seconds(read_rows(output))
 
 
@@ -79,7 +79,7 @@ def test_what_is_in_the_output_is_not_done_again(tmp_path):
 )
 def test_rows_of_another_table_or_other_options_are_not_mixed(options, settings, message, tmp_path):
     output = str(tmp_path / "rows.csv")
-    list(run_sweep(plan_sweep(["zoo:lenet5"], output, OPTIONS, SETTINGS), InProcess()))
+    list(run_sweep(plan_sweep(["zoo:lenet5"], output, OPTIONS, SETTINGS), run_here))
     with pytest.raises(ResultError, match=message):
         plan_sweep(["zoo:lenet5"], output, options, settings)
     assert plan_sweep(["zoo:lenet5"], output, options, settings, again=True).tasks
@@ -90,14 +90,13 @@ def test_an_interrupted_sweep_writes_its_rows_and_keeps_others(tmp_path):
     output = str(tmp_path / "rows.csv")
     write_rows(output, [ModelCount("kept")])
 
-    class Interrupted:
-        def run(self, tasks, on_tick):
-            yield ModelCount(tasks[0].name, flops=1)
-            raise KeyboardInterrupt
+    def interrupt(tasks, on_tick):
+        yield ModelCount(tasks[0].name, flops=1)
+        raise KeyboardInterrupt
 
     plan = plan_sweep(["zoo:lenet5", "zoo:gpt2"], output, OPTIONS, SETTINGS)
     with pytest.raises(KeyboardInterrupt):
-        list(run_sweep(plan, Interrupted()))
+        list(run_sweep(plan, interrupt))
     assert [row.flops for row in read_rows(output).values()] == [None, 1]
     assert not os.path.exists(Journal(output).path)
 
@@ -105,18 +104,14 @@ def test_an_interrupted_sweep_writes_its_rows_and_keeps_others(tmp_path):
 def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path):
     output = str(tmp_path / "rows.parquet")
 
-    class Large:
-        def run(self, tasks, on_tick):
-            yield ModelCount(tasks[0].name, flops=1 << 70)
-
     with pytest.raises(ResultError, match=r"choose --output results\.jsonl"):
-        list(run_sweep(plan_sweep(["x"], output, OPTIONS, SETTINGS), Large()))
+        list(run_sweep(plan_sweep(["x"], output, OPTIONS, SETTINGS), lambda *_: iter([ModelCount("x", flops=1 << 70)])))
     assert encode_row(Journal(output).read()["x"]) == encode_row(ModelCount("x", flops=1 << 70))
 
 
 def test_rows_of_a_sweep_that_ended_after_the_plan_are_kept(tmp_path):
     output = str(tmp_path / "rows.csv")
     plan = plan_sweep(["zoo:lenet5"], output, OPTIONS, SETTINGS)
-    list(run_sweep(plan_sweep(["zoo:llama_tiny"], output, OPTIONS, SETTINGS), InProcess()))
-    list(run_sweep(plan, InProcess()))
+    list(run_sweep(plan_sweep(["zoo:llama_tiny"], output, OPTIONS, SETTINGS), run_here))
+    list(run_sweep(plan, run_here))
     assert list(read_rows(output)) == ["zoo:lenet5", "zoo:llama_tiny"]

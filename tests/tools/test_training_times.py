@@ -16,7 +16,7 @@ prepared = load_tool("training_runs.prepared")
 fitting = load_tool("training_runs.fitting")
 Batch = load_tool("training_runs.batch").Batch
 read_runs = load_tool("training_runs.rows").read_runs
-shipped = fitting.shipped
+predict_shipped = fitting.predict_shipped
 NODE = "single node"
 
 
@@ -44,7 +44,7 @@ def test_runs_that_share_a_plan_have_the_time_of_their_own(mesh, monkeypatch):
     monkeypatch.setattr(prepared, "_recorded", lambda run: run)
     own = prepared.prepare(run, {})
     assert shared.step.ranks[0] != () and len(shared.step.programs) <= len(own.step.programs)
-    assert shipped(shared).predict([shared])[0] == pytest.approx(shipped(own).predict([own])[0], rel=1e-9)
+    assert predict_shipped(shared) == pytest.approx(predict_shipped(own), rel=1e-9)
 
 
 def test_estimates_of_whole_runs_are_near_what_was_measured():
@@ -52,7 +52,7 @@ def test_estimates_of_whole_runs_are_near_what_was_measured():
     mpt = next(run for run in read_runs("mpt") if run.name == "mpt 350m")
     for run in (gpt, mpt):
         item = prepared.prepare(run, {})
-        assert shipped(item).predict([item])[0] == pytest.approx(run.step_seconds, rel=0.15)
+        assert predict_shipped(item) == pytest.approx(run.step_seconds, rel=0.15)
 
 
 def test_a_fit_finds_the_figures_that_made_the_times():
@@ -126,5 +126,5 @@ def test_a_softmax_without_a_kernel_takes_longer():
         prepared.prepare(replace(run, micro_batch=size, local_batch=2 * size), {}) for size in (run.micro_batch, 2)
     )
     efficiency = find_efficiency(run.device)
-    seconds = [fitting.predict_seconds(item, efficiency, shipped(item).network) for item in (slow, fast)]
+    seconds = [fitting.predict_seconds(item, efficiency, fitting.shipped_network(item.run)) for item in (slow, fast)]
     assert seconds[0] > seconds[1]  # although it has half of the tokens

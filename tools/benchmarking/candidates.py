@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarking.counting import build_on_meta, count_quietly
 from benchmarking.rounds import Limits, Rounds
-from fvflops import count_many
+from fvflops import FlopCountAnalysis, count_many
 from fvflops.sources import SourceOptions
+from fvflops.sources.meta import build_on_meta
 
 _WIDTHS = (16, 24, 32, 64, 96, 160, 320)
 _STRIDES = (1, 2, 2, 2, 1, 2, 1)
@@ -196,7 +196,7 @@ def run_search(space_name: str, limits: Limits) -> Rounds:
     options = SourceOptions(inputs=(",".join(map(str, space.shape)),))
     builders = space.builders(random.Random(0), _WARM_UP + 2 * _BATCH * limits.rounds)
     for build in builders[:_WARM_UP]:
-        count_quietly(build_on_meta(build).eval(), image)
+        FlopCountAnalysis(build_on_meta(build).eval(), image, warn=False).total()
     seconds: dict[str, list[float]] = {}
     counted: list[int] = []
     order = random.Random(1)
@@ -236,7 +236,7 @@ def _build_all(builders: Sequence[Build]) -> list[nn.Module]:
 
 def _count(models: Sequence[nn.Module], image: torch.Tensor, counted: list[int]) -> None:
     for model in models:
-        counted.append(count_quietly(model, image))
+        counted.append(FlopCountAnalysis(model, image, warn=False).total())
 
 
 def _count_many(builders: Sequence[Build], options: SourceOptions) -> None:

@@ -15,8 +15,11 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarking.counting import clear_cache, count
 from benchmarking.rounds import Run
+from fvflops import FlopCountAnalysis, load_table
+from fvflops.capture.run import record_call
+from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.counting import TableCostModel
 from fvflops.zoo import ZOO
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
@@ -172,6 +175,15 @@ class Subjects:
     ) -> Subject:
         model.train(self.step != "forward")
         return Subject(model, self.case.make_input(device), self.case, self.step, mode)
+
+
+def count(model: nn.Module, value: torch.Tensor, loss: Callable[[Any], torch.Tensor] | None = None) -> int:
+    """Return the flops of a forward run, or with a loss of forward and backward, from nothing to the number."""
+    if loss is None:
+        return FlopCountAnalysis(model, value).total()
+    stops_at = TableCostModel(load_table("default"), "flops").stops_at
+    trace = record_call(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
+    return FlopCountAnalysis.from_trace(trace).total()
 
 
 class NoOpMode(TorchDispatchMode):

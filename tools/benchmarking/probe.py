@@ -21,8 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from benchmarking.contenders import CASES, Step, Subjects
-from benchmarking.counting import count
+from benchmarking.contenders import CASES, Step, Subjects, count
 from fvflops.zoo import build
 
 _STATUS = Path("/proc/self/status")

@@ -12,7 +12,6 @@ import torch
 
 from benchmarking.candidates import SPACES, run_search
 from benchmarking.contenders import CASES, CONTENDERS, RATIOS, STEPS, NoOpMode, Step, Subjects
-from benchmarking.counting import count_macs, count_really
 from benchmarking.figures import Figure, summarise_ratios, summarise_values
 from benchmarking.first_count import measure_apart
 from benchmarking.growth import GROWTHS, list_runs
@@ -20,7 +19,7 @@ from benchmarking.probe import REPEATS, start_probe
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
 from benchmarking.times import TIMED, compare_modules, compare_ops
 from benchmarking.training import SUBJECTS, run_steps
-from fvflops import record
+from fvflops import FlopCountAnalysis, record
 from fvflops.zoo import build
 from tests.support.models.whole_models import MODELS
 
@@ -55,7 +54,8 @@ def compare_contenders(case_name: str, step: Step, effort: Effort) -> Section:
     figures = [*_ratios(name, rounds, RATIOS), *_seconds(name, rounds)]
     figures += [summarise_values(name, f"{key} counts", "count", [value]) for key, value in rounds.counted.items()]
     if step == "forward" and case.macs is not None:
-        macs = count_macs(subjects.weightless.model, subjects.weightless.value)
+        entries = FlopCountAnalysis(subjects.weightless.model, subjects.weightless.value).counts().entries
+        macs = sum(entry.macs for entry in entries)
         figures.append(summarise_values(name, "macs less the closed form", "count", [macs - case.macs]))
     return Section(name, figures, rounds)
 
@@ -155,14 +155,14 @@ def run_really(effort: Effort) -> Section:
     name = "resnet50, batch 8, real forward"
     model = build("resnet50").eval()
     images = torch.randn(8, 3, 224, 224)
-    expected = 8 * count_really(model, images[:1])
+    expected = 8 * FlopCountAnalysis(model, images[:1], execution="real").total()
 
     def plain() -> None:
         with torch.no_grad():
             model(images)
 
     def counted() -> None:
-        assert count_really(model, images) == expected
+        assert FlopCountAnalysis(model, images, execution="real").total() == expected
 
     runs = {"plain": lambda: Run(plain), "counted": lambda: Run(counted)}
     rounds = run_rounds(runs, effort.limits)

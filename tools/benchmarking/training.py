@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarking.contenders import NoOpMode
-from benchmarking.counting import record_training
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
-from fvflops import StepMeter
+from fvflops import StepMeter, record
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 
@@ -91,7 +90,9 @@ def run_steps(name: str, limits: Limits) -> Rounds:
             trained.step()
 
     def run_recorded() -> None:
-        record_training(trained.model, trained.step)
+        with record(trained.model) as run:
+            trained.step()
+        run.total()
 
     def run_flop_counter() -> None:
         with FlopCounterMode(display=False):

@@ -1,11 +1,14 @@
-"""The command lines: every command in its formats, lists and options, on models that show much and count quickly."""
+"""Command lines, each with its output, files and exit code: every command in its formats, lists and options."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shlex
+import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -17,9 +20,10 @@ from typing import Any
 
 import yaml
 
-from goldens import clock, inner
-from goldens.commands import Commands, write_help
-from goldens.jobs import Folder, Job, captured, variables
+from fvflops.cli import COMMANDS, main
+from fvflops.formulas import shipped_tables
+from goldens import clock
+from goldens.jobs import Folder, Job, captured, file_name, variables
 
 LINES = Path(__file__).with_name("command_lines.yaml")
 _CHOICE = re.compile("<([^<>]*)>")
@@ -30,6 +34,60 @@ _CONFIGS = {
     "llama.json": {**_SIZES, "num_hidden_layers": 2},
     "gpt2.json": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
 }
+
+
+class Commands:
+    """Runs command lines in a folder of its own, and writes a file for each."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._main = main
+        self._kept: set[str] = set()
+        self._names: set[str] = set()
+        shutil.copyfile(Path(__file__).with_name("nets.py"), "nets.py")
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the files that there are now for inputs: they are not told of as outputs."""
+        self._kept = set(self._files())
+
+    def run(self, *words: str, name: str | None = None, terminal: bool = False) -> None:
+        """Run one command line and write down what came out; the files that it wrote are told, and taken away."""
+        code, out, err = captured(lambda: self._main(list(words)), terminal=terminal)
+        parts = [f"$ fvflops {' '.join(words)}", f"exit code {code}", "--- stdout", out.rstrip("\n")]
+        if err:
+            parts += ["--- stderr", err.rstrip("\n")]
+        for path in self._files():
+            if path not in self._kept:
+                parts += [f"--- file {path}", _read(Path(path)).rstrip("\n")]
+                os.remove(path)
+        name = name or file_name(words)
+        if name in self._names:  # words that differ only in what a file's name cannot hold
+            name += "_" + hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+        self._names.add(name)
+        self._folder.write(f"{name}.txt", "\n".join(parts))
+
+    def _files(self) -> list[str]:
+        paths = (path for path in Path(".").rglob("*") if path.is_file())
+        return sorted(str(path) for path in paths if "__pycache__" not in path.parts and ".git" not in path.parts)
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; of a picture made of pixels its size and a digest."""
+    data = path.read_bytes()
+    if data.startswith(b"\x89PNG"):
+        width, height = struct.unpack(">II", data[16:24])
+        return f"PNG, {width} x {height}, sha256 {hashlib.sha256(data).hexdigest()}"
+    return data.decode("utf-8", errors="backslashreplace")
+
+
+def write_help(folder: Folder) -> None:
+    """Write the help of the program and of each command."""
+    commands = Commands(folder)
+    commands.run("--help", name="fvflops")
+    commands.run("--version", name="version")
+    for name in COMMANDS:
+        commands.run(name, "--help", name=name)
 
 
 def jobs() -> list[Job]:
@@ -58,7 +116,7 @@ def run_lines(name: str, commands: Commands) -> None:
 
 def expand(line: str, values: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield the words of each command line that a line stands for."""
-    known = {**read_cases()["values"], "TABLES": "|".join(inner.conventions()), **values}
+    known = {**read_cases()["values"], "TABLES": "|".join(shipped_tables()), **values}
     while "$" in line:
         line = Template(line).substitute(known)
     parts = _CHOICE.split(line)  # text and choices in turn
@@ -68,7 +126,7 @@ def expand(line: str, values: Mapping[str, str]) -> Iterator[list[str]]:
 
 @cache
 def read_cases() -> dict[str, Any]:
-    """Return the values, the jobs' lines, and the tables and budgets with mistakes."""
+    """Return the values, the jobs' lines, and the tables, budgets and calls with mistakes."""
     with open(LINES, encoding="utf-8") as file:
         return yaml.safe_load(file)
 

@@ -104,7 +104,6 @@ def _print_groups(old: Path, new: Path, names: list[str], limit: int) -> None:
 
 
 def _changes(lines: Iterator[str]) -> Iterator[tuple[str, ...]]:
-    """Return the changed lines of each hunk."""
     change: list[str] = []
     for line in lines:
         if line[:1] in "+-":

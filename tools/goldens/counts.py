@@ -12,8 +12,10 @@ from torch import nn
 
 import fvflops
 from fvflops import zoo
-from goldens import inner
+from fvflops.formulas import shipped_tables
 from goldens.jobs import Folder, Job, attempt, file_name
+from tests.support.models.layers import LAYERS
+from tests.support.models.whole_models import MODELS
 
 Build = Callable[[], tuple[Any, tuple[Any, ...]]]
 
@@ -29,7 +31,7 @@ def jobs() -> list[Job]:
         found.append(Job(f"counts/zoo/{name}/eval", partial(_write_model, build, full=not entry.meta)))
         if not entry.meta:
             found.append(Job(f"counts/zoo/{name}/train", partial(_write_model, build, train=True)))
-    for name, build in inner.test_models().items():
+    for name, build in MODELS.items():
         folder = f"counts/models/{file_name([name])}"
         found.append(Job(f"{folder}/eval", partial(_write_model, build, full=True)))
         found.append(Job(f"{folder}/train", partial(_write_model, build, train=True)))
@@ -38,11 +40,11 @@ def jobs() -> list[Job]:
 
 
 def _write_layers(folder: Folder) -> None:
-    for name, build in inner.test_layers().items():
+    for name, build in LAYERS.items():
         torch.manual_seed(0)
         layer, inputs = build()
         layer.eval()
-        texts = {table: partial(_tell_counts, layer, inputs, table) for table in inner.conventions()}
+        texts = {table: partial(_tell_counts, layer, inputs, table) for table in shipped_tables()}
         folder.write(f"{file_name([name])}.txt", sections(texts))
 
 
@@ -58,7 +60,7 @@ def _write_model(build: Build, folder: Folder, *, train: bool = False, full: boo
     model, inputs = build()
     if isinstance(model, nn.Module):
         model.train(train)
-    for table in inner.conventions() if full else _IN_FULL:
+    for table in shipped_tables() if full else _IN_FULL:
         folder.write(f"{table}.txt", attempt(partial(_tell_counts, model, inputs, table)))
     if not train:
         folder.write("texts.txt", attempt(partial(_tell_texts, model, inputs)))

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 import fvflops
 from fvflops import zoo
-from goldens import inner, nets
+from goldens import nets
 from goldens.counts import break_lines, quieten, sections, tell_analysis
 from goldens.jobs import Folder, Job, captured
 from goldens.showing import show, shown
+from tests.support.models.whole_models import MODELS
 
 # Of these a training step is counted.
 _TRAINED = (
@@ -81,7 +82,7 @@ def _tell_step(step: Any) -> str:
 
 def _train(name: str, folder: Folder) -> None:
     torch.manual_seed(0)
-    model, inputs = inner.test_models()[name]()
+    model, inputs = MODELS[name]()
     model.train()
     for table in ("default", "exact", "fvcore"):
         step = fvflops.TrainingStepAnalysis(model, inputs, loss=add_up, optimizer=torch.optim.AdamW, table=table)
@@ -324,7 +325,7 @@ def _memory(folder: Folder) -> None:
     )
     for name in names:
         torch.manual_seed(0)
-        model, inputs = inner.test_models()[name]()
+        model, inputs = MODELS[name]()
         flops = quieten(fvflops.FlopCountAnalysis(model.eval(), inputs))
 
         def predict(analysis: Any = flops, **options: Any) -> str:

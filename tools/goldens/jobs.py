@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from goldens import clock
-from goldens.inner import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 _ESCAPE = re.compile(r"[^A-Za-z0-9=.+-]+")

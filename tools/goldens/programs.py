@@ -10,8 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from goldens import inner
-from goldens.jobs import Folder, Job, captured
+from goldens.jobs import ROOT, Folder, Job, captured
 
 _TABLES = ("default", "exact", "fvcore")
 _CLASSES = ("unsupported", "ignored", "decomposed", "counted")
@@ -27,7 +26,7 @@ def jobs() -> list[Job]:
 
 
 def _coverage(folder: Folder) -> None:
-    program = str(inner.find(inner.PROGRAMS["coverage"]))
+    program = str(ROOT / "tools" / "op_coverage.py")
     for table in _TABLES:
         for kind in _CLASSES:
             sys.argv = [program, table, "--list", kind]
@@ -36,7 +35,7 @@ def _coverage(folder: Folder) -> None:
 
 
 def _sweep(folder: Folder) -> None:
-    program = str(inner.find(inner.PROGRAMS["sweep"]))
+    program = str(ROOT / "tools" / "sweep.py")
     options = ("--only", _SWEPT, "--jobs", "1", "--out", "sweep.csv")
     found = subprocess.run(
         [sys.executable, program, "torchvision", *options], capture_output=True, text=True, check=False

@@ -42,7 +42,6 @@ class Loop:
         self.optimizer.step()
 
     def wait(self) -> None:
-        """Wait for the device."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 

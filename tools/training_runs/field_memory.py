@@ -323,7 +323,6 @@ def _loss_of(result: Any) -> Any:
 
 
 def compare(row: Row, case: Case) -> Compared:
-    """Return what is predicted for a row."""
     predicted = predict(case, case.model())
     if case.quantity == "fits":
         return Compared(row, case, predicted, float(row["unit"] == "fits"))

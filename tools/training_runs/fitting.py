@@ -12,6 +12,7 @@ from scipy.optimize import least_squares
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Link, Network, find_efficiency, find_network
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
+from training_runs.rows import TrainingRun
 from training_runs.time_tables import Point
 
 
@@ -60,7 +61,6 @@ class Fit:
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        """Return the efficiency of the device."""
         values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
         return Efficiency(tile=(128, 128), **values)
 
@@ -145,20 +145,12 @@ def cross_validate(device: str, batch: Batch, group_of: Callable[[PreparedRun], 
     return predicted
 
 
-@dataclass(frozen=True, slots=True)
-class _Shipped:
-    """The efficiency and the network of configs/ for a run."""
-
-    network: Network
-
-    def predict(self, runs: Sequence[PreparedRun]) -> np.ndarray:
-        """Return the estimated seconds of a step of each run."""
-        return np.array([predict_seconds(item, find_efficiency(item.run.device), self.network) for item in runs])
-
-
-def shipped(item: PreparedRun) -> _Shipped:
-    """Return what predicts a run by the shipped files."""
-    run = item.run
+def shipped_network(run: TrainingRun) -> Network:
     family = "H100" if run.device == "H200" else run.device.split()[0]
     network = find_network(f"HGX {family} {8 * run.node_gbps:g}G")
-    return _Shipped(replace(network, gpus_per_node=run.gpus_per_node))
+    return replace(network, gpus_per_node=run.gpus_per_node)
+
+
+def predict_shipped(item: PreparedRun) -> float:
+    """Return the estimated seconds of a step of a run, by the efficiency and the network of configs/."""
+    return predict_seconds(item, find_efficiency(item.run.device), shipped_network(item.run))

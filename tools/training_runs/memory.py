@@ -167,7 +167,6 @@ def measured_runs() -> list[TrainingRun]:
 
 
 def write_table(rows: Iterable[Compared]) -> str:
-    """Return rows as a table in GiB."""
     cells = [
         (
             row.run,

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fvflops.plan.rank_step import Action
-from fvflops.plan.step_time.schedule_simulation import BACKWARD, FORWARD
 
 
 class Round(NamedTuple):
@@ -66,17 +65,16 @@ class Rounds:
         self._by_round[number].append(action)
 
     def in_order(self) -> list[Round]:
-        """Return the rounds."""
         return [Round(*np.array(actions).T) for actions in self._by_round]
 
 
 def _neighbours(action: Action, stages: int) -> tuple[tuple[str, int, int] | None, tuple[str, int, int], int | None]:
     """Return the pass that an action waits for, the one that it is, and the stage that it sends to."""
     kind, stage, microbatch = action
-    if kind in FORWARD:
+    if kind == "forward":
         source = ("forward", stage - 1, microbatch) if stage > 0 else None
         return source, ("forward", stage, microbatch), stage + 1 if stage < stages - 1 else None
-    if kind in BACKWARD:
+    if kind in ("backward", "input_backward"):
         source = ("backward", stage + 1, microbatch) if stage < stages - 1 else None
         return source, ("backward", stage, microbatch), stage - 1 if stage > 0 else None
     return None, (kind, stage, microbatch), None

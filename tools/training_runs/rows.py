@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +31,13 @@ class TrainingRun:
     `dataset` is a key of `DATASETS`, `line` the line of its file. `mesh` is axis → size as in `plan_rank`, outermost
     first, without axes of size 1; a data-parallel rank (an index of dp and fsdp) processes `local_batch` sequences a
     step in microbatches of `micro_batch`, None where that is not known. `device` is a name of configs/devices.yaml;
-    `memory_bandwidth` (bytes/s) and `power` (watts) are stated where the device has others than there. `node_gbps` are
-    the Gbit/s between nodes for each GPU, `network` describes it. Parameters are gathered in `gathered_in` and
-    gradients reduced in `reduced_in`, dtypes of torch. `checkpointing` is one of `CHECKPOINTING`, `sharding` of
-    `SHARDING`, `virtual_stages` the stages of each pipeline rank, None where that is not known.
+    `memory_bandwidth` (bytes/s) is stated where the device has another than there. `node_gbps` are the Gbit/s between
+    nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced in `reduced_in`, dtypes of torch.
+    `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`, `virtual_stages` the stages of each pipeline
+    rank, None where that is not known.
 
     What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
-    formula. `memory` is the peak of a GPU in bytes, None where it is not stated. `assumptions` are what the source does
-    not state.
+    formula. `memory` is the peak of a GPU in bytes, None where it is not stated.
     """
 
     dataset: str
@@ -49,25 +48,21 @@ class TrainingRun:
     local_batch: int | None
     micro_batch: int | None
     mesh: Mapping[str, int]
-    gpus_per_node: int
     device: str
-    network: str
     node_gbps: float
     precision: str
     gathered_in: str
     reduced_in: str
-    checkpointing: str
-    sharding: str
-    schedule: str
     quantity: str
     value: float
+    checkpointing: str = "none"
+    sharding: str = "none"
+    gpus_per_node: int = 8
     virtual_stages: int | None = 1
     compiled: bool = False
     memory_bandwidth: float | None = None
-    power: float | None = None
     flops_per_step: int | None = None
     memory: float | None = None
-    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -93,7 +88,6 @@ class TrainingRun:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
         return math.prod(self.mesh.values())
 
     @property
@@ -191,36 +185,32 @@ def read_vtrain(dataset: str, line: int, row: Row) -> TrainingRun:
         local_batch=_divide_batch(int(row["global batch"]), dp),
         micro_batch=int(row["micro batch"]),
         mesh=_make_mesh(int(row["# GPUs"]), pp=pp, dp=dp, tp=tp),
-        gpus_per_node=8,
-        device="A100 SXM 80GB",
-        network="NVLink, 8 x 100 Gb/s InfiniBand a node",
+        device="A100 SXM 80GB",  # assumed: the source does not say how much memory they have
         node_gbps=100,
         precision="fp16",
         gathered_in="float16",
         reduced_in="float16",
         checkpointing="full",
-        sharding="none",
-        schedule="1F1B" if pp > 1 else "",
         quantity="step seconds",
         value=float(row["iteration time (ms)"]) / 1000,
-        assumptions=("A100s have 80 GB", "the loss scale is still too large: the optimizer's step is skipped"),
     )
 
 
 # --- MosaicML: MPT under FSDP -----------------------------------------------------------------------------------------
 
+# Device and Gbit/s between nodes for each GPU; those of H100s are assumed.
 _MPT_DEVICES = {
-    "h100_80gb": ("H100 SXM", "NVLink, RoCE", 400, ("400 Gb/s a GPU between nodes",)),
-    "a100_80gb": ("A100 SXM 80GB", "NVLink, 1,600 Gb/s RoCE a node", 200, ()),
-    "a100_40gb": ("A100 SXM 40GB", "NVLink, 1,600 Gb/s RoCE a node", 200, ()),
+    "h100_80gb": ("H100 SXM", 400),
+    "a100_80gb": ("A100 SXM 80GB", 200),
+    "a100_40gb": ("A100 SXM 40GB", 200),
 }
-# Composer's modes: the dtypes in which FSDP gathers parameters and reduces gradients.
+# Composer's modes: the dtypes in which FSDP gathers parameters and reduces gradients; in old Composer the reverse.
 _MPT_MODES = {"DEFAULT": ("bfloat16", "float32"), "PURE": ("bfloat16", "bfloat16")}
 
 
 def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
     """Return a run of MPT, with as many positions as the sequence has."""
-    device, network, gbps, assumptions = _MPT_DEVICES[row["GPU"]]
+    device, gbps = _MPT_DEVICES[row["GPU"]]
     gathered, reduced = _MPT_MODES[row["MPMode"]]
     gpus, sequence, micro_batch = int(row["GPUs"]), int(row["SeqLen"]), int(row["MicroBatchSize"])
     local_batch = _divide_batch(int(row["GlobalBatchSize"]), gpus)
@@ -229,11 +219,6 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
     if row["ActivationCPUOffload"] != "False":
         raise ValueError("activations are offloaded, which no field describes")
     shape = mpt.CONFIGS[f"mpt_{row['Model']}"]
-    if row["MPMode"] == "DEFAULT":
-        assumptions = (
-            *assumptions,
-            "parameters gathered in bfloat16, gradients reduced in float32 (old Composer: the reverse)",
-        )
     return TrainingRun(
         dataset=dataset,
         line=line,
@@ -243,37 +228,28 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
         local_batch=local_batch,
         micro_batch=micro_batch,
         mesh=_make_mesh(gpus, fsdp=gpus),
-        gpus_per_node=8,
         device=device,
-        network=network,
         node_gbps=gbps,
         precision=row["Precision"],
         gathered_in=gathered,
         reduced_in=reduced,
         checkpointing={"True": "full", "False": "none"}[row["ActivationCheckpointing"]],
         sharding=row["ShardingStrategy"],
-        schedule="",
         quantity="tokens/s",
         value=float(row["Throughput_T_s"]),
-        assumptions=assumptions,
     )
 
 
 # --- published figures ------------------------------------------------------------------------------------------------
 
-# The source's GPU → device, GPUs per node, network, Gbit/s between nodes, and what differs or is not stated.
-_GPUS: Mapping[str, tuple[str, int, str, float, dict[str, float], tuple[str, ...]]] = {
-    "H100 96GB HBM2e 500W": (
-        "H100 SXM",
-        8,
-        "NVLink, 400 Gb/s a GPU between nodes",
-        400,
-        {"memory_bandwidth": 2.4e12, "power": 500},
-        (),
-    ),
-    "H100 80GB 700W": ("H100 SXM", 8, "NVLink, 400 Gb/s RoCE a GPU", 400, {}, ("400 Gb/s a GPU between nodes",)),
-    "A100 80GB": ("A100 SXM 80GB", 8, "NVLink, 8 x 200 Gb/s InfiniBand a node", 200, {}, ()),
-    "H200 141GB": ("H200", 4, "NVLink, InfiniBand", 400, {}, ("400 Gb/s a GPU between nodes",)),
+# The source's GPU → device, GPUs per node, Gbit/s between nodes for each GPU, and what differs from the device.
+# The Gbit/s of the last two are assumed. Where the source does not say more, a run with stages has micro batch 1, and
+# one without (but of torchtitan) one microbatch.
+_GPUS: Mapping[str, tuple[str, int, float, dict[str, float]]] = {
+    "H100 96GB HBM2e 500W": ("H100 SXM", 8, 400, {"memory_bandwidth": 2.4e12}),
+    "A100 80GB": ("A100 SXM 80GB", 8, 200, {}),
+    "H100 80GB 700W": ("H100 SXM", 8, 400, {}),
+    "H200 141GB": ("H200", 4, 400, {}),
 }
 _LLAMAS = {"llama3.1-8b": "llama3_8b", "llama3.1-70b": "llama3_70b", "llama3.1-405b": "llama3_405b"}
 # KempnerForge names the parameters of these; the rows that give only the name follow one that gives the sizes.
@@ -283,7 +259,7 @@ _KEMPNER = {"llama3 7b": (32, 4096, 32, 14_336), "llama3 13b": (40, 5120, 40, 17
 def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
     """Return a published run; a micro batch that is not stated is the whole batch of a rank, with stages 1."""
     name = row["model"].partition(" (")[0]
-    device, per_node, network, gbps, differences, unknown = _GPUS[row["gpu"].partition(" (")[0]]
+    device, per_node, gbps, differences = _GPUS[row["gpu"].partition(" (")[0]]
     gpus, tp, cp, pp = (int(row[key]) for key in ("gpus", "tp", "cp", "pp"))
     kind, _, size = row["dp_or_fsdp"].rpartition(" ")
     replicas, sequence, config = int(size), int(row["sequence"]), _find_config(name, row["model"])
@@ -295,10 +271,6 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
     flops = None
     if quantity == "TFLOP/s/GPU" and local_batch is not None:
         flops = _flops_per_step(config, local_batch * replicas, sequence)
-    if pp > 1:
-        unknown = (*unknown, "micro batch 1", "virtual stages not stated")
-    elif local_batch is not None and not row["source"].startswith("torchtitan"):
-        unknown = (*unknown, "one microbatch")
     memory = row["peak_memory_gib"]
     return TrainingRun(
         dataset=dataset,
@@ -311,21 +283,18 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
         mesh=_make_mesh(gpus, pp=pp, **{kind or "dp": replicas}, cp=cp, tp=tp),
         gpus_per_node=per_node,
         device=device,
-        network=network,
         node_gbps=gbps,
         precision=row["precision"],
         gathered_in="float16" if row["precision"] == "fp16" else "bfloat16",
         reduced_in="float16" if row["precision"] == "fp16" else "float32",
         checkpointing=row["activation_checkpointing"],
         sharding="FULL_SHARD" if kind == "fsdp" and pp == 1 else "SHARD_GRAD_OP" if kind == "fsdp" else "none",
-        schedule=row["schedule"],
         virtual_stages=None if "interleaved" in row["schedule"] else 1,
         compiled=row["compile"] == "yes",
         quantity=quantity,
         value=float(row["tokens_per_s_per_gpu"] or row["tflops_per_gpu"]),
         flops_per_step=flops,
         memory=float(memory) * (1e9 if "Kempner" in row["source"] else 2**30) if memory else None,
-        assumptions=unknown,
         **differences,
     )
 
@@ -366,12 +335,6 @@ def _flops_per_step(config: Config, sequences: int, n: int) -> int:
     attention = 2 * h * h + 2 * h * config.kv_heads * config.head_size
     linears = layers * (attention + 3 * h * config.intermediate_size) + vocabulary * h
     return sequences * n * (6 * linears + 6 * layers * h * n)
-
-
-def read_all() -> Iterator[TrainingRun]:
-    """Yield the runs of all datasets."""
-    for dataset in DATASETS:
-        yield from read_runs(dataset)
 
 
 # Dataset → its file in `FOLDER`, and the function that reads a row.

@@ -1,1 +1,1 @@
-"""Files that contain a model: their kinds, the gate before those that can run code, and programs of torch.export."""
+"""Files that contain a model: their kinds, the check of files that can run code, and programs of torch.export."""

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Entries of an archive: their names without its folder, as torch's reader finds them."""
+def read_records(path: str) -> tuple[tuple[str, ...], Callable[[str], bytes]]:
+    """Return the names of an archive's entries, without its folder, and a function that returns an entry's contents.
 
-    names: tuple[str, ...]
-    reader: Any
-
-    def data(self, name: str) -> bytes:
-        """Return the contents of an entry."""
-        return bytes(self.reader.get_record(name))
-
-
-def read_records(path: str) -> Records:
-    """Return the entries of an archive; a damaged or ambiguous one raises ValueError that names it."""
+    Both are as torch's reader finds them. A damaged or ambiguous archive raises ValueError that names it.
+    """
     from fvflops.torch_internals import ArchiveReader
 
     try:
@@ -36,7 +27,7 @@ def read_records(path: str) -> Records:
     folders = {name.partition("/")[0] for name in listed}
     if len(set(listed)) != len(listed) or len(folders) != 1 or len(names) != len(listed):
         raise ValueError(f"{path} is an archive with several entries of one name, or outside of its folder: refused")
-    return Records(names, reader)
+    return names, lambda name: bytes(reader.get_record(name))
 
 
 # Those whose schema does not say it.
@@ -77,13 +68,13 @@ _LEGACY = "model.json"
 
 def check_script(path: str) -> None:
     """Raise ValueError for TorchScript that could do input or output; its code is not run."""
-    read = read_records(path)
-    if _LEGACY in read.names:
+    names, read = read_records(path)
+    if _LEGACY in names:
         raise ValueError(f"{path} is TorchScript of a version before 1.4: save it again by torch.jit.save")
-    for name in read.names:
+    for name in names:
         if not name.endswith((".py", ".pkl")):
             continue
-        data = read.data(name)
+        data = read(name)
         for found in _CLASS.findall(data):
             if found.decode() not in _CLASSES:
                 raise ValueError(f"{path} contains an object of torch.classes.{found.decode()}, which is refused")

@@ -62,7 +62,7 @@ def _recognise_archive(path: str) -> str:
 
 
 def require_trust(path: str, kind: str, trust: bool, *, names: Sequence[str] = ()) -> None:
-    """Raise ValueError for a file of a kind in CODE that the user does not trust; `names` are those that it imports."""
+    """Raise ValueError for a file of a kind in CODE that the user does not trust; `names` are its imports."""
     if kind in CODE and not trust:
         listed = ", ".join(names[:_MAX_SHOWN]) + (" ..." if len(names) > _MAX_SHOWN else "")
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.files.archive_checks import Records, is_io_op, read_records
+from fvflops.analysis.files.archive_checks import is_io_op, read_records
 
 _MAX_LENGTH = 20_000  # characters
 _MAX_DEPTH = 100
@@ -135,7 +135,7 @@ def _check_call(node: ast.Call, guard: bool, depth: int) -> bool:
 
 
 def _is_number_or_symbol(name: str, node: ast.Call) -> bool:
-    """Return whether a call is that of a symbol, such as Symbol('s0', positive=True), or of a Float('1.5')."""
+    """Return whether a call creates a symbol, such as Symbol('s0', positive=True), or a Float('1.5')."""
     pattern = _SYMBOL if name == "Symbol" else _FLOAT
     text = node.args[0] if len(node.args) == 1 else None
     if not isinstance(text, ast.Constant) or not isinstance(text.value, str) or not pattern.fullmatch(text.value):
@@ -198,23 +198,23 @@ def check_program(path: str) -> None:
             f"{path} has an entry of an old format, {old[0].rpartition('/')[2]}, which is pickled: save the program "
             "again by torch.export.save of a newer torch"
         )
-    records = read_records(path)
-    for name in records.names:
+    names, read = read_records(path)
+    for name in names:
         if not _ENTRIES.fullmatch(name):
             raise ValueError(f"{path} contains {name!r:.100}, which is no part of a program of torch.export: refused")
-    for name in records.names:
+    for name in names:
         if name.startswith("data/sample_inputs/"):
-            _check_inputs(path, records.data(name))
+            _check_inputs(path, read(name))
         elif name.endswith("_config.json"):
-            _check_payloads(path, _parse(path, name, records))
+            _check_payloads(path, _parse(path, name, read(name)))
         elif name.startswith("models/"):
-            for key, value in _walk(_parse(path, name, records)):
+            for key, value in _walk(_parse(path, name, read(name))):
                 _check_value(path, key, value)
 
 
-def _parse(path: str, name: str, records: Records) -> Any:
+def _parse(path: str, name: str, data: bytes) -> Any:
     try:
-        return json.loads(records.data(name))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {name} is no JSON: {error}") from error
 

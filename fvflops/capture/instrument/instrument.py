@@ -31,8 +31,7 @@ from fvflops.capture.recorder.run_position import BEFORE
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
 from fvflops.capture.shapes.device_emulation import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.unseen.data_exports import data_exports
-from fvflops.capture.unseen.other_processes import other_processes
+from fvflops.capture.unseen.outside_calls import outside_calls
 from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_autograd_node
 
 _RESIZE = Patch(torch.UntypedStorage, "resize_")
@@ -163,8 +162,7 @@ def instrument(
         *function_regions(recorder),
         attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
-        *data_exports(recorder),
-        *other_processes(recorder),
+        *outside_calls(recorder),
         *resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fvflops.capture.model.attribute_plan import IMMUTABLE, AttributePlan, plan_of
+from fvflops.capture.model.attribute_plan import IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, AttributePlan, plan_of
 from fvflops.capture.model.leaf_kinds import Description, LeafKind, find_kind
-from fvflops.capture.model.read_module_tree import ReprKind, class_facts, extra_repr_of, is_described, module_paths
+from fvflops.capture.model.read_module_tree import class_facts, extra_repr_of, is_described, module_paths
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
@@ -28,12 +29,24 @@ _Tensors = tuple[tuple[str, int], ...]
 _ModuleFacts = tuple[Description, tuple[str, ...], _Tensors, _Tensors, tuple[tuple[str, bool], ...]]
 
 
+class Contents(NamedTuple):
+    """The contents of a model's modules, as in ModelIndex; `others` are mutable values, lists included."""
+
+    modules: Sequence[nn.Module]
+    mappings: list[dict[str, Any]]
+    keys: list[str]
+    values: list[Any]
+    empty: Sequence[Any]
+    others: Sequence[Any]
+    tensors: Sequence[torch.Tensor]
+
+
 class FirstRead:
     """A model's modules, in the order of their first paths, and their contents.
 
     `paths` are all paths with their modules, `first_paths` those of `modules`. `mappings`, `empty`, `others`, `tensors`
     and `kinds` are those of ModelIndex; `labels` are kind and name of each tensor. `is_plain` is False for a model with
-    modules that keep their tensors elsewhere, such as a ScriptModule: then the rest is incomplete.
+    modules that keep their tensors elsewhere, such as a ScriptModule: it has no `tree`.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
@@ -46,26 +59,34 @@ class FirstRead:
         self.kinds: list[LeafKind | None] = []
         self.tensors: list[torch.Tensor] = []
         self.labels: list[tuple[str, str]] = []
+        self.is_plain = True
         self._indices: dict[int, int] = {}
         self._facts: dict[int, tuple[str, _ModuleFacts]] = {}
         inner: list[dict[str, Any]] = []
-        self.is_plain = all(
-            self._read(path, module, inner) for path, module in self.paths if id(module) not in self._facts
-        )
+        for path, module in self.paths:
+            if id(module) not in self._facts:
+                self._facts[id(module)] = path, self._read(path, module, inner)
         self.mappings += inner
+
+    def contents(self) -> Contents:
+        """Return the contents alone."""
+        keys, values = keys_and_values(self.mappings)
+        return Contents(self.modules, self.mappings, keys, values, self.empty, self.others, self.tensors)
 
     def tree(self, metadata: Sequence[Metadata], trainable: Sequence[bool]) -> ModuleTree:
         """Return the module tree, constructed on access, from the metadata of the tensors."""
         rows = [(path, *self._facts[id(module)]) for path, module in self.paths]
         return ModuleTree(LazyMapping(partial(_make_infos, rows, metadata, trainable)))
 
-    def _read(self, path: str, module: nn.Module, inner: list[dict[str, Any]]) -> bool:
-        """Read a module; return whether it is plain."""
+    def _read(self, path: str, module: nn.Module, inner: list[dict[str, Any]]) -> _ModuleFacts:
         attributes = module.__dict__
         values = list(attributes.values())
         plan = plan_of(attributes, values)
+        named: list[Any] = [attributes.get(key) for key in TENSOR_MAPPINGS]
         if not plan.is_plain or plan.has_script_objects or plan.is_exported:
-            return False
+            self.is_plain = False
+            named = [value if type(value) in MAPPINGS else {} for value in named]
+        parameters, buffers, children = named
         self.modules.append(module)
         self.first_paths.append(path)
         self.mappings.append(attributes)
@@ -78,17 +99,15 @@ class FirstRead:
             for mapping in kind.pick_tensors(values):
                 (inner if mapping else self.empty).append(mapping)
         prefix = path + "." if path else ""
-        parameters, absent = self._index("parameter", prefix, attributes["_parameters"])
-        buffers, _ = self._index("buffer", prefix, attributes["_buffers"])
-        children = attributes["_modules"]
+        indexed, absent = self._index("parameter", prefix, parameters)
+        indexed_buffers, _ = self._index("buffer", prefix, buffers)
         description = None if kind is None else kind.descriptions.get(absent)
         if description is None:
             description = (module._get_name(), *_describe_class(module, plan, values, absent))
             if kind is not None:
                 kind.descriptions[absent] = description
         names = tuple([(key, child is not None) for key, child in children.items()]) if children else ()
-        self._facts[id(module)] = path, (description, absent, parameters, buffers, names)
-        return True
+        return description, absent, indexed, indexed_buffers, names
 
     def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
         """Sort a module's values by what can change in them."""
@@ -134,7 +153,7 @@ def _describe_class(
 ) -> tuple[tuple[str, ...], bool, str, tuple[str, ...], tuple[Any, ...]]:
     """Return classes, has_forward, extra_repr, and names and values of public attributes."""
     cls: Any = type(module)
-    classes, has_forward, repr_kind = class_facts(cls)
+    classes, has_forward, shows_attributes = class_facts(cls)
     names, public = plan.names, plan.pick_public(values)
     is_key = plan.is_shared
     for index in plan.public_tuples:
@@ -144,18 +163,14 @@ def _describe_class(
     if not is_key:
         described = [(name, describe(value)) for name, value in zip(names, public, strict=True) if is_described(value)]
         names, public = (tuple([name for name, _ in described]), tuple([value for _, value in described]))
-    if repr_kind is ReprKind.EMPTY and not plan.has_extra_repr:
-        text = ""
-    elif repr_kind is ReprKind.BY_ATTRIBUTES and is_key and not plan.has_extra_repr:
-        key = cls, public, absent
-        cached = plan.texts.get(key)
-        if cached is None:
-            if len(plan.texts) >= _MAX_TEXTS:
-                plan.texts.clear()
-            cached = plan.texts[key] = extra_repr_of(module)
-        text = cached
-    else:
-        text = extra_repr_of(module)
+    if not (shows_attributes and is_key) or plan.has_extra_repr:
+        return classes, has_forward, extra_repr_of(module), names, public
+    key = cls, public, absent
+    text = plan.texts.get(key)
+    if text is None:
+        if len(plan.texts) >= _MAX_TEXTS:
+            plan.texts.clear()
+        text = plan.texts[key] = extra_repr_of(module)
     return classes, has_forward, text, names, public
 
 
@@ -184,3 +199,8 @@ def _make_infos(
             tuple([(key, prefix + key if exists else None) for key, exists in children]),
         )
     return infos
+
+
+def keys_and_values(mappings: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
+    """Return the concatenated keys and values of mappings."""
+    return list(chain.from_iterable(mappings)), list(chain.from_iterable([mapping.values() for mapping in mappings]))

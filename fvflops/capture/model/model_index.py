@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fvflops.capture.model.attribute_plan import CONTAINERS, IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, picker, plan_of
-from fvflops.capture.model.first_read import FirstRead
+from fvflops.capture.model.attribute_plan import picker
+from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
-from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
 from fvflops.capture.model.packed_parameters import LOW_PRECISION
-from fvflops.capture.model.read_module_tree import module_paths, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
@@ -24,9 +23,8 @@ from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.torch_internals import is_wrapper_subclass
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
-# The layout of each indexed model, for the model's lifetime, or _READ_ONCE.
+# The layout of each indexed model, for the model's lifetime.
 _LAYOUTS = WeakIdKeyDictionary()
-_READ_ONCE = object()
 _TENSORS = {torch.Tensor, nn.Parameter}
 
 
@@ -35,8 +33,8 @@ class ModelIndex:
 
     `owner` is the model's module, None for a function. `modules` are unique modules, `names` maps each to its first
     path. `mappings` are the dicts of the modules' attributes, parameters, buffers and children; `sizes`, `keys` and
-    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `lists` lists of
-    immutable values, `others` further values of mutable types. `tensors` are the strided parameters and buffers, tied
+    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others`
+    further values of mutable types. `tensors` are the strided parameters and buffers, tied
     ones under their first name; `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows`
     (bytes of the storage, device, "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a
     DTensor, has no memory: that of its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules
@@ -47,14 +45,10 @@ class ModelIndex:
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
-        first, layout, contents = _read_contents(self.owner)
-        self.modules = contents.modules
-        self.names: Mapping[nn.Module, str] = IdentityMapping(zip(contents.modules, layout.paths, strict=True))
-        self.mappings, self.keys, self.values = (contents.mappings, contents.keys, contents.values)
-        self.sizes = layout.sizes
-        self.empty = contents.empty
-        self.lists, self.others = _split_lists(contents.others)
-        self.tensors = contents.tensors
+        layout, contents, first = _read_contents(self.owner)
+        self.modules, self.mappings, self.keys, self.values, self.empty, self.others, self.tensors = contents
+        self.names: Mapping[nn.Module, str] = IdentityMapping(zip(self.modules, layout.paths, strict=True))
+        self.sizes = list(map(len, self.mappings))
         self.unstrided: list[torch.Tensor] = []
         self.inner_storages: list[torch.UntypedStorage] = []
         self.inner_rows: list[tuple[int, str, str, str]] = []
@@ -102,7 +96,7 @@ class ModelIndex:
                 layout.tree = with_graph_modules(layout.tree, self.graphs)
         self.tree = layout.tree
 
-    def _update(self, layout: _Names, labels: Sequence[tuple[str, str]], *, is_ordinary: bool) -> None:
+    def _update(self, layout: _Layout, labels: Sequence[tuple[str, str]], *, is_ordinary: bool) -> None:
         """Derive from the tensors what the layout has of the last index, unless they have not changed since."""
         tensors, sizes = self.tensors, [storage.nbytes() for storage in self.storages]
         if self.inner_storages:
@@ -145,11 +139,6 @@ class ModelIndex:
                     self.inner_storages.append(storage)
                     self.inner_rows.append((storage.nbytes(), str(inner.device), kind, name))
 
-    def contents(self) -> Iterator[dict[str, Any]]:
-        """Yield the saved contents of each mapping."""
-        pairs = zip(self.keys, self.values, strict=True)
-        return (dict(islice(pairs, size)) for size in self.sizes)
-
     def module_of_tensor(self) -> dict[int, str]:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
         paths: dict[int, str] = {}
@@ -174,129 +163,72 @@ def has_packed(model: nn.Module) -> bool:
     return any(parameter.stored is not None for parameter in read_modules(model).parameters())
 
 
-class _Contents(NamedTuple):
-    """The current contents of a model's modules."""
+def _read_contents(owner: nn.Module | None) -> tuple[_Layout, Contents, FirstRead | None]:
+    """Return a model's layout and contents, and the reading if the model has no layout yet, or an outdated one.
 
-    modules: tuple[nn.Module, ...]
-    mappings: list[dict[str, Any]]
-    keys: list[str]
-    values: list[Any]
-    empty: tuple[Any, ...]
-    others: tuple[Any, ...]
-    tensors: tuple[torch.Tensor, ...]
-
-
-def _read_contents(owner: nn.Module | None) -> tuple[FirstRead | None, _Names, _Contents]:
-    """Return a model's layout and contents; the layout is cached until it is outdated.
-
-    A model that is read for the first time, and perhaps for the last, has only names, and is returned as read.
+    A model that is read for the first time, and perhaps for the last, has a layout without positions.
     """
-    layout = None if owner is None else _LAYOUTS.get(owner)
-    if isinstance(layout, _ModuleLayout):
-        contents = layout.read(owner)
-        if contents is not None:
-            return None, layout, contents
-    elif layout is None:
-        first = FirstRead(owner)
-        if first.is_plain:
-            names = _Names(first.first_paths, first.labels, list(map(len, first.mappings)), first.kinds)
-            if owner is not None:
-                _LAYOUTS[owner] = _READ_ONCE
-            return first, names, _contents_of(first)
-    layout = _ModuleLayout(owner)
-    contents = layout.read(owner)
-    assert contents is not None
+    known = None if owner is None else _LAYOUTS.get(owner)
+    contents = None if known is None else known.read(owner)
+    if known is not None and contents is not None:
+        return known, contents, None
+    first = FirstRead(owner)
+    layout = _Layout(first)
     if owner is not None:
         _LAYOUTS[owner] = layout
-    return None, layout, contents
+    if known is not None or not first.is_plain:
+        layout.find_positions(first)
+    return layout, first.contents(), first
 
 
-class _Names:
-    """Names of a model's modules and tensors.
+class _Layout:
+    """Names of a model's modules and tensors, and where its contents are while the model does not change.
 
-    `paths`, `regions` and `kinds` belong to unique modules. `sizes` are the lengths of the mappings with their
-    attributes, then of those with parameters, buffers and children. `labels` are kind and name of each tensor. The
-    other attributes are results for the last index: its `columns`, and what is derived from them.
+    `paths`, `regions` and `kinds` belong to unique modules, `labels` are kind and name of each tensor. The other
+    attributes are results for the last index: its `columns`, and what is derived from them. Refers only to immutable
+    values of the model.
     """
 
-    def __init__(
-        self, paths: list[str], labels: list[tuple[str, str]], sizes: list[int], kinds: Sequence[LeafKind | None]
-    ) -> None:
-        self.paths = paths
-        self.regions = [Region("module", path) for path in paths]
-        self.labels = labels
-        self.sizes = sizes
-        self.kinds = kinds
-        # Of TorchScript modules and of fx graphs, among the modules.
-        self.script_positions: list[int] = []
-        self.graph_positions: list[int] = []
+    def __init__(self, first: FirstRead) -> None:
+        self.paths, self.labels, self.kinds = first.first_paths, first.labels, first.kinds
+        self.regions = [Region("module", path) for path in self.paths]
+        special = [] if first.is_plain else list(enumerate(map(type, first.modules)))
+        self.script_positions = [index for index, cls in special if issubclass(cls, torch.jit.ScriptModule)]
+        self.graph_positions = [index for index, cls in special if is_graph(cls)]
         self.columns: tuple[Sequence[Any], ...] = ()
         self.metadata: list[Metadata] = []
         self.rows: list[tuple[int, str, str, str]] = []
         self.devices: list[torch.device] = []
         self.tree: ModuleTree | None = None
+        self._has_positions = False
 
-
-class _ModuleLayout(_Names):
-    """Positions of a model's modules, attributes and tensors, valid while the model does not change.
-
-    Refers only to immutable values of the model.
-    """
-
-    def __init__(self, owner: nn.Module | None) -> None:
-        module_list = [] if owner is None else module_paths(owner)
-        names = IdentityMapping((module, path) for path, module in module_list)
-        self._steps, nodes = _steps_to(names)
+    def find_positions(self, first: FirstRead) -> None:
+        """Find where the contents are, so that `read` can read them without looking for them."""
+        self._steps, nodes = _steps_to(first.modules)
         self._classes = list(map(type, nodes))
-        positions = {id(node): position for position, node in enumerate(nodes)}
-        self._modules = picker([positions[id(module)] for module in names])
-        attributes = [module.__dict__ for module in names]
-        self._keys, values = _contents(attributes)
-        immutable: list[int] = []
-        empty: list[int] = []
-        mappings: list[int] = []
-        others: list[int] = []
-        for position, (key, value) in enumerate(zip(self._keys, values, strict=True)):
-            cls = type(value)
-            if cls in IMMUTABLE or (cls is tuple and IMMUTABLE.issuperset(map(type, value))):
-                immutable.append(position)
-            elif cls in CONTAINERS and not value:
-                empty.append(position)
-            elif key in TENSOR_MAPPINGS and cls in MAPPINGS:
-                mappings.append(position)
-            else:
-                others.append(position)
-        self._pick_immutable = picker(immutable)
+        node_positions = {id(node): position for position, node in enumerate(nodes)}
+        self._pick_modules = picker([node_positions[id(module)] for module in first.modules])
+        attributes, inner = first.mappings[: len(first.modules)], first.mappings[len(first.modules) :]
+        roles = {id(value): role for role, kept in enumerate((inner, first.empty, first.others)) for value in kept}
+        self._keys, values = keys_and_values(attributes)
+        positions: list[list[int]] = [[], [], [], []]
+        for position, value in enumerate(values):
+            positions[roles.get(id(value), -1)].append(position)
+        self._pick_mappings, self._pick_empty, self._pick_others, self._pick_immutable = map(picker, positions)
         self._immutable = self._pick_immutable(values)
-        self._pick_empty = picker(empty)
         self._empty_types = list(map(type, self._pick_empty(values)))
-        self._pick_mappings = picker(mappings)
-        self._pick_others = picker(others)
-        inner = self._pick_mappings(values)
-        self._inner_keys, inner_values = _contents(inner)
+        mappings = self._pick_mappings(values)
+        self._sizes = list(map(len, (*attributes, *mappings)))
+        self._inner_keys, inner_values = keys_and_values(mappings)
         self._inner_ids = list(map(id, inner_values))
-        sizes = list(map(len, (*attributes, *inner)))
         inner_positions = {id(value): position for position, value in reversed(list(enumerate(inner_values)))}
-        labels: dict[int, tuple[str, str]] = {}
-        for module, path in names.items():
-            prefix = path + "." if path else ""
-            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) in inner_positions:
-                        labels.setdefault(id(tensor), (kind, prefix + name))
-        self._pick_tensors = picker([inner_positions[key] for key in labels])
-        kinds = []
-        for module in names:
-            contents = list(module.__dict__.values())
-            kinds.append(find_kind(type(module), plan_of(module.__dict__, contents), contents))
-        super().__init__(list(names.values()), list(labels.values()), sizes, kinds)
-        self.script_positions = [
-            position for position, module in enumerate(names) if issubclass(type(module), torch.jit.ScriptModule)
-        ]
-        self.graph_positions = [position for position, module in enumerate(names) if is_graph(type(module))]
+        self._pick_tensors = picker([inner_positions[id(tensor)] for tensor in first.tensors])
+        self._has_positions = True
 
-    def read(self, owner: nn.Module | None) -> _Contents | None:
-        """Return the modules' contents, or None if the layout is outdated."""
+    def read(self, owner: nn.Module | None) -> Contents | None:
+        """Return the modules' contents, or None if the layout is outdated or without positions."""
+        if not self._has_positions:
+            return None
         nodes = [] if owner is None else [owner]
         try:
             for parent, key in self._steps:
@@ -305,9 +237,9 @@ class _ModuleLayout(_Names):
             return None
         if list(map(type, nodes)) != self._classes:
             return None
-        modules = self._modules(nodes)
+        modules = self._pick_modules(nodes)
         attributes = [module.__dict__ for module in modules]
-        keys, values = _contents(attributes)
+        keys, values = keys_and_values(attributes)
         if keys != self._keys:
             return None
         empty = self._pick_empty(values)
@@ -318,18 +250,16 @@ class _ModuleLayout(_Names):
         ):
             return None
         inner = self._pick_mappings(values)
-        inner_keys, inner_values = _contents(inner)
+        inner_keys, inner_values = keys_and_values(inner)
         mappings = [*attributes, *inner]
         if (
             inner_keys != self._inner_keys
             or list(map(id, inner_values)) != self._inner_ids
-            or list(map(len, mappings)) != self.sizes
+            or list(map(len, mappings)) != self._sizes
         ):
             return None
-        keys += inner_keys
-        values += inner_values
         others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
-        return _Contents(modules, mappings, keys, values, empty, others, tensors)
+        return Contents(modules, mappings, keys + inner_keys, values + inner_values, empty, others, tensors)
 
 
 def _script_tensors(modules: Iterable[tuple[nn.Module, str]]) -> dict[int, tuple[torch.Tensor, tuple[str, str]]]:
@@ -368,30 +298,3 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
 def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether all tensors are strided and of torch's classes."""
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
-
-
-def _contents_of(first: FirstRead) -> _Contents:
-    return _Contents(
-        tuple(first.modules),
-        first.mappings,
-        *_contents(first.mappings),
-        tuple(first.empty),
-        tuple(first.others),
-        tuple(first.tensors),
-    )
-
-
-def _split_lists(values: Sequence[Any]) -> tuple[list[list[Any]], Sequence[Any]]:
-    """Return the lists of immutable values, and the other values."""
-    lists = [value for value in values if type(value) is list]
-    if IMMUTABLE.issuperset(map(type, chain.from_iterable(lists))):
-        return lists, [value for value in values if type(value) is not list] if lists else values
-    is_flat = [type(value) is list and IMMUTABLE.issuperset(map(type, value)) for value in values]
-    others = [value for value, flat in zip(values, is_flat, strict=True) if not flat]
-    return list(compress(values, is_flat)), others
-
-
-def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Return the concatenated keys and values of mappings."""
-    mappings = list(mappings)
-    return (list(chain.from_iterable(mappings)), list(chain.from_iterable([mapping.values() for mapping in mappings])))

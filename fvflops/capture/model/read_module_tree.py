@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -177,20 +176,14 @@ def _read_tensor(
     return ParameterInfo(name, spec, identity, tensor.requires_grad, stored)
 
 
-class ReprKind(Enum):
-    """What the text of a class's `extra_repr` depends on."""
-
-    EMPTY = "nothing: it is empty"
-    BY_ATTRIBUTES = "public attributes, and which parameters are None"
-    OTHER = "anything"
-
-
 class ClassFacts(NamedTuple):
-    """The classes whose forward a module class uses, whether that forward computes anything, and its `extra_repr`."""
+    """The classes whose forward a module class uses, whether that computes anything, and whether the text of
+    `extra_repr` depends only on public attributes and on which parameters are None.
+    """
 
     classes: tuple[str, ...]
     has_forward: bool
-    extra_repr: ReprKind
+    shows_attributes: bool
 
 
 @lru_cache(maxsize=4096)
@@ -199,13 +192,8 @@ def class_facts(cls: type[nn.Module]) -> ClassFacts:
     # By name, to avoid importing torch.ao. The forward of its PackedParams classes returns its argument.
     is_packed_params = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
     has_forward = not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
-    if cls.extra_repr is nn.Module.extra_repr:
-        extra_repr = ReprKind.EMPTY
-    elif cls.__module__.startswith("torch.nn.modules.") and cls.__module__ not in _REPR_OF_TENSORS:
-        extra_repr = ReprKind.BY_ATTRIBUTES
-    else:
-        extra_repr = ReprKind.OTHER
-    return ClassFacts(tuple(_classes_with_forward(cls)), has_forward, extra_repr)
+    shows_attributes = cls.__module__.startswith("torch.nn.modules.") and cls.__module__ not in _REPR_OF_TENSORS
+    return ClassFacts(tuple(_classes_with_forward(cls)), has_forward, shows_attributes)
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:

@@ -125,7 +125,10 @@ class ContainerSnapshot:
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
-        return (restore_tensor, self._tensors), (self._restore_states, [self.advanced_iterators()])
+        states, copies = self._states, self.advanced_iterators()
+        if copies:
+            states = [(kind, item, with_copies(before, copies)) for kind, item, before in states]
+        return (restore_tensor, self._tensors), (restore_object, states)
 
     def changed_arrays(self) -> list[Any]:
         """Return the NumPy arrays of floating-point numbers that the run has changed."""
@@ -134,19 +137,6 @@ class ContainerSnapshot:
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""
         return self._iterators.advanced()
-
-    def _restore_states(self, iterator_copies: Mapping[int, Any]) -> None:
-        states: Iterable[Any] = self._states
-        if iterator_copies:
-            states = (
-                (
-                    kind,
-                    item,
-                    [iterator_copies.get(id(part), part) for part in before] if type(before) is list else before,
-                )
-                for kind, item, before in self._states
-            )
-        restore_all(((restore_object, states),))
 
     def generators(self) -> Iterator[SavedGenerator]:
         """Yield the random generators of Python and NumPy, with their states before the run."""
@@ -254,6 +244,11 @@ def _write_slots(slots: tuple[Any, ...], item: Any, before: list[Any]) -> None:
                 slot.__set__(item, value)
 
 
+def with_copies(before: Any, iterator_copies: Mapping[int, Any]) -> Any:
+    """Return saved contents with copies in place of iterators that have advanced."""
+    return [iterator_copies.get(id(part), part) for part in before] if type(before) is list else before
+
+
 def restore_object(state: ObjectState) -> None:
     """Restore an object's contents."""
     kind, item, before = state
@@ -268,34 +263,34 @@ def save_tensor(tensor: torch.Tensor) -> TensorState:
     """Return a tensor's state; the alias is None for sparse and nested tensors and subclasses."""
     is_strided = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     alias = tensor.detach() if is_strided and not tensor.is_nested else None
-    return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if _is_leaf(tensor) else None
 
 
 def restore_tensor(state: TensorState) -> None:
     """Restore what has changed except the elements, which the undo log restores."""
     tensor, alias, requires_grad, grad = state
-    if alias is not None and data_location(tensor) != data_location(alias):
-        tensor.data = alias
-    restore_gradient(tensor, requires_grad, grad)
-
-
-def data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the storage, offset, shape and strides of a tensor."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
-
-
-def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
-    """Restore a leaf's gradient and whether it requires one."""
-    if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
+    if alias is not None and _data_location(tensor) != _data_location(alias):
+        if tensor.is_meta == alias.is_meta:
+            tensor.data = alias
+        else:  # torch refuses data of another kind of device, which the model assigned in shape execution
+            original = nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias
+            original.__dict__.update(tensor.__dict__)
+            torch.utils.swap_tensors(tensor, original)
+    if _is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
         tensor.detach_()  # the run wrote a tensor with autograd history into it
-    if is_leaf(tensor):
+    if _is_leaf(tensor):
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
         if tensor.grad is not grad:
             tensor.grad = grad
 
 
-def is_leaf(tensor: torch.Tensor) -> bool | None:
+def _data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the storage, offset, shape and strides of a tensor."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool | None:
     """Return whether a tensor is a leaf, or None if autograd raises.
 
     It raises for one of several views, such as FSDP's parameters, whose base was written to.

@@ -141,7 +141,7 @@ def _write_stream(base: Any, item: Any, before: Any) -> None:
     base.__setstate__(item, (*before, None))
 
 
-def contents_of(cell: types.CellType) -> list[Any]:
+def _read_cell(cell: types.CellType) -> list[Any]:
     """Return a cell's contents, if it has any."""
     try:
         return [cell.cell_contents]
@@ -212,7 +212,7 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (set, Kind(partial(_read_items, set), partial(_refill, set, set.update))),
     (bytearray, Kind(lambda item: bytes(memoryview(item)), partial(_write_items, bytearray))),
     (array, Kind(lambda item: array.__getitem__(item, slice(None)), partial(_write_items, array))),
-    (types.CellType, Kind(contents_of, _write_cell)),
+    (types.CellType, Kind(_read_cell, _write_cell)),
     (random.Random, _RANDOM),
     (torch.Generator, _TORCH_GENERATOR),
     *((base, Kind(partial(_read_stream, base), partial(_write_stream, base))) for base in (io.BytesIO, io.StringIO)),

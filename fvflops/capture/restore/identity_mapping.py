@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from typing import Any, TypeVar
 
 Key = TypeVar("Key")
@@ -41,17 +41,6 @@ class IdentityMapping(Mapping[Key, Item]):
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 
-    def items(self) -> ItemsView[Key, Item]:
+    def items(self) -> ValuesView[tuple[Key, Item]]:  # type: ignore[override]
         """Return a view of the pairs."""
-        return _Pairs(self, self._pairs)
-
-
-class _Pairs(ItemsView[Key, Item]):
-    """A view that iterates over stored pairs, without a look-up for each key."""
-
-    def __init__(self, mapping: Mapping[Key, Item], pairs: Mapping[int, tuple[Key, Item]]) -> None:
-        super().__init__(mapping)
-        self._pairs = pairs
-
-    def __iter__(self) -> Iterator[tuple[Key, Item]]:
-        return iter(self._pairs.values())
+        return self._pairs.values()

@@ -17,14 +17,13 @@ from fvflops.capture.restore.containers import (
     CodeSnapshot,
     ContainerSnapshot,
     ObjectState,
-    data_location,
     restore_all,
-    restore_gradient,
     restore_object,
     restore_tensor,
     save_tensor,
+    with_copies,
 )
-from fvflops.capture.restore.contents import DICT, LIST, ORDERED_DICT
+from fvflops.capture.restore.contents import DICT, ORDERED_DICT
 from fvflops.capture.restore.fsdp_state import sharding_state
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.global_settings import save_settings
@@ -163,13 +162,12 @@ class Snapshot:
         visited = set(map(id, model_index.modules))
         self._contents = ContainerSnapshot(visited)
         self._code = CodeSnapshot(visited, all_globals=not program)
+        self._parts = (self._contents, self._code)
         with without_modes():
             tensors = model_index.tensors
             self._grads = _grads_of(tensors)
             self._hooks = list(map(_hooks, tensors))
             self._tensors = [save_tensor(tensor) for tensor in model_index.unstrided]
-            self._list_sizes = list(map(len, model_index.lists))
-            self._list_items = list(chain.from_iterable(model_index.lists))
             # Tensors can have attributes too; their dicts are mostly empty.
             attributes = list(map(_attributes, tensors))
             nonempty = list(filter(None, attributes))
@@ -185,17 +183,17 @@ class Snapshot:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Tensors of the model other than parameters and buffers, and those of the inputs."""
-        return [*self._contents.tensors, *self._code.tensors]
+        return [tensor for part in self._parts for tensor in part.tensors]
 
     def generators(self) -> Iterator[SavedGenerator]:
         """Yield the random generators of Python and NumPy, with their states before the run."""
         yield from (undo for undo in self._settings if isinstance(undo, SavedGenerator))
-        yield from self._contents.generators()
-        yield from self._code.generators()
+        for part in self._parts:
+            yield from part.generators()
 
     def changed_arrays(self) -> list[Any]:
         """Return the NumPy arrays of floating-point numbers that the run has changed, which no op does."""
-        return [*self._contents.changed_arrays(), *self._code.changed_arrays()]
+        return [array for part in self._parts for array in part.changed_arrays()]
 
     def restore(self) -> None:
         """Restore all changed objects, even if restoring one raises."""
@@ -203,16 +201,13 @@ class Snapshot:
         restore_all(
             (
                 (lambda undo: undo(), self._settings),
-                (self._restore_data, self._changed_tensors()),
-                (self._restore_hooks, self._changed_hooks()),
+                (self._restore_tensor, self._changed_tensors()),
                 (restore_tensor, self._tensors),
                 tensors,
                 (restore_object, self._changed_mappings()),
-                (restore_object, self._changed_lists()),
                 containers,
                 *self._code.restorers(),
-                (dict.clear, filter(None, self._empty_attributes)),
-                (methodcaller("clear"), filter(None, self._model_index.empty)),
+                (methodcaller("clear"), filter(None, (*self._empty_attributes, *self._model_index.empty))),
             )
         )
 
@@ -228,65 +223,43 @@ class Snapshot:
             and all(map(is_, chain.from_iterable([mapping.values() for mapping in now]), model_index.values))
         ):
             return []
+        pairs = chain.from_iterable(zip(model_index.keys, model_index.values, strict=True))
         return [
             (
                 ORDERED_DICT if isinstance(mapping, OrderedDict) else DICT,
                 mapping,
-                [iterator_copies.get(id(part), part) for pair in before.items() for part in pair],
+                with_copies(list(islice(pairs, 2 * size)), iterator_copies),
             )
-            for mapping, before in zip(now, model_index.contents(), strict=True)
+            for mapping, size in zip(now, model_index.sizes, strict=True)
         ]
 
-    def _changed_lists(self) -> list[ObjectState]:
-        """Return all flat lists with their contents before the run, or none if all are unchanged, which is usual."""
-        lists = self._model_index.lists
-        if list(map(len, lists)) == self._list_sizes and all(map(is_, chain.from_iterable(lists), self._list_items)):
-            return []
-        items = iter(self._list_items)
-        return [(LIST, now, list(islice(items, size))) for now, size in zip(lists, self._list_sizes, strict=True)]
-
-    def _changed_hooks(self) -> list[int]:
-        now = list(map(_hooks, self._model_index.tensors))
-        if now == self._hooks:
-            return []
-        return [index for index, (a, b) in enumerate(zip(now, self._hooks, strict=True)) if a is not b]
-
-    def _restore_hooks(self, index: int) -> None:
-        self._model_index.tensors[index]._backward_hooks = self._hooks[index]
-
     def _changed_tensors(self) -> list[int]:
-        """Return the indices of tensors with changed data, metadata or gradient."""
+        """Return the indices of tensors with changed data, metadata, hooks or gradient."""
         model_index = self._model_index
         tensors = model_index.tensors
-        storages = map(is_, map(torch.Tensor.untyped_storage, tensors), model_index.storages)
-        changed = {index for index, same in enumerate(storages) if not same}
         columns: tuple[tuple[list[Any], list[Any]], ...] = (
+            (list(map(torch.Tensor.untyped_storage, tensors)), model_index.storages),
             (list(map(torch.Tensor.storage_offset, tensors)), model_index.offsets),
             (list(map(_shape, tensors)), model_index.shapes),
             (list(map(torch.Tensor.stride, tensors)), model_index.strides),
             (list(map(_requires_grad, tensors)), model_index.requires_grad),
+            (list(map(id, map(_hooks, tensors))), list(map(id, self._hooks))),
+            (list(map(id, _grads_of(tensors))), list(map(id, self._grads))),
         )
-        grads = _grads_of(tensors)
-        if not all(map(is_, grads, self._grads)):
-            changed.update([index for index, grad in enumerate(grads) if grad is not self._grads[index]])
+        changed: set[int] = set()
         for now, before in columns:
             if now != before:
                 changed.update([index for index, (a, b) in enumerate(zip(now, before, strict=True)) if a != b])
         return sorted(changed)
 
-    def _restore_data(self, index: int) -> None:
+    def _restore_tensor(self, index: int) -> None:
         model_index = self._model_index
         tensor, metadata = model_index.tensors[index], model_index.metadata[index]
         alias = torch.empty(0, dtype=metadata.dtype, device=metadata.device)
         alias.set_(model_index.storages[index], model_index.offsets[index], metadata.shape, metadata.stride)
-        if data_location(tensor) != data_location(alias):
-            if tensor.is_meta == alias.is_meta:
-                tensor.data = alias
-            else:  # torch refuses data of another kind of device, which the model assigned in shape execution
-                original = torch.nn.Parameter(alias) if isinstance(tensor, torch.nn.Parameter) else alias
-                original.__dict__.update(tensor.__dict__)
-                torch.utils.swap_tensors(tensor, original)
-        restore_gradient(tensor, model_index.requires_grad[index], self._grads[index])
+        restore_tensor((tensor, alias, model_index.requires_grad[index], self._grads[index]))
+        if tensor._backward_hooks is not self._hooks[index]:
+            tensor._backward_hooks = self._hooks[index]
 
 
 def _grads_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -31,6 +31,8 @@ _MAX_SIGNATURES = 1 << 15
 
 Settings = tuple[Any, ...]
 
+SCALARS = frozenset({int, float, bool, str, type(None)})
+
 # Namespaces of ops whose outcomes depend on their arguments only: those of torch and its libraries.
 _PURE_NAMESPACES = frozenset(
     {
@@ -61,6 +63,8 @@ _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
 
 def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]) -> Any:
     """Return nested arguments with tensors and devices replaced."""
+    if type(value) in SCALARS:
+        return value
     if isinstance(value, torch.Tensor):
         return tensor(value)
     if isinstance(value, torch.device):

@@ -16,7 +16,15 @@ from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, i
 from fvflops.capture.shapes.metadata import META, Metadata, bits_of, intern
 from fvflops.capture.shapes.rules.data_dependent import depends_on_values
 from fvflops.capture.shapes.rules.shape_rules import Rule, ShapeRules
-from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, ShapeCall, unpack_result
+from fvflops.capture.shapes.shape_cache import (
+    SCALARS,
+    CachedResult,
+    OpCache,
+    Output,
+    Settings,
+    ShapeCall,
+    unpack_result,
+)
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.torch_internals import OpOverload, set_conjugate, set_negative
@@ -236,6 +244,8 @@ def _is_promoted(inputs: Sequence[Metadata], outcome: CachedResult) -> bool:
 
 def _contains_objects(values: Any) -> bool:
     """Return whether arguments contain objects that may have state, since a key contains only their class."""
+    if type(values) in SCALARS:
+        return False
     if isinstance(values, (list, tuple)):
         return any(map(_contains_objects, values))
     if isinstance(values, Mapping):

@@ -294,7 +294,7 @@ class ShapeResults(SubclassAwareMode):
         unseen_work = self.recorder.unseen
         if unseen_work is None:
             return False
-        unseen_work.before_kernel(reads)
+        unseen_work.exported.check(reads)
         if unseen_work.in_op:
             return False
         unseen_work.busy.add(get_ident())
@@ -303,7 +303,7 @@ class ShapeResults(SubclassAwareMode):
     def _end_op(self, begun: bool, reads: Sequence[int] = ()) -> None:
         unseen_work = self.recorder.unseen
         if unseen_work is not None:
-            unseen_work.after_kernel(reads)
+            unseen_work.exported.accept(reads)  # the kernel's writes are the op's, even undeclared ones
             if begun:
                 unseen_work.busy.discard(get_ident())
 

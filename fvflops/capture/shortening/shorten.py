@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.read_module_tree import module_paths
+from fvflops.capture.restore.contents import FUNCTION, kind_of
 from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.run import record_call
 from fvflops.garbage_collector import gc_paused
@@ -155,8 +156,6 @@ def _shorten(model: nn.Module, runs: Iterable[LayerRun]) -> Shortened:
 # Values that are compared by `==`.
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, range)
 _MAX_DEPTH = 8
-# Entries of a module that are compared in other ways.
-_OWN = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def find_index_attributes(
@@ -191,17 +190,13 @@ def find_index_attributes(
                 pairs.append((f"{name}.{key}" if name else key, child, partner))
             elif partners[id(child)] != id(partner):
                 return None
-        if not (
-            _are_equal_tensors(one._parameters, other._parameters) and _are_equal_tensors(one._buffers, other._buffers)
-        ):
-            return None
         if one.__dict__.keys() != other.__dict__.keys():
             return None
         for key, value in one.__dict__.items():
             second_value = other.__dict__[key]
             if "hooks" in key and isinstance(value, Mapping):  # their keys number the hooks of all modules
                 value, second_value = list(value.values()), list(second_value.values())
-            if key in _OWN or _are_equal(value, second_value, partners, 0):
+            if key == "_modules" or _are_equal(value, second_value, partners, 0):
                 continue
             if type(value) is not int or type(second_value) is not int or second_value - value != distance:
                 return None
@@ -209,81 +204,42 @@ def find_index_attributes(
     return frozenset(counting)
 
 
-def _are_equal_tensors(first: Mapping[str, torch.Tensor | None], second: Mapping[str, torch.Tensor | None]) -> bool:
-    return list(first) == list(second) and all(
-        _is_equal_tensor(tensor, second[name]) if tensor is not None else second[name] is None
-        for name, tensor in first.items()
-    )
-
-
-def _is_equal_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:
-    if second is None or type(first) is not type(second) or first.shape != second.shape:
-        return False
-    if (first.dtype, first.device, first.layout, first.requires_grad) != (
-        second.dtype,
-        second.device,
-        second.layout,
-        second.requires_grad,
-    ):
-        return False
-    if first.layout is torch.strided and first.stride() != second.stride():
-        return False
-    # Those of a DTensor.
-    if getattr(first, "placements", None) != getattr(second, "placements", None):
+def _are_equal_tensors(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if _describe(first) != _describe(second):
         return False
     # Control flow depends on integers.
     has_values = not first.dtype.is_floating_point and not first.dtype.is_complex and first.device.type != "meta"
     return not has_values or torch.equal(first, second)
 
 
+def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    placements = getattr(tensor, "placements", None)  # of a DTensor
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, strides, placements
+
+
 def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int) -> bool:
     """Return whether two values are equal, where modules and other objects of a layer are equal to their partners."""
     if first is second or partners.get(id(first)) == id(second):
         return True
-    kind = type(first)
-    if kind is not type(second) or depth > _MAX_DEPTH:
+    cls = type(first)
+    if cls is not type(second) or depth > _MAX_DEPTH or issubclass(cls, nn.Module):
         return False
+    if cls in _PLAIN or issubclass(cls, (set, frozenset)):
+        return bool(first == second)
+    if issubclass(cls, torch.Tensor):
+        return _are_equal_tensors(first, second)
     inner = partial(_are_equal, partners=partners, depth=depth + 1)
-    if kind in _PLAIN:
-        return bool(first == second)
-    if issubclass(kind, torch.Tensor):
-        return _is_equal_tensor(first, second)
-    if issubclass(kind, nn.Module):
-        return False
-    if issubclass(kind, (tuple, list)):
-        return len(first) == len(second) and all(map(inner, first, second))
-    if issubclass(kind, Mapping):
-        return list(first) == list(second) and all(inner(value, second[key]) for key, value in first.items())
-    if issubclass(kind, (set, frozenset)):
-        return bool(first == second)
-    if kind is types.MethodType:
+    if cls is types.MethodType:
         return inner(first.__func__, second.__func__) and inner(first.__self__, second.__self__)
-    if kind is partial:
-        return inner((first.func, first.args, first.keywords), (second.func, second.args, second.keywords))
-    if kind is types.FunctionType:
-        return _are_equal_functions(first, second, inner)
-    if kind is types.CellType:
-        return inner(_contents(first), _contents(second))
+    kind = FUNCTION if cls is types.FunctionType else kind_of(cls)
+    if kind is not None:
+        one, other = kind.read(first), kind.read(second)
+        return type(one) is type(other) is list and len(one) == len(other) and all(map(inner, one, other))
     attributes = getattr(first, "__dict__", None)
-    if attributes is None or getattr(kind, "__slots__", None):
+    if attributes is None or getattr(cls, "__slots__", None):
         return False
     return bool(attributes) and inner(attributes, second.__dict__)
-
-
-def _are_equal_functions(first: Any, second: Any, inner: Any) -> bool:
-    return first.__code__ is second.__code__ and bool(
-        inner(
-            (first.__defaults__, first.__kwdefaults__, first.__closure__, first.__dict__),
-            (second.__defaults__, second.__kwdefaults__, second.__closure__, second.__dict__),
-        )
-    )
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # the cell is empty
-        return ()
 
 
 # How many successive layers may differ before they repeat, as in models with local and global attention by turns.

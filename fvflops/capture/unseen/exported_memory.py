@@ -63,11 +63,14 @@ _BLOCKS = 256
 
 
 class Export:
-    """Memory that code outside torch can access: its storage, the tensor's spec, and where it was exported."""
+    """Memory that code outside torch can access: its storage, the tensor's spec, and where it was exported.
+
+    `site` is None for an input that was not exported: of its memory a sample is compared.
+    """
 
     __slots__ = ("_checksum", "_storage", "site", "spec")
 
-    def __init__(self, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
+    def __init__(self, storage: torch.UntypedStorage, spec: TensorSpec, site: Site | None) -> None:
         self._storage = weakref.ref(storage)
         self.spec = spec
         self.site = site
@@ -83,11 +86,13 @@ class Export:
         storage = self._storage()
         return storage is not None and 0 <= address - find_address(storage) < storage.nbytes()
 
-    def _sum(self) -> int | None:
+    def _sum(self) -> int | Sample | None:
         storage = self._storage()
         if storage is None or storage.device.type != "cpu" or not (address := find_address(storage)):
             return None
         nbytes = storage.nbytes()
+        if self.site is None:
+            return read_sample(address, nbytes)
         if nbytes <= _MAX_COMPARED:
             return zlib.crc32((c_ubyte * nbytes).from_address(address))
         step = (nbytes - SAMPLE_BYTES) // (_BLOCKS - 1)
@@ -97,7 +102,7 @@ class Export:
 class ExportedMemory:
     """The exported storages of a run by index; `report` is called with one that changed although no op wrote to it."""
 
-    def __init__(self, report: Callable[[Site, TensorSpec, int], None]) -> None:
+    def __init__(self, report: Callable[[Site | None, TensorSpec, int], None]) -> None:
         self._report = report
         self._exports: dict[int, Export] = {}
 
@@ -120,15 +125,20 @@ class ExportedMemory:
         """Return whether an address is in exported memory."""
         return self._find(address) is not None
 
-    def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
+    def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site | None) -> None:
         """Add a storage, or record that it was exported again."""
         export = self._exports.get(index)
         if export is None:  # perhaps another view of exported memory
             self._exports[index] = self._find(find_address(storage)) or Export(storage, spec, site)
             return
-        if export.site.stack != site.stack:  # what one module writes is reported once
+        if site is None:
+            return
+        is_input = export.site is None
+        if export.site is None or export.site.stack != site.stack:  # what one module writes is reported once
             self.check((index,))
         export.site = site
+        if is_input:  # all of it is compared from now on
+            export.update()
 
     def check(self, indices: Iterable[int] | None = None) -> None:
         """Report those of these storages, by default of all, that changed since an op last wrote to them."""

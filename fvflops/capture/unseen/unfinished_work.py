@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from threading import Thread
 from types import (
     AsyncGeneratorType,
-    CellType,
     CodeType,
     CoroutineType,
     FrameType,
@@ -31,14 +30,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.recorder.caller_lines import (
-    SourceLine,
-    find_source_line,
-    line_of_code,
-    source_line_of,
-)
-from fvflops.capture.restore.contents import VALUE_TYPES, contents_of, is_iterator
-from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, find_starter
+from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, line_of_code, source_line_of
+from fvflops.capture.restore.contents import FUNCTION, VALUE_TYPES, is_iterator, kind_of
+from fvflops.capture.unseen.unseen_reporter import Site, UnseenReporter, find_starter
 from fvflops.trace import TensorSpec
 
 # Seconds without an op after which a coroutine is thought to wait for something that does not come.
@@ -131,7 +125,7 @@ class UnfinishedWork:
     otherwise the program, or the loss, uses it, and what is not finished at the end is reported.
     """
 
-    def __init__(self, reporter: UnseenReporter, recorder: UnseenRecorder, *, runs_results: bool = False) -> None:
+    def __init__(self, reporter: UnseenReporter, recorder: Any, *, runs_results: bool = False) -> None:
         self._runs_results = runs_results
         self._reporter = reporter
         self._recorder = recorder
@@ -161,14 +155,14 @@ class UnfinishedWork:
 
     def finish(self, result: Any, owner: Any) -> list[Any]:
         """Run the unfinished work in a result of the function `owner`, or keep it to see; return the arrays in it."""
-        leaves = find_leaves(result)
-        for work in leaves.unfinished:
+        unfinished, numbers = find_leaves(result)
+        for work in unfinished:
             site = self._reporter.site(_source_of(work, owner))
             if not self._runs_results:
                 self._watch(work, site)
             elif not self._run(work, owner):
                 self._reporter.report(site)
-        return leaves.numbers
+        return numbers
 
     def _run(self, work: Any, owner: Any) -> bool:
         """Run unfinished work to its end; return whether that is possible."""
@@ -256,25 +250,18 @@ _COMPUTE = (torch.Tensor, nn.Module)
 _NOT_FOLLOWED = (*_COMPUTE, type, ModuleType, torch.dtype, torch.device, io.IOBase, itertools.count, itertools.repeat)
 
 
-@dataclass(slots=True)
-class Leaves:
-    """Objects of a result that are no containers: `unfinished` compute when they are used, `numbers` are arrays."""
-
-    unfinished: list[Any] = field(default_factory=list)
-    numbers: list[Any] = field(default_factory=list)
-
-
-def find_leaves(result: Any) -> Leaves:
-    """Return the iterators, awaitables, futures, functions and arrays in a result, nested in containers and objects.
+def find_leaves(result: Any) -> tuple[list[Any], list[Any]]:
+    """Return what computes when it is used (iterators, awaitables, futures, functions), and the arrays, in a result.
 
     A function counts if it refers to a tensor or a module, and so does an object that has a module as an attribute,
     which a property may call.
 
-    >>> found = find_leaves((1.5, {"steps": map(abs, [1])}))
-    >>> [type(item).__name__ for item in (*found.unfinished, *found.numbers)]
+    >>> unfinished, numbers = find_leaves((1.5, {"steps": map(abs, [1])}))
+    >>> [type(item).__name__ for item in (*unfinished, *numbers)]
     ['map', 'float']
     """
-    leaves = Leaves()
+    unfinished: list[Any] = []
+    numbers: list[Any] = []
     visited: dict[int, Any] = {}
     pending = deque([(result, True)])
     while pending and len(visited) < _MAX_OBJECTS:
@@ -284,14 +271,14 @@ def find_leaves(result: Any) -> Leaves:
         visited[id(value)] = value
         kind = type(value)
         if kind is float or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
-            leaves.numbers.append(value)
+            numbers.append(value)
         elif kind in VALUE_TYPES:
             continue
         elif any(hasattr(kind, name) for name in ("__next__", "__anext__", "__await__")) or _is_future(value):
-            leaves.unfinished.append(value)
+            unfinished.append(value)
         elif isinstance(value, _FUNCTIONS):
             if is_direct and _refers_to_tensors(value):
-                leaves.unfinished.append(value)
+                unfinished.append(value)
         elif isinstance(value, Mapping):
             pending += [(item, is_direct) for item in value.values()]
         elif isinstance(value, _CONTAINERS):
@@ -299,9 +286,9 @@ def find_leaves(result: Any) -> Leaves:
         else:
             attributes = list(getattr(value, "__dict__", {}).values())
             if any(isinstance(item, nn.Module) for item in attributes):
-                leaves.unfinished.append(value)
+                unfinished.append(value)
             pending += [(item, hasattr(kind, "__dataclass_fields__")) for item in attributes]
-    return leaves
+    return unfinished, numbers
 
 
 def _is_future(value: Any) -> bool:
@@ -318,18 +305,11 @@ def _refers_to_tensors(function: Any) -> bool:
         visited.add(id(value))
         if isinstance(value, _COMPUTE):
             return True
-        if isinstance(value, FunctionType):
-            pending += [*(value.__closure__ or ()), *(value.__defaults__ or ()), getattr(value, "__wrapped__", None)]
-        elif isinstance(value, MethodType):
+        if isinstance(value, MethodType):
             pending += [value.__self__, value.__func__]
-        elif isinstance(value, partial):
-            pending += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, CellType):
-            pending += contents_of(value)
-        elif isinstance(value, (list, tuple)):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
+        kind = FUNCTION if isinstance(value, FunctionType) else kind_of(type(value))
+        parts = None if kind is None else kind.read(value)
+        pending += parts if type(parts) is list else ()
     return False
 
 

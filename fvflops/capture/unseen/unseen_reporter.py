@@ -6,12 +6,11 @@ import os
 import sys
 from threading import get_ident
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, is_standard_library
-from fvflops.capture.recorder.thread_state import ThreadState
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import Region, Signature, TensorSpec
@@ -31,31 +30,14 @@ class Site(NamedTuple):
     source: SourceLine
 
 
-class UnseenRecorder(Protocol):
-    """The part of the Recorder that UnseenWork uses."""
-
-    storages: list[tuple[Any, ...]]
-    storage_indices: dict[int, int]
-
-    @property
-    def length(self) -> int: ...
-    def has_ops_since(self, length: int) -> bool: ...
-    def thread_state(self) -> ThreadState: ...
-    def stack_and_phase(self) -> tuple[int, str]: ...
-    def storage_of(self, tensor: torch.Tensor, origin: str) -> int: ...
-    def storages_of(self, values: Any) -> tuple[int, ...]: ...
-    def innermost_region(self, stack: int) -> Region: ...
-    def append_unseen(self, signature: Signature, stack: int, phase: str, writes: tuple[int, ...]) -> None: ...
-
-
 class UnseenReporter:
     """Reports unseen work in one run to the recorder, as op calls.
 
     Such a call is named `prim::PythonOp.NAME` in the forward of an autograd.Function and `unseen::FUNCTION` elsewhere;
-    its output is the detected tensor, its source the line.
+    its output is the detected tensor, its source the line. `recorder` is the Recorder, whose module imports this one.
     """
 
-    def __init__(self, recorder: UnseenRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         # Threads in which an op is running; the work of its kernel, even in Python, belongs to it.
         self.busy: set[int] = set()
@@ -79,7 +61,8 @@ class UnseenReporter:
     def site(self, source: SourceLine | None = None) -> Site:
         """Return where work at a source line, by default that of the model's code now, is attributed."""
         source = find_source_line(sys._getframe(2)) if source is None else source
-        return Site(*self._recorder.stack_and_phase(), source)
+        stack, phase = self._recorder.stack_and_phase()
+        return Site(stack, phase, source)
 
     def report(self, site: Site, outputs: tuple[TensorSpec, ...] = (), writes: tuple[int, ...] = ()) -> None:
         """Report work at a site that computes tensors or arrays, if known, on these storages."""

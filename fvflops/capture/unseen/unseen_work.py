@@ -36,7 +36,7 @@ from fvflops.capture.unseen.exported_memory import (
 )
 from fvflops.capture.unseen.op_kinds import COPIES, METADATA_ONLY, SET_STORAGE, UNINITIALISED
 from fvflops.capture.unseen.unfinished_work import UnfinishedWork, address_of_array, describe_array
-from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, is_called_by_torch
+from fvflops.capture.unseen.unseen_reporter import Site, UnseenReporter, is_called_by_torch
 from fvflops.torch_internals import peek_interpreter
 from fvflops.trace import TensorSpec
 
@@ -50,7 +50,7 @@ class UnseenWork(UnseenReporter):
     """
 
     def __init__(
-        self, recorder: UnseenRecorder, *, is_real: bool = True, has_values: bool = True, runs_results: bool = False
+        self, recorder: Any, *, is_real: bool = True, has_values: bool = True, runs_results: bool = False
     ) -> None:
         super().__init__(recorder)
         self.is_real = is_real
@@ -62,9 +62,8 @@ class UnseenWork(UnseenReporter):
         self._array_site: Site | None = None
         # Tensors that no recorded op created; a result is freed during the run, a constant is not.
         self._suspects: dict[int, tuple[Site, TensorSpec]] = {}
-        self._uninitialised: dict[int, Site] = {}
-        # Contents of uninitialised memory; if unchanged, nothing was computed there.
-        self._uninitialised_contents: dict[int, Sample | None] = {}
+        # Where memory was left uninitialised, and its contents: if unchanged, nothing was computed there.
+        self._uninitialised: dict[int, tuple[Site, Sample | None]] = {}
         self._has_subclasses = False
         # By address: the storage's index and a sample of its contents.
         self._contents: dict[int, tuple[int, Sample]] = {}
@@ -72,14 +71,11 @@ class UnseenWork(UnseenReporter):
         # The function whose arguments or results are checked.
         self._owner: Any = None
         self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
-        # By the storage's index: inputs that are compared in shape execution.
-        self._inputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], TensorSpec, Sample | None]] = {}
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
     def forget_tensors(self) -> None:
         """Drop references to the run's tensors."""
         self._contents.clear()
-        self._uninitialised_contents.clear()
 
     def record_subclass(self) -> None:
         """Record that tensor subclasses are in use, which may contain pre-existing tensors."""
@@ -133,7 +129,7 @@ class UnseenWork(UnseenReporter):
             self._export(index, storage, describe_tensor(tensor), self.site())
         if is_view or (not self._was_exported and (self._is_lifting or self._has_subclasses)):
             return  # of exported memory, whose contents are compared, or a constant
-        site = self.site(None if self._owner is None else source_line_of(self._owner))
+        site = self._current_site()
         if self._is_lifting:
             self._report(site, describe_tensor(tensor), index)
         else:
@@ -198,15 +194,15 @@ class UnseenWork(UnseenReporter):
         if schema.name in UNINITIALISED:
             site = None if is_called_by_torch(sys._getframe(1)) else self.site()
         elif self._uninitialised and schema.name in COPIES:
-            site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
+            site = next((self._uninitialised[index][0] for index in reads if index in self._uninitialised), None)
         if schema.name in UNINITIALISED and site is None:
             for _, storage in with_storages(result):
                 self._contents.pop(find_address(storage), None)
         elif site is not None:
-            self._uninitialised.update((index, site) for index in writes)
+            self._uninitialised.update((index, (site, None)) for index in writes)
             for tensor, storage in with_storages(result) if self._has_values else ():
                 index = self._index(tensor)
-                self._uninitialised_contents[index] = self._sample(storage, index)
+                self._uninitialised[index] = site, self._sample(storage, index)
         elif schema.name.startswith(SET_STORAGE):
             for tensor, storage in with_storages(result):
                 index = self._index(tensor)
@@ -266,8 +262,9 @@ class UnseenWork(UnseenReporter):
     def finish(self, result: Any, owner: Any) -> None:
         """Check the result of the outermost call of the model, to the function `owner`; its region is still open."""
         arrays = self.unfinished.finish(result, owner)
+        self._owner = owner
         self.exported.check()
-        self._check_inputs(self._inputs, source=source_line_of(owner))
+        self._owner = None
         for tensor, _ in with_storages(result):
             index = self._index(tensor)
             if self._was_exported and index in self._suspects:  # a recorded program may keep the result
@@ -295,7 +292,6 @@ class UnseenWork(UnseenReporter):
         if suspect is not None:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
-        self._uninitialised_contents.pop(index, None)
         self.exported.forget(index)
 
     def forget_contents(self) -> None:
@@ -303,9 +299,12 @@ class UnseenWork(UnseenReporter):
         self._contents.clear()
         self.exported.accept()
 
-    def _report_exported(self, site: Site, spec: TensorSpec, index: int) -> None:
+    def _report_exported(self, site: Site | None, spec: TensorSpec, index: int) -> None:
         if index not in self._uninitialised and self.is_inside():
-            self._report(site, spec, index)
+            self._report(self._current_site() if site is None else site, spec, index)
+
+    def _current_site(self) -> Site:
+        return self.site(None if self._owner is None else source_line_of(self._owner))
 
     def watch(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Compare storages that exist before the run from the beginning of each call of the model on."""
@@ -315,35 +314,7 @@ class UnseenWork(UnseenReporter):
         """Compare floating-point inputs before a kernel runs on them in shape execution, and when the call ends."""
         for tensor, storage in with_storages(inputs):
             if tensor.is_floating_point():
-                index = self._index(tensor)
-                self._inputs[index] = weakref.ref(storage), describe_tensor(tensor), self._sample(storage, index)
-
-    def before_kernel(self, reads: Sequence[int]) -> None:
-        """Check the memory on which shape execution runs the kernel of an op."""
-        if self._is_watched(reads):
-            self.exported.check(reads)
-            self._check_inputs(reads)
-
-    def after_kernel(self, reads: Sequence[int]) -> None:
-        """Take that memory as it is: the kernel's writes are the op's, even those that its schema does not declare."""
-        if self._is_watched(reads):
-            self.exported.accept(reads)
-            self._check_inputs(reads, accepts=True)
-
-    def _is_watched(self, indices: Sequence[int]) -> bool:
-        return self.exported.includes_any(indices) or not self._inputs.keys().isdisjoint(indices)
-
-    def _check_inputs(self, indices: Iterable[int], *, source: SourceLine | None = None, accepts: bool = False) -> None:
-        """Report inputs that changed since the last time, unless these changes are accepted."""
-        for index in [index for index in indices if index in self._inputs]:
-            reference, spec, before = self._inputs[index]
-            storage = reference()
-            if storage is None:
-                continue
-            sample = self._sample(storage, index)
-            self._inputs[index] = reference, spec, sample
-            if sample != before and not accepts and index not in self.exported:
-                self._report(self.site(source), spec, index)
+                self.exported.add(self._index(tensor), storage, describe_tensor(tensor), None)
 
     def _sample_preexisting(self) -> None:
         indices = self._recorder.storage_indices
@@ -385,11 +356,9 @@ class UnseenWork(UnseenReporter):
                 self._report_uninitialised(tensor, index)
 
     def _report_uninitialised(self, tensor: torch.Tensor, index: int) -> None:
-        site = self._uninitialised.pop(index)
+        site, before = self._uninitialised.pop(index)
         sample = self._sample(tensor.untyped_storage(), index) if self._has_values else None
-        is_unchanged = (
-            sample is not None and sample == self._uninitialised_contents.get(index) and index not in self.exported
-        )
+        is_unchanged = sample is not None and sample == before and index not in self.exported
         if tensor.numel() and not is_unchanged:
             self._report(self.exported.site_of(index) or site, describe_tensor(tensor), index)
             self.exported.accept((index,))
@@ -419,8 +388,7 @@ class UnseenWork(UnseenReporter):
         # Two storages at one address are one array imported twice, or the address was reused.
         if previous[0] != index and "op" in (recorder.storages[previous[0]][2], recorder.storages[index][2]):
             return
-        site = self.site(None if self._owner is None else source_line_of(self._owner))
-        self._report(site, describe_tensor(tensor), index)
+        self._report(self._current_site(), describe_tensor(tensor), index)
 
     def _store_contents(self, values: Any) -> None:
         for tensor, storage in with_storages(values):

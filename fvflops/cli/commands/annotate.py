@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fvflops import paths
-from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
-from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
-from fvflops.cli.arguments import (
-    add_assume,
-    add_backward,
-    add_convention,
-    add_inputs,
-    add_save_trace,
-    add_table,
-    find_group,
-    model_options,
-)
-from fvflops.cli.open_analysis import backward_loss, open_trace
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.open_analysis import backward_loss, open_trace, record_model
 from fvflops.cli.outputs import check_file, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace, load_model
-from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Trace
 
 EXAMPLES = (
@@ -45,41 +35,37 @@ _RUN_OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops annotate`."""
-    add_convention(parser)
-    parser.add_argument(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        help="chrome trace of torch.profiler, .json or .json.gz; one for each rank",
+    shared_options.add_convention(parser)
+    add_options(
+        parser,
+        """
+        traces TRACE  chrome trace of torch.profiler, .json or .json.gz; one for each rank
+        --model MODEL  the model that ran, or its saved Trace, named as in fvflops count; without it events are counted
+            by their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models
+        """,
+        nargs={"traces": "+"},
     )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by "
-        "their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models",
-    )
-    add_inputs(parser, shape="shape of an input of the traced step")
-    add_assume(parser)
+    shared_options.add_inputs(parser, shape="shape of an input of the traced step")
+    shared_options.add_assume(parser)
     run = find_group(parser, "run")
     run.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
-    add_backward(parser)
-    run.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
-    run.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
-    run.add_argument(
-        "--device",
-        metavar="TORCH_DEVICE",
-        help="device whose ops are counted; default: the trace's",
+    shared_options.add_backward(parser)
+    add_options(
+        parser,
+        """
+        run:
+        --optimizer NAME  include the step of an optimizer of torch.optim: AdamW
+        --micro-batches N  with --backward: micro-batches of a step
+        --device TORCH_DEVICE  device whose ops are counted; default: the trace's
+        annotated traces:
+        --output PATH  annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE
+        --folder PATH  folder for the annotated traces, named as the TRACEs
+        """,
+        type={"micro_batches": int},
+        dest={"output": "annotated"},
     )
-    files = parser.add_argument_group("annotated traces")
-    files.add_argument(
-        "--output",
-        dest="annotated",
-        metavar="PATH",
-        help="annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE",
-    )
-    files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
-    add_save_trace(files)
-    add_table(parser, top=10)
+    shared_options.add_save_trace(find_group(parser, "annotated traces"))
+    shared_options.add_report(parser, top=10, output=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,9 +123,8 @@ def _name_beside(path: str) -> str:
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
     if arguments.model is None:
-        for option in _RUN_OPTIONS:
-            if getattr(arguments, option):
-                raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
+        if option := find_chosen(arguments, _RUN_OPTIONS):
+            raise ValueError(f"{option} describes the model's run: add --model")
         return None
     if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
         raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
@@ -147,28 +132,15 @@ def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
 
 
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
-    """Return the Trace of one step of the model."""
     if is_saved_trace(arguments.model):
-        return open_trace(arguments.model, arguments, model_options(arguments, device=arguments.device))
+        return open_trace(arguments.model, arguments, shared_options.model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments))
+        subject = load_model(arguments.model, shared_options.model_options(arguments))
     subject.train(arguments.train, option="--train")
-    options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
-    options["assume"] = read_assumptions(arguments)
-    analysis: FlopCountAnalysis
-    if arguments.backward:
-        makers: Sequence[Callable[..., Any]] = () if optimizer is None else (optimizer,)
-        analysis = TrainingStepAnalysis(
-            subject.model,
-            subject.inputs,
-            loss=backward_loss(arguments),
-            optimizer=makers,
-            micro_batches=arguments.micro_batches or 1,
-            **options,
-        )
-    else:
-        analysis = FlopCountAnalysis(subject.model, subject.inputs, **options)
-    with activity(f"recording {arguments.model}"):
-        with_input_hint(subject, analysis.trace)
-    return analysis.trace()
+    settings: dict[str, Any] = {"assume": read_assumptions(arguments), "device": device}
+    loss = backward_loss(arguments)
+    if loss is not None:
+        settings["optimizer"] = () if optimizer is None else (optimizer,)
+        settings["micro_batches"] = arguments.micro_batches or 1
+    return record_model(arguments.model, subject, table, loss, **settings).trace()

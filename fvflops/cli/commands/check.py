@@ -6,18 +6,11 @@ import argparse
 
 from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_depth
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_model,
-    add_report,
-    add_run,
-    add_trace_only,
-    find_group,
-)
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
+from fvflops.cli.parser import add_options
 from fvflops.comparison.budget_file import Budget, find_budget, load_budgets
 from fvflops.comparison.model_budget import budget_report, check_budget, render_markdown, rewrite_budget, update_report
 from fvflops.formulas import load_table
@@ -32,25 +25,25 @@ FIRST = ("--budget", "--update", "--name", "--batch", "--format")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops check`."""
-    add_convention(parser, None, note="that of the budget, else default")
-    add_model(parser)
-    add_run(parser)
-    add_trace_only(parser)
-    add_backward(parser)
-    budget = find_group(parser, "budget")
-    budget.add_argument("--budget", required=True, metavar="FILE", help="YAML file with the budgets of models")
-    budget.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
-    budget.add_argument("--update", action="store_true", help="write the model's costs into the file")
-    budget.add_argument(
-        "--depth",
-        type=parse_depth,
-        metavar="N",
-        help="with --update: also write FLOPs budgets of modules down to this level",
+    shared_options.add_convention(parser, None, note="that of the budget, else default")
+    shared_options.add_model(parser)
+    shared_options.add_run(parser)
+    shared_options.add_trace_only(parser)
+    shared_options.add_backward(parser)
+    add_options(
+        parser,
+        """
+        budget:
+        --budget FILE  YAML file with the budgets of models
+        --name NAME  the model's name in the file; default: MODEL
+        --update  write the model's costs into the file
+        --depth N  with --update: also write FLOPs budgets of modules down to this level
+        --summary FILE  append the result to a file in Markdown, such as $GITHUB_STEP_SUMMARY
+        """,
+        required={"budget": True},
+        type={"depth": parse_depth},
     )
-    budget.add_argument(
-        "--summary", metavar="FILE", help="append the result to a file in Markdown, such as $GITHUB_STEP_SUMMARY"
-    )
-    add_report(parser)
+    shared_options.add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fvflops.cli.arguments import add_backward, add_convention, add_model, add_report, add_run
 from fvflops.cli.open_analysis import open_model
 from fvflops.cli.outputs import write_report
+from fvflops.cli.shared_options import add_backward, add_convention, add_model, add_report, add_run
 from fvflops.comparison.convention_differences import compare_by, comparison_report
 from fvflops.formulas import load_table, shipped_tables
 

@@ -9,10 +9,12 @@ none for fish, and no names that are asked for later in bash and zsh alike.
 from __future__ import annotations
 
 import argparse
-import importlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module, metadata
+from pathlib import Path
 
-from fvflops.cli.completed_names import KINDS, list_names
+from fvflops import __version__, paths
 from fvflops.cli.parser import Parser
 from fvflops.cli.process import report_stream
 
@@ -33,7 +35,83 @@ METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("FILE", "FILE.yaml", "PATH", "JSON", "TRACE"), FILE),
     **dict.fromkeys(("DIR", "FOLDER"), FOLDER),
 }
+# Source of models → the distribution whose version its names belong to.
+DISTRIBUTIONS: Mapping[str, str] = {
+    "zoo": "",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+    "diffusers": "diffusers",
+    "open_clip": "open_clip_torch",
+}
+# Sources whose names are folders or functions of the user.
+_OTHERS = ("hf:", "torchhub:")
+_FIXED: Mapping[str, Sequence[str]] = {
+    "list": (*DISTRIBUTIONS, "hf", "devices", "conventions", "formats"),
+    "torch-device": ("cpu", "cuda", "meta"),
+    "dtype": ("fp32", "tf32", "fp16", "bf16", "fp64"),
+}
+# Kind → what `fvflops list` calls it.
+_LISTED = {"table": "conventions", "device": "devices"}
+# What `list_names` lists.
+KINDS = ("model", *_LISTED, *_FIXED)
+_LIMIT = 10_000_000  # characters of a file of names
 _HELP_LENGTH = 70
+
+
+def list_names(kind: str, prefix: str = "", environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the names of a kind that start with a prefix; of models without a colon, the sources.
+
+    >>> list_names("model", "t"), list_names("dtype", "b")
+    (['timm:', 'torchvision:', 'transformers:', 'torchhub:'], ['bf16'])
+    """
+    if kind == "model" and ":" not in prefix:
+        names: Sequence[str] = [*(f"{source}:" for source in DISTRIBUTIONS), *_OTHERS]
+    elif kind == "model":
+        source = prefix.partition(":")[0]
+        names = [f"{source}:{name}" for name in _list_models(source, environment)]
+    else:
+        names = _FIXED.get(kind) or _read_cached(_LISTED[kind], __version__, environment)
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _list_models(source: str, environment: Mapping[str, str]) -> Sequence[str]:
+    if source not in DISTRIBUTIONS:
+        return ()
+    try:
+        version = metadata.version(DISTRIBUTIONS[source]) if DISTRIBUTIONS[source] else __version__
+    except metadata.PackageNotFoundError:
+        return ()
+    return _read_cached(source, version, environment)
+
+
+def _read_cached(name: str, version: str, environment: Mapping[str, str]) -> Sequence[str]:
+    """Return names from the user's cache, or list them, which may import a library, and write them there."""
+    folder = os.path.join(find_cache(environment), "names")
+    path = os.path.join(folder, f"{name}-{version}.txt")
+    try:
+        text = paths.read_text(path, _LIMIT) if os.path.isfile(path) else None
+    except (OSError, ValueError):
+        text = None
+    if text is not None:
+        return text.splitlines()
+    names = list(import_module("fvflops.cli.commands.list").LISTS[name]())
+    try:
+        os.makedirs(folder, exist_ok=True)
+        paths.write_text(path, "".join(f"{line}\n" for line in names))
+    except (OSError, ValueError):  # completion works without a cache, slower
+        pass
+    return names
+
+
+def find_cache(environment: Mapping[str, str]) -> str:
+    """Return the folder of the user's cache of this program.
+
+    >>> find_cache({"XDG_CACHE_HOME": os.path.join("home", "cache")}) == os.path.join("home", "cache", "fvflops")
+    True
+    """
+    base = environment.get("XDG_CACHE_HOME") or environment.get("LOCALAPPDATA")
+    return os.path.join(base or os.path.join(os.path.expanduser("~"), ".cache"), "fvflops")
 
 
 def shorten_help(text: str) -> str:
@@ -64,132 +142,56 @@ def _choices_of(action: argparse.Action) -> str:
     return " ".join(map(str, action.choices or ()))
 
 
-# --- bash, of version 3.2 or later ---
-
-_BASH_HEAD = """\
-# bash completion of fvflops. Write it where bash-completion finds it:
-#   fvflops completion bash > ~/.local/share/bash-completion/completions/fvflops
-# or into a file that ~/.bashrc sources.
-
-_fvflops() {
-    local line="${COMP_LINE:0:$COMP_POINT}" cur="" prev="" command=""
-    local kind="" reply="" options="" positional="" stem="" name=""
-    local -a words
-    COMPREPLY=()
-    read -r -a words <<< "$line"
-    if [[ $line != *[[:space:]] ]]; then
-        cur="${words[${#words[@]}-1]}"
-        unset "words[$((${#words[@]} - 1))]"
-    fi
-    if [[ ${#words[@]} -gt 1 ]]; then
-        command="${words[1]}"
-        prev="${words[${#words[@]}-1]}"
-    fi
-    if [[ $cur == --*=* ]]; then
-        prev="${cur%%=*}"
-        cur="${cur#*=}"
-    fi
-    case "$command $prev" in
-"""
-_BASH_MIDDLE = """\
-        *)
-            case "$command" in
-"""
-_BASH_TAIL = """\
-            esac
-            if [[ $cur == -* ]]; then
-                reply="${options// /$'\\n'}"
-            else
-                case "$positional" in
-                    =*) reply="${positional#=}" && reply="${reply// /$'\\n'}" ;;
-                    *) kind="$positional" ;;
-                esac
-            fi
-            ;;
-    esac
-    case "$kind" in
-        "") ;;
-        file) return ;;
-        folder)
-            compopt -o dirnames 2> /dev/null
-            return
-            ;;
-        *) reply="$(fvflops completion --names "$kind" --prefix "$cur" 2> /dev/null)" ;;
-    esac
-    while IFS= read -r name; do
-        if [[ -n $name && $name == "$cur"* ]]; then
-            COMPREPLY+=("$(printf %q "$name")")
-        fi
-    done <<< "$reply"
-    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *: ]]; then
-        compopt -o nospace 2> /dev/null
-    fi
-    # readline replaces what follows the last colon.
-    if [[ $cur == *:* && $COMP_WORDBREAKS == *:* ]]; then
-        stem="${cur%"${cur##*:}"}"
-        COMPREPLY=("${COMPREPLY[@]#"$stem"}")
-    fi
-}
-
-complete -o default -F _fvflops fvflops
-"""
+def _fill(shell: str, **parts: Iterator[str]) -> str:
+    """Return the script of a shell with lines in place of the names in it."""
+    script = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
+    for name, lines in parts.items():
+        script = script.replace(f"@{name.upper()}@\n", "".join(f"{line}\n" for line in lines))
+    return script
 
 
 def write_bash(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> str:
-    """Return the script of bash for commands, whose `helps` it does not show."""
-    lines = [line for name, command in commands.items() for line in _write_bash_values(name, command)]
-    lines.append(_BASH_MIDDLE.rstrip("\n"))
+    """Return the script of bash, of version 3.2 or later, for commands, whose `helps` it does not show."""
+    return _fill("bash", values=_write_bash_values(commands), commands=_write_bash_commands(commands))
+
+
+def _write_bash_values(commands: Mapping[str, Parser]) -> Iterator[str]:
+    for name, command in commands.items():
+        for option in filter(takes_value, command.options()):
+            pattern = "|".join(f'"{name} {text}"' for text in option.option_strings)
+            if option.choices:
+                choices = "\\n".join(map(str, option.choices))
+                yield f"        {pattern}) reply=$'{choices}' ;;"
+            else:
+                yield f"        {pattern}) kind={_kind_of(option) or FILE} ;;"
+
+
+def _write_bash_commands(commands: Mapping[str, Parser]) -> Iterator[str]:
     for name, command in commands.items():
         options = " ".join(text for option in command.options() for text in option.option_strings)
         first = command.positionals()[:1]
         positional = (f"={_choices_of(first[0])}" if first[0].choices else _kind_of(first[0])) if first else ""
-        lines.append(f'                {name}) options="{options}"; positional="{positional or FILE}" ;;')
+        yield f'                {name}) options="{options}"; positional="{positional or FILE}" ;;'
     names = " ".join([*commands, "--help", "--version"])
-    lines.append(f'                "") options="{names}"; positional="={names}" ;;')
-    return _BASH_HEAD + "\n".join(lines) + "\n" + _BASH_TAIL
-
-
-def _write_bash_values(name: str, command: Parser) -> Iterator[str]:
-    for option in filter(takes_value, command.options()):
-        pattern = "|".join(f'"{name} {text}"' for text in option.option_strings)
-        if option.choices:
-            choices = "\\n".join(map(str, option.choices))
-            yield f"        {pattern}) reply=$'{choices}' ;;"
-        else:
-            yield f"        {pattern}) kind={_kind_of(option) or FILE} ;;"
-
-
-# --- fish ---
-
-_FISH_HEAD = """\
-# fish completion of fvflops. Write it where fish finds it:
-#   fvflops completion fish > ~/.config/fish/completions/fvflops.fish
-
-function __fvflops_names
-    fvflops completion --names $argv[1] --prefix (commandline --current-token) 2> /dev/null
-end
-
-complete -c fvflops -n __fish_use_subcommand -f
-complete -c fvflops -n __fish_use_subcommand -l version -d 'show the version'
-"""
+    yield f'                "") options="{names}"; positional="={names}" ;;'
 
 
 def write_fish(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> str:
     """Return the script of fish for commands, with their helps."""
-    lines = [line for name, command in commands.items() for line in _write_fish(name, command, helps[name])]
-    return _FISH_HEAD + "".join(f"{line}\n" for line in lines)
+    return _fill("fish", commands=_write_fish(commands, helps))
 
 
-def _write_fish(name: str, command: Parser, help: str) -> Iterator[str]:
-    yield f"complete -c fvflops -n __fish_use_subcommand -a {name} -d {_quote_fish(shorten_help(help))}"
-    start = f"complete -c fvflops -n '__fish_seen_subcommand_from {name}'"
-    for option in command.options():
-        names = [f"-l {text[2:]}" if text.startswith("--") else f"-s {text[1:]}" for text in option.option_strings]
-        value = _write_fish_value(option) if takes_value(option) else ""
-        yield f"{start} {' '.join(names)}{value} -d {_quote_fish(shorten_help(option.help or ''))}"
-    for first in command.positionals()[:1]:
-        if listed := _list_in_fish(first):
-            yield f"{start} {'' if _kind_of(first) == 'model' else '-f '}-a {_quote_fish(listed)}"
+def _write_fish(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> Iterator[str]:
+    for name, command in commands.items():
+        yield f"complete -c fvflops -n __fish_use_subcommand -a {name} -d {_quote_fish(shorten_help(helps[name]))}"
+        start = f"complete -c fvflops -n '__fish_seen_subcommand_from {name}'"
+        for option in command.options():
+            names = [f"-l {text[2:]}" if text.startswith("--") else f"-s {text[1:]}" for text in option.option_strings]
+            value = _write_fish_value(option) if takes_value(option) else ""
+            yield f"{start} {' '.join(names)}{value} -d {_quote_fish(shorten_help(option.help or ''))}"
+        for first in command.positionals()[:1]:
+            if listed := _list_in_fish(first):
+                yield f"{start} {'' if _kind_of(first) == 'model' else '-f '}-a {_quote_fish(listed)}"
 
 
 def _write_fish_value(option: argparse.Action) -> str:
@@ -207,70 +209,25 @@ def _quote_fish(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-# --- zsh ---
-
-_ZSH_HEAD = """\
-#compdef fvflops
-# zsh completion of fvflops. Write it into a folder of $fpath, before compinit runs:
-#   fvflops completion zsh > ~/.zfunc/_fvflops
-
-_fvflops_names() {
-    local -a names
-    names=(${(f)"$(fvflops completion --names $1 --prefix "$PREFIX" 2> /dev/null)"})
-    compadd -S '' -- ${(M)names:#*:}
-    compadd -- ${names:#*:}
-}
-
-_fvflops_models() {
-    _fvflops_names model
-    _files
-}
-
-_fvflops() {
-    local curcontext="$curcontext" state line
-    local -a commands
-    commands=(
-"""
-_ZSH_MIDDLE = """\
-    )
-    _arguments -C '(- *)'{-h,--help}'[show the help]' '(- *)--version[show the version]' '1: :->command' '*:: :->rest'
-    case $state in
-        command) _describe command commands ;;
-        rest)
-            case $words[1] in
-"""
-_ZSH_TAIL = """\
-            esac
-            ;;
-    esac
-}
-
-if [ "$funcstack[1]" = "_fvflops" ]; then
-    _fvflops "$@"
-else
-    compdef _fvflops fvflops
-fi
-"""
-
-
 def write_zsh(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> str:
     """Return the script of zsh for commands, with their helps."""
-    listed = [f"        {_quote_zsh(f'{name}:{_escape_zsh(shorten_help(helps[name]))}')}" for name in commands]
-    lines = [line for name, command in commands.items() for line in _write_zsh(name, command)]
-    return "\n".join([_ZSH_HEAD.rstrip("\n"), *listed, _ZSH_MIDDLE.rstrip("\n"), *lines, _ZSH_TAIL])
+    listed = (f"        {_quote_zsh(f'{name}:{_escape_zsh(shorten_help(helps[name]))}')}" for name in commands)
+    return _fill("zsh", helps=listed, commands=_write_zsh(commands))
 
 
-def _write_zsh(name: str, command: Parser) -> Iterator[str]:
-    positionals = command.positionals()
-    many = any(action.nargs in ("+", "*") for action in positionals)
-    specs = list(map(_write_zsh_option, command.options()))
-    for number, action in enumerate(positionals, start=1):
-        specs.append(_quote_zsh(f"{'*' if many and action is positionals[-1] else number}{_write_zsh_value(action)}"))
-    yield f"                {name})"
-    yield "                    _arguments \\"
-    yield from (f"                        {spec} \\" for spec in specs[:-1])
-    yield f"                        {specs[-1]}"
-    yield "                    ;;"
+def _write_zsh(commands: Mapping[str, Parser]) -> Iterator[str]:
+    for name, command in commands.items():
+        positionals = command.positionals()
+        many = any(action.nargs in ("+", "*") for action in positionals)
+        specs = list(map(_write_zsh_option, command.options()))
+        for number, action in enumerate(positionals, start=1):
+            place = "*" if many and action is positionals[-1] else number
+            specs.append(_quote_zsh(f"{place}{_write_zsh_value(action)}"))
+        yield f"                {name})"
+        yield "                    _arguments \\"
+        yield from (f"                        {spec} \\" for spec in specs[:-1])
+        yield f"                        {specs[-1]}"
+        yield "                    ;;"
 
 
 def _write_zsh_option(option: argparse.Action) -> str:
@@ -322,7 +279,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.shell is None:
         raise ValueError(f"completion needs a shell: {', '.join(SHELLS)}")
-    cli = importlib.import_module("fvflops.cli")  # which imports this module, for the parser of all commands
+    cli = import_module("fvflops.cli")  # which imports this module, for the parser of all commands
     script = SHELLS[arguments.shell](cli.build_parser().commands(), cli.COMMANDS)
     print(script, end="", file=report_stream())
     return 0

@@ -10,22 +10,13 @@ from typing import Any
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_exports,
-    add_model,
-    add_repeat,
-    add_report,
-    add_run,
-    add_save_trace,
-    find_group,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.draws import describe_draws, repeat_count
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
+from fvflops.cli.parser import find_group
 from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
@@ -66,11 +57,11 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops count`."""
-    add_convention(parser)
-    add_model(parser, nargs="+")
-    add_run(parser)
-    add_backward(parser)
-    add_repeat(find_group(parser, "run"), "FLOPs")
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser, nargs="+")
+    shared_options.add_run(parser)
+    shared_options.add_backward(parser)
+    shared_options.add_repeat(find_group(parser, "run"), "FLOPs")
     report = find_group(parser, "report")
     report.add_argument(
         "--by",
@@ -79,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per module (default), operator, both (operators within each module), op call, module call or "
         "source line",
     )
-    add_depth(parser)
-    add_report(
+    shared_options.add_depth(parser)
+    shared_options.add_report(
         parser,
         more={name: report.help for name, report in REPORTS.items() if name not in FORMATS},
         sort="parameters, flops, activations or name; with --by op, call or line by a column, named as in --format csv",
@@ -90,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
     files = find_group(parser, "additional files")
-    add_exports(files, weights="flops (default), macs, bytes, memory")
-    add_save_trace(files)
+    shared_options.add_exports(files, weights="flops (default), macs, bytes, memory")
+    shared_options.add_save_trace(files)
     add_table_arguments(parser)
 
 
@@ -132,14 +123,13 @@ def _count_one(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, report: Report) -> None:
-    """Raise ValueError for options that the report does not have, before the model is loaded."""
     by, format = arguments.by, arguments.format
     if format not in FORMATS and by not in report.views:
         raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
     if (format not in FORMATS or format == "html") and by not in CALL_VIEWS:
-        for option in ("depth", "sort", "top"):
-            if getattr(arguments, option) is not None and option not in report.options:
-                raise ValueError(f"--{option} does not apply to --format {format}: omit it")
+        without = [name for name in ("depth", "sort", "top") if name not in report.options]
+        if option := find_chosen(arguments, without):
+            raise ValueError(f"{option} does not apply to --format {format}: omit it")
     if arguments.depth is not None and by in _WITHOUT_MODULES:
         raise ValueError(f"--depth is of modules: omit it, or --by {by}")
     if arguments.collapse and "collapse" not in report.options:
@@ -186,7 +176,6 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Return the options that a report takes."""
     terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
     options = vars(arguments) | terminal._asdict()

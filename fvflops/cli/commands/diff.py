@@ -7,19 +7,11 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from fvflops.cli.arguments import (
-    add_assume,
-    add_backward,
-    add_convention,
-    add_inputs,
-    add_report,
-    add_run,
-    add_trace_only,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import built_on
 from fvflops.comparison.diff_models import diff_traces
 from fvflops.comparison.diff_report import TOP, difference_report
@@ -37,49 +29,48 @@ FIRST = ("--measure", "--batch", "--seq", "--input", "--format")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
-    add_convention(parser)
-    parser.add_argument(
-        "model",
-        metavar="A",
-        help="a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision",
+    shared_options.add_convention(parser)
+    add_options(
+        parser,
+        """
+        model A  a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision
+        other B  the same, after the change
+        """,
     )
-    parser.add_argument("other", metavar="B", help="the same, after the change")
-    add_inputs(parser)
-    second = find_group(parser, "the second model")
-    second.add_argument(
-        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
+    shared_options.add_inputs(parser)
+    add_options(
+        parser,
+        """
+        the second model:
+        --input-b INPUT ...  inputs of B where they differ from those of A
+        --config-b JSON  configuration of B where it differs from that of A
+        --arg-b NAME=VALUE ...  arguments of B where they or its source differ
+        """,
     )
-    second.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
-    second.add_argument(
-        "--arg-b",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of B where they or its source differ",
-    )
-    add_assume(parser)
-    add_run(parser)
-    add_trace_only(parser)
-    add_backward(parser)
+    shared_options.add_assume(parser)
+    shared_options.add_run(parser)
+    shared_options.add_trace_only(parser)
+    shared_options.add_backward(parser)
     find_group(parser, "report").add_argument(
         "--measure",
         choices=MEASURES,
         default="flops",
         help="metric to show before and after, and to rank rows by; default: flops",
     )
-    add_report(parser, top=TOP)
+    shared_options.add_report(parser, top=TOP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
-    _check(arguments)
+    if arguments.format == "html" and (option := find_chosen(arguments, ("sort", "top"))):
+        raise ValueError(f"{option} does not apply to --format html, an interactive page: omit it")
     table = load_table(arguments.table)
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     first = open_analysis(arguments.model, arguments, table, options=options)
     options = keep_applicable(options, arguments.other)
     if find_source(arguments.model) != find_source(arguments.other):  # arguments of another kind of constructor
         options = replace(options, args=())
-    if contains_inputs(arguments.other):  # those of A do not apply
+    if contains_inputs(arguments.other):  # the inputs of A do not apply
         options = replace(options, inputs=())
     changes: dict[str, Any] = {
         "inputs": tuple(arguments.input_b),
@@ -100,13 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options that the page does not have, before a model is loaded."""
-    for option, default in (("sort", None), ("top", TOP)):
-        if arguments.format == "html" and getattr(arguments, option) != default:
-            raise ValueError(f"--{option} does not apply to --format html, an interactive page: omit it")
 
 
 def _are_files_of_two_folders(*names: str) -> bool:

@@ -14,39 +14,13 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
-from fvflops.cli.argument_values import parse_mesh
-from fvflops.cli.arguments import (
-    RARE_OF_PLANS,
-    add_convention,
-    add_depth,
-    add_mesh,
-    add_model,
-    add_repeat,
-    add_report,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen, parse_mesh
 from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import find_group
+from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
-from fvflops.cli.planning.mesh_options import check_mesh_options, read_plan_options
-from fvflops.cli.planning.step_options import (
-    NO_OPTIMIZER,
-    add_step,
-    check_optimizer,
-    choose_loss,
-    choose_precision,
-    chunked_loss_explained,
-    find_checkpointed_names,
-    find_optimizer,
-    find_policy,
-    find_vocabulary,
-    make_optimizer,
-    prepare_training,
-    read_assumptions,
-    repeat_command,
-    typed_settings,
-)
 from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
@@ -81,36 +55,29 @@ EXAMPLES = (
     "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
 FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
-RARE = (*RARE_OF_PLANS, "--sequence-parallel", "--schedule")
-# The memory, what finds its savings, and notes on what is estimated.
+RARE = (*shared_options.RARE_OF_PLANS, "--sequence-parallel", "--schedule")
+# The memory, a function that finds its savings, and notes on estimates.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
-# Options for a rank of a mesh, and their defaults.
-_OF_A_MESH: Mapping[str, Any] = {
-    "rank": 0,
-    "shard": None,
-    "sequence_parallel": False,
-    "schedule": None,
-    "stages_per_rank": None,
-    "stage_layers": None,
-    "reshard_after_forward": None,
-    "reduce_each_microbatch": None,
-    "routing": None,
-}
+# Options for a rank of a mesh.
+_OF_A_MESH = (
+    *("rank", "shard", "sequence_parallel", "schedule", "stages_per_rank", "stage_layers"),
+    *("reshard_after_forward", "reduce_each_microbatch", "routing"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops memory`."""
-    add_convention(parser)
-    add_model(parser, shape="shape of an input of one rank and microbatch")
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser, shape="shape of an input of one rank and microbatch")
     step = find_group(parser, "training step")
-    add_step(step, default="AdamW")
+    step_options.add_step(step, default="AdamW")
     step.add_argument(
         "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
     )
     step.add_argument(
         "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
     )
-    add_repeat(step, "peak memory")
+    shared_options.add_repeat(step, "peak memory")
     step.add_argument(
         "--device",
         default=None,
@@ -118,38 +85,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an accelerator such as "
         "H100, or the memory of a GPU such as 24GB, of which the report says whether the peak fits",
     )
-    add_mesh(parser)
+    shared_options.add_mesh(parser)
     find_group(parser, "report").add_argument(
         "--no-savings", action="store_true", help="do not predict what would lower the peak"
     )
-    add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
-    add_report(parser, more={"svg": "the curve as a picture"})
+    shared_options.add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
+    shared_options.add_report(parser, more={"svg": "the curve as a picture"})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
-    check_optimizer(arguments, "AdamW")
+    step_options.check_optimizer(arguments, "AdamW")
     capacity = find_capacity(arguments.device)
     accelerator = find_accelerator(arguments.device) if capacity is None else None
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     _check(arguments)
     planned = None
     if mesh is not None:
-        check_mesh_options(arguments, mesh)
-        planned = read_plan_options(arguments, mesh, table)
+        step_options.check_mesh_options(arguments, mesh)
+        planned = step_options.read_plan_options(arguments, mesh, table)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
     subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=mesh is not None)
-    loss = choose_loss(arguments, subject.model)
-    choose = find_checkpointed_names if mesh is None else find_policy
+    loss = step_options.choose_loss(arguments, subject.model)
+    choose = step_options.find_checkpointed_names if mesh is None else step_options.find_policy
     step: dict[str, Any] = {
         "loss": loss,
-        "optimizer": make_optimizer(arguments, "AdamW", subject.model),
+        "optimizer": step_options.make_optimizer(arguments, "AdamW", subject.model),
         "checkpoint": choose(subject, arguments.checkpoint),
         "device": "cuda" if capacity is not None else kernels_of(accelerator, arguments.device),
     }
-    of_one_device = {"assume": read_assumptions(arguments), "table": table}
-    explained = chunked_loss_explained(arguments)
+    of_one_device = {"assume": step_options.read_assumptions(arguments), "table": table}
+    explained = step_options.chunked_loss_explained(arguments)
     with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator), explained:
         if arguments.inference:
             predicted = _predict_forward(subject, {**of_one_device, "device": step["device"]}, arguments)
@@ -159,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
             options = replace(planned, precision=arguments.precision, **step)
             predicted = _predict_rank(subject, options, first_step=arguments.first_step)
     timeline, find, notes = predicted
-    typed = {} if arguments.inference else typed_settings(arguments, loss)
+    typed = {} if arguments.inference else step_options.typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
     verdict, reserved = _judge(timeline, device, math.prod((mesh or {}).values()))
@@ -179,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         collapsed=not for_data,
         subject=arguments.model,
         verdict=verdict,
-        command=repeat_command(arguments, None if arguments.inference else "AdamW"),
+        command=step_options.repeat_command(arguments, None if arguments.inference else "AdamW"),
         notes=[*reserved, *_describe_paged(timeline, arguments), *notes],
     )
     write_report(report, arguments)
@@ -201,12 +168,12 @@ def _judge(timeline: MemoryTimeline, device: Device | None, ranks: int) -> tuple
 def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> tuple[LoadedModel, torch.dtype | None]:
     """Return the model, of one process in its precision, and the data type of its autocast."""
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device="meta"))
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
     if arguments.inference:
         subject.train(False)
     else:
-        prepare_training(subject)
-    choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
+        step_options.prepare_training(subject)
+    step_options.choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
     precision = None if for_rank else find_precision(arguments.precision)
     if precision is None:
         return subject, None
@@ -215,37 +182,29 @@ def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> t
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if arguments.inference:
-        for option in ("checkpoint", "master_weights", "loss", "offload", "first_step"):
-            if getattr(arguments, option):
-                raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
-        if find_optimizer(arguments.optimizer or NO_OPTIMIZER) is not None:
+        if option := find_chosen(arguments, ("checkpoint", "master_weights", "loss", "offload", "first_step")):
+            raise ValueError(f"{option} is for a training step: omit it, or --inference")
+        if step_options.find_optimizer(arguments.optimizer or step_options.NO_OPTIMIZER) is not None:
             raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
             raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
     check_offload(arguments.offload)
     if arguments.repeat is not None and arguments.mesh is not None:
         raise ValueError("--repeat runs the model on one device: omit it, or --mesh")
-    if arguments.first_step and (arguments.optimizer or "").lower() == NO_OPTIMIZER:
+    if arguments.first_step and (arguments.optimizer or "").lower() == step_options.NO_OPTIMIZER:
         raise ValueError("--first-step creates the state of an optimizer: omit it, or --optimizer none")
-    if arguments.table != "default":
-        for option in ("inference", "no_savings"):
-            if getattr(arguments, option):
-                option = option.replace("_", "-")
-                raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or --{option}")
-    if arguments.mesh is None:
-        for option, default in _OF_A_MESH.items():
-            if getattr(arguments, option) != default:
-                raise ValueError(f"--{option.replace('_', '-')} is for a rank of a mesh: add --mesh, such as fsdp=8")
-    for option in ("depth", "sort", "top"):
-        if arguments.format == "svg" and getattr(arguments, option) is not None:
-            raise ValueError(f"--{option} does not apply to --format svg: omit it")
+    if arguments.table != "default" and (option := find_chosen(arguments, ("inference", "no_savings"))):
+        raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or {option}")
+    if arguments.mesh is None and (option := find_chosen(arguments, _OF_A_MESH)):
+        raise ValueError(f"{option} is for a rank of a mesh: add --mesh, such as fsdp=8")
+    if arguments.format == "svg" and (option := find_chosen(arguments, ("depth", "sort", "top"))):
+        raise ValueError(f"{option} does not apply to --format svg: omit it")
 
 
 def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> Iterator[str]:
     """Yield how much state of a paged optimizer is outside of the accelerator's allocator."""
-    optimizer = find_optimizer(arguments.optimizer or "none")
+    optimizer = step_options.find_optimizer(arguments.optimizer or "none")
     if getattr(optimizer, "is_paged", False):
         nbytes = sum(row.nbytes for row in timeline.trace.storages if row.device == HOST_DEVICE)
         if nbytes:
@@ -259,7 +218,7 @@ def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> 
 
 def _other_losses(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
     """Return the option by which a language model's loss needs less memory, if it can have it."""
-    head = find_head(model) if arguments.loss is None and find_vocabulary(model) is not None else None
+    head = find_head(model) if arguments.loss is None and step_options.find_vocabulary(model) is not None else None
     return ["--loss chunked"] if isinstance(head, nn.Linear) and head.bias is None else []
 
 
@@ -298,7 +257,7 @@ def _predict_rank(subject: LoadedModel, options: PlanOptions, *, first_step: boo
     args, kwargs = subject.inputs, subject.kwargs
     (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, args, kwargs, options))
     notes = [
-        *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
+        *(f"Estimated: {part}." for part in plan.estimated_memory),
         *(f"Not included: {part}." for part in plan.left_out),
         *(f"{text}." for text in plan.describe_offload()),
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.table_examples import check_examples
-from fvflops.cli.arguments import add_convention, add_imports, add_report, import_modules
 from fvflops.cli.outputs import write_report
 from fvflops.cli.progress import activity
+from fvflops.cli.shared_options import add_convention, add_imports, add_report, import_modules
 from fvflops.formulas import load_table
 from fvflops.reports.formula_rows import examples_report, row_report, rows_report
 

@@ -6,18 +6,11 @@ import argparse
 from dataclasses import replace
 
 from fvflops import paths
-from fvflops.cli.argument_values import parse_amount, parse_mesh
-from fvflops.cli.arguments import (
-    RARE_OF_PLANS,
-    add_convention,
-    add_depth,
-    add_mesh,
-    add_model,
-    add_report,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
+from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import (
     choose_efficiency,
     choose_network,
@@ -25,21 +18,7 @@ from fvflops.cli.planning.accelerator import (
     kernels_emulated,
     kernels_of,
 )
-from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options, read_plan_options
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
-from fvflops.cli.planning.step_options import (
-    add_step,
-    check_optimizer,
-    choose_loss,
-    choose_precision,
-    chunked_loss_explained,
-    find_modules,
-    find_policy,
-    make_optimizer,
-    prepare_training,
-    repeat_command,
-    typed_settings,
-)
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import activity
 from fvflops.cli.terminal_detection import find_width
@@ -51,9 +30,8 @@ from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
-from fvflops.plan.step_time.estimate import estimate_step
-from fvflops.plan.step_time.pipeline_picture import write_step_trace
-from fvflops.plan.step_time.step_estimate import StepEstimate
+from fvflops.plan.step_time.step_estimate import StepEstimate, estimate_step
+from fvflops.plan.step_time.step_tables import write_step_trace
 from fvflops.plan.step_time.step_time_report import estimate_report
 from fvflops.reports.formats import write_document
 from fvflops.sources.load import load_model
@@ -67,90 +45,62 @@ EXAMPLES = (
 )
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
 RARE = (
-    *RARE_OF_PLANS,
-    *[
-        "--image-size",
-        "--choices",
-        "--best",
-        "--jobs",
-        "--master-weights",
-        "--loss",
-        "--efficiency",
-        "--fused",
-        "--bucket-cap-mb",
-        "--watts",
-        "--price",
-        "--offload",
-        "--sort",
-    ],
+    *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
+    *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--offload", "--sort"),
 )
 _OPTIMIZER = "AdamW"  # default
-_OF_TIME = ("tokens", "price", "watts", "trace", "depth", "step_time")
 # Options of a plan that all layouts of a search have.
 _OF_ALL_LAYOUTS = (
     *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
     *("optimizer", "precision", "loss"),
 )
-_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", *_OF_TIME)
+_NEED_ACCELERATOR = (
+    *("network", "efficiency", "fused", "bucket_cap_mb"),
+    *("tokens", "price", "watts", "trace", "depth", "step_time"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops plan`."""
-    add_convention(parser)
-    add_model(
+    shared_options.add_convention(parser)
+    shared_options.add_model(
         parser,
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
-    add_mesh(parser)
+    shared_options.add_mesh(parser)
     add_search(parser)
-    add_step(
-        find_group(parser, "training step"),
-        default=_OPTIMIZER,
+    step_options.add_step(find_group(parser, "training step"), default=_OPTIMIZER)
+    _add_time(parser)
+    shared_options.add_depth(
+        parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time"
     )
-    _add_time(find_group(parser, "time"))
-    find_group(parser, "additional files").add_argument(
-        "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
-    )
-    add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time")
-    add_report(parser)
+    shared_options.add_report(parser)
 
 
-def _add_time(time: argparse._ActionsContainer) -> None:
-    time.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or FILE.yaml:NAME; with "
-        "cpu or cuda, the kernels of that torch device and no time",
+def _add_time(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        f"""
+        time:
+        --device DEVICE  accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or
+            FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
+        --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
+            of NVIDIA's nodes of an A100, H100 or H200
+        --efficiency FILE  how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the
+            shipped figures
+        --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
+            repeated
+        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all
+            after it; default: DDP's, 1 for the first and 25 for the others
+        --tokens N  tokens of the whole training, such as 15e12
+        --step-time S  measured seconds of a step, for its MFU
+        --price X  price of a GPU hour, for the cost of --tokens
+        --watts W  power of a GPU, for the energy of --tokens
+        additional files:
+        --trace PATH  a timeline of the simulated ranks for Perfetto, in Chrome's trace format
+        """,
+        type={"bucket_cap_mb": float, **dict.fromkeys(("tokens", "step_time", "price", "watts"), parse_amount)},
     )
-    time.add_argument(
-        "--network",
-        metavar="NAME",
-        help=f"links within and among nodes: {', '.join(load_networks())}, or FILE.yaml:NAME; default: that of "
-        "NVIDIA's nodes of an A100, H100 or H200",
-    )
-    time.add_argument(
-        "--efficiency",
-        metavar="FILE",
-        help="how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the shipped figures",
-    )
-    time.add_argument(
-        "--fused",
-        action="append",
-        default=[],
-        metavar="CLASS",
-        help="class of modules whose ops, other than products, run as one kernel for each call; may be repeated",
-    )
-    time.add_argument(
-        "--bucket-cap-mb",
-        type=float,
-        metavar="N",
-        help="MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all after it; "
-        "default: DDP's, 1 for the first and 25 for the others",
-    )
-    time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
-    time.add_argument("--step-time", type=parse_amount, metavar="S", help="measured seconds of a step, for its MFU")
-    time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
-    time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -162,24 +112,26 @@ def run(arguments: argparse.Namespace) -> int:
         check_bucket_cap(arguments.bucket_cap_mb, name="--bucket-cap-mb")
     mesh = {} if arguments.search else parse_mesh(arguments.mesh)
     if not arguments.search:
-        check_mesh_options(arguments, mesh)
-        check_replica_options(arguments, mesh)
+        step_options.check_mesh_options(arguments, mesh)
+        step_options.check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
-    check_optimizer(arguments, _OPTIMIZER)
-    options = read_plan_options(arguments, mesh, table)
+    step_options.check_optimizer(arguments, _OPTIMIZER)
+    options = step_options.read_plan_options(arguments, mesh, table)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    prepare_training(subject)
-    choose_precision(arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
+    step_options.prepare_training(subject)
+    step_options.choose_precision(
+        arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix
+    )
     options = replace(
         options,
         precision=arguments.precision,
-        loss=choose_loss(arguments, subject.model),
-        optimizer=make_optimizer(arguments, _OPTIMIZER, subject.model),
-        checkpoint=find_policy(subject, arguments.checkpoint),
+        loss=step_options.choose_loss(arguments, subject.model),
+        optimizer=step_options.make_optimizer(arguments, _OPTIMIZER, subject.model),
+        checkpoint=step_options.find_policy(subject, arguments.checkpoint),
         device=kernels_of(accelerator, arguments.device),
     )
-    with kernels_emulated(accelerator), chunked_loss_explained(arguments):
+    with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
             _report_search(subject, arguments, accelerator, options)
@@ -191,17 +143,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
-    """Raise ValueError for options that do not fit each other, before the model is loaded."""
-    if accelerator is None:
-        for option in _NEED_ACCELERATOR:
-            if getattr(arguments, option) not in (None, []):
-                raise ValueError(
-                    f"--{option.replace('_', '-')} is for the time of a step: add --device, such as --device H100"
-                )
-    if arguments.tokens is None:
-        for option in ("price", "watts"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is for a whole training: add --tokens, such as --tokens 15e12")
+    if accelerator is None and (option := find_chosen(arguments, _NEED_ACCELERATOR)):
+        raise ValueError(f"{option} is for the time of a step: add --device, such as --device H100")
+    if arguments.tokens is None and (option := find_chosen(arguments, ("price", "watts"))):
+        raise ValueError(f"{option} is for a whole training: add --tokens, such as --tokens 15e12")
 
 
 def _report_rank(
@@ -209,9 +154,10 @@ def _report_rank(
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options))
-    plan = replace(plan, settings={**plan.settings, **typed_settings(arguments, options.loss)})
+    plan = replace(plan, settings={**plan.settings, **step_options.typed_settings(arguments, options.loss)})
     write_report(
-        plan_report(plan, table, name=arguments.model, command=repeat_command(arguments, _OPTIMIZER)), arguments
+        plan_report(plan, table, name=arguments.model, command=step_options.repeat_command(arguments, _OPTIMIZER)),
+        arguments,
     )
 
 
@@ -235,7 +181,7 @@ def _report_step(
             bucket_cap_mb=arguments.bucket_cap_mb,
         )
     first, *others = estimate.plans
-    first = replace(first, settings={**first.settings, **typed_settings(arguments, options.loss)})
+    first = replace(first, settings={**first.settings, **step_options.typed_settings(arguments, options.loss)})
     estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
@@ -262,11 +208,12 @@ def _report_search(
             **kept,
         ),
     )
-    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments, options.loss)["loss"]})
+    search = replace(
+        search, settings={**search.settings, "loss": step_options.typed_settings(arguments, options.loss)["loss"]}
+    )
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
-    report = report.ranked(sort=arguments.sort, top=arguments.top)
-    write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
+    write_report(report, arguments)
 
 
 def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
@@ -279,7 +226,7 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             name=arguments.model,
             cost=cost,
             measured=arguments.step_time,
-            command=repeat_command(arguments, _OPTIMIZER),
+            command=step_options.repeat_command(arguments, _OPTIMIZER),
             finder=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
             depth=arguments.depth,
             sort=arguments.sort,
@@ -294,7 +241,7 @@ def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:
     return sorted(
         {
             f"{type(module).__module__}.{type(module).__qualname__}"
-            for name in find_modules(subject, names, option="--fused")
+            for name in step_options.find_modules(subject, names, option="--fused")
             for module in [subject.model.get_submodule(name)]
         }
     )

@@ -11,18 +11,10 @@ import torch
 
 from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_exports,
-    add_model_source,
-    add_report,
-    add_save_trace,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.outputs import check_exports, write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import choose_loss
 from fvflops.cli.progress import Progress, activity
 from fvflops.compat import deepspeed_profile as deepspeed_report
@@ -61,57 +53,52 @@ class CheckedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
-    add_convention(parser, None, note="default, or deepspeed with --deepspeed")
-    add_model_source(parser)
+    shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
+    shared_options.add_model(parser, assume=False)
     run = find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
-    add_backward(parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs")
-    run.add_argument(
-        "--precision",
-        choices=("bf16-mixed",),
-        help="run the forward pass and the loss in torch.autocast to bfloat16; default: the model's",
+    shared_options.add_backward(
+        parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs"
     )
-    runs = parser.add_argument_group("number of runs")
-    runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
-    runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
-    runs.add_argument(
-        "--schedule",
-        metavar="KEY=N,...",
-        help="instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of torch.profiler.schedule",
+    add_options(
+        parser,
+        """
+        run:
+        --precision  run the forward pass and the loss in torch.autocast to bfloat16; default: the model's
+        number of runs:
+        --warmup N  warm-up runs; default: 1
+        --repeat N  measured runs; default: 5
+        --schedule KEY=N,...  instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of
+            torch.profiler.schedule
+        --steps N  with --schedule: number of runs
+        report:
+        --by  one row per module (default), operator (all its calls summed) or op call
+        --phase PHASE  one phase: forward, recompute or backward; default: all
+        """,
+        choices={"precision": ("bf16-mixed",), "by": ("module", "operator", "op"), "phase": PHASES},
+        type={"warmup": int, "repeat": int, "steps": int},
+        default={"by": "module"},
     )
-    runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
-    shown = find_group(parser, "report")
-    shown.add_argument(
-        "--by",
-        choices=("module", "operator", "op"),
-        default="module",
-        help="one row per module (default), operator (all its calls summed) or op call",
-    )
-    shown.add_argument(
-        "--phase", choices=PHASES, metavar="PHASE", help="one phase: forward, recompute or backward; default: all"
-    )
-    add_depth(shown)
-    add_report(
-        shown,
+    shared_options.add_depth(parser)
+    shared_options.add_report(
+        parser,
         sort="time, self (without submodules), calls, flops, rate (FLOP/s), bytes, intensity (FLOP/byte), roofline, "
         "memory (retained), peak, mismatch (share of the time / share of the FLOPs), a phase or name; with --by op "
         "by time, flops, memory, peak or name",
     )
-    shown.add_argument(
-        "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
+    add_options(
+        parser,
+        """
+        report:
+        --peaks DEVICE  show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME
+        --ignore OP ...  exclude an op, or a module class counted as a whole, from --by op; may be repeated
+        --deepspeed  show DeepSpeed's report instead, as text
+        """,
     )
-    shown.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="OP",
-        help="exclude an op, or a module class counted as a whole, from --by op; may be repeated",
-    )
-    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
     files = find_group(parser, "additional files")
-    add_exports(files, weights="time (default), flops, macs, bytes, memory")
-    add_save_trace(files)
+    shared_options.add_exports(files, weights="time (default), flops, macs, bytes, memory")
+    shared_options.add_save_trace(files)
     files.add_argument("--html", metavar="PATH", help="also write the page of --format html")
 
 
@@ -124,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = _read_runs(arguments)
     device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)
     with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device=device))
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
     _check_ignored(arguments.ignore, checked.table)
     progress = Progress()
@@ -189,10 +176,8 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
-    if arguments.format == "html":
-        for option, default in {"by": "module", "phase": None, "depth": None, "sort": None, "top": None}.items():
-            if getattr(arguments, option) != default:
-                raise ValueError(f"--{option} is of tables, and --format html is a page with all views: omit it")
+    if arguments.format == "html" and (option := find_chosen(arguments, ("by", "phase", "depth", "sort", "top"))):
+        raise ValueError(f"{option} is of tables, and --format html is a page with all views: omit it")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
     return CheckedOptions(table, peaks, _check_files(arguments))
@@ -208,7 +193,6 @@ def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ProfileAnalysis for the number of runs."""
     if arguments.schedule is None:
         if arguments.steps is not None:
             raise ValueError("--steps is the number of runs of a --schedule; without one use --warmup and --repeat")
@@ -283,7 +267,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
         report = profile.call_report(ignore=arguments.ignore, **options)
-        arguments.sort = None  # the table is ranked, by keys other than those of its columns
+        arguments.sort = None  # the table is ranked already, by keys that are no columns
     else:
         report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)

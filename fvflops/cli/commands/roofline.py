@@ -5,28 +5,17 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_model,
-    add_plot,
-    add_report,
-    add_run,
-    add_save_trace,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import choose_format, write, write_report
-from fvflops.cli.parser import Parser
+from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
 from fvflops.measure import roofline_plot
-from fvflops.measure.op_roofline import roofline
-from fvflops.measure.roofline_report import SHOWN, VIEWS, roofline_report
+from fvflops.measure.op_roofline import SHOWN, VIEWS, roofline, roofline_report
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype
@@ -38,29 +27,31 @@ EXAMPLES = (
 FIRST = ("--device", "--batch", "--dtype", "--by", "--plot")
 
 # Options without a MODEL.
-_OF_MEASURING = ("measure", "device", "output")
+_OF_MEASURING = ("measure", "device", "output", "format", "debug")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    add_convention(parser)
-    add_model(parser, nargs="?")
-    add_run(parser, runs_on=False)
-    peaks = find_group(parser, "device")
-    peaks.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser, nargs="?")
+    shared_options.add_run(parser, runs_on=False)
+    add_options(
+        parser,
+        """
+        device:
+        --device DEVICE  device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu
+            or cuda
+        --measure  measure this machine's peaks; without MODEL print them
+        """,
     )
-    peaks.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
-    add_backward(parser)
+    shared_options.add_backward(parser)
     find_group(parser, "report").add_argument(
         "--by", choices=VIEWS, default="module", help="one row per module (default), operator or op (20 without --top)"
     )
-    add_depth(parser)
-    add_report(parser)
-    add_plot(parser)
-    add_save_trace(parser)
+    shared_options.add_depth(parser)
+    shared_options.add_report(parser)
+    shared_options.add_plot(parser)
+    shared_options.add_save_trace(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
-        _check_measuring(arguments)
+        others = [name for name in arguments.options if name not in _OF_MEASURING]
+        if option := find_chosen(arguments, others) or ("--format" if arguments.format != "text" else ""):
+            raise ValueError(f"{option} is about a MODEL: name one, or pass --measure without it")
         with activity("measuring the peaks of this device"):
             measured = measure_device(arguments.device)
         write(write_device(measured), arguments.output)
@@ -89,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model,
         arguments,
         table,
-        options=model_options(arguments, device=arguments.build_on),
+        options=shared_options.model_options(arguments, device=arguments.build_on),
     )
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)
@@ -105,14 +98,3 @@ def run(arguments: argparse.Namespace) -> int:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
     return 0
-
-
-def _check_measuring(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option of a model where none is named."""
-    parser = Parser(add_help=False)
-    add_arguments(parser)
-    defaults = parser.parse_args([])
-    choose_format(defaults)
-    for action in parser.options():
-        if action.dest not in _OF_MEASURING and getattr(arguments, action.dest) != getattr(defaults, action.dest):
-            raise ValueError(f"{action.option_strings[0]} is about a MODEL: name one, or pass --measure without it")

@@ -15,20 +15,11 @@ from fvflops import paths
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import (
-    add_backward,
-    add_convention,
-    add_depth,
-    add_model,
-    add_plot,
-    add_report,
-    add_run,
-    find_group,
-    model_options,
-)
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import activity
 from fvflops.comparison import scaling_plot
@@ -75,34 +66,27 @@ class Template:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops scale`."""
-    add_convention(parser)
-    add_model(parser)
-    add_run(parser)
-    sizes = find_group(parser, "sizes")
-    sizes.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="NAME=A..B[:STEP]",
-        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a number of --input, an "
-        "argument of FACTORY, or a size of the default inputs of a library's model; may be repeated",
+    shared_options.add_convention(parser)
+    shared_options.add_model(parser)
+    shared_options.add_run(parser)
+    add_options(
+        parser,
+        f"""
+        sizes:
+        --vary NAME=A..B[:STEP] ...  a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a
+            number of --input, an argument of FACTORY, or a size of the default inputs of a library's model; may be
+            repeated
+        --generate KEY=N,...  cost of text generation by a language model instead, such as prompt=128,new=256,batch=1
+        report:
+        --metric METRIC  {", ".join(METRICS)}; default: flops
+        """,
+        choices={"metric": tuple(METRICS)},
+        default={"metric": "flops"},
     )
-    sizes.add_argument(
-        "--generate",
-        metavar="KEY=N,...",
-        help="cost of text generation by a language model instead, such as prompt=128,new=256,batch=1",
-    )
-    find_group(parser, "report").add_argument(
-        "--metric",
-        choices=tuple(METRICS),
-        default="flops",
-        metavar="METRIC",
-        help=f"{', '.join(METRICS)}; default: flops",
-    )
-    add_backward(parser)
-    add_depth(parser, default=1)
-    add_report(parser)
-    add_plot(parser)
+    shared_options.add_backward(parser)
+    shared_options.add_depth(parser, default=1)
+    shared_options.add_report(parser)
+    shared_options.add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -144,9 +128,8 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
 
 
 def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
-    for option in ("vary", "input", "assume"):
-        if getattr(arguments, option):
-            raise ValueError(f"--generate creates the model's inputs: omit --{option}")
+    if option := find_chosen(arguments, ("vary", "input", "assume")):
+        raise ValueError(f"--generate creates the model's inputs: omit {option}")
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
@@ -242,7 +225,7 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
     """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     add_paths(options.paths)
     factory = _find_factory(arguments.model, vary)
     if factory is None:
@@ -294,7 +277,7 @@ def _load(
 
 
 def _load_model(arguments: argparse.Namespace, texts: list[str]) -> LoadedModel:
-    options = model_options(arguments, inputs=texts, device=built_on(arguments))
+    options = shared_options.model_options(arguments, inputs=texts, device=built_on(arguments))
     subject = load_model(arguments.model, without_weights(arguments.model, options, arguments.execution))
     subject.train(arguments.train, option="--train")
     return subject
@@ -334,8 +317,6 @@ def _check_used(vary: Mapping[str, Range], used: set[Any], templates: Sequence[T
 
 
 def _fill_functions(templates: Sequence[Template], device: torch.device) -> tuple[Any, Any]:
-    """Return the positional and the keyword arguments as functions of the sizes."""
-
     def positional(**sizes: int) -> Any:
         return make_arguments([template.fill(sizes) for template in templates if template.name is None], device)[0]
 

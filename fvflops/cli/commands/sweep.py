@@ -7,19 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count
-from fvflops.cli.arguments import (
-    add_assume,
-    add_convention,
-    add_imports,
-    add_inputs,
-    add_run,
-    find_group,
-    import_modules,
-    model_options,
-)
-from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
+from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, read_plot, write_plot
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
 from fvflops.cli.progress import Progress
@@ -27,13 +20,12 @@ from fvflops.formulas import load_table
 from fvflops.sources.imports import add_current_folder, import_library
 from fvflops.sources.load import check_models, find_source
 from fvflops.sources.patterns import expand_names
-from fvflops.sweep.count_many import Executor
-from fvflops.sweep.count_model import CountSettings, Task, machine_memory
+from fvflops.sweep.count_model import CountSettings, Executor, Task, ignore_tick, machine_memory
 from fvflops.sweep.counted_models import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.joined import Join, join, read_joined
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
+from fvflops.sweep.local_pool import WorkerLimits, import_pebble, run_in_workers
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.ray_pool import RayPool
+from fvflops.sweep.ray_pool import run_on_cluster
 from fvflops.sweep.result_files import encode_row
 from fvflops.text import printable_short
 from fvflops.units import format_bytes, format_quantity, parse_size
@@ -52,53 +44,47 @@ _SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate tog
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops sweep`."""
-    add_convention(parser)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help="names and patterns: 'timm:resnet*', 'zoo:*', 'hf:models/*' (folders), @names.txt (one a line)",
+    shared_options.add_convention(parser)
+    add_options(
+        parser,
+        """
+        models MODEL  names and patterns: 'timm:resnet*', 'zoo:*', 'hf:models/*' (folders), @names.txt (one a line)
+        --output FILE  a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again;
+            - is standard output, in JSON lines
+        """,
+        nargs={"models": "+"},
+        required={"output": True},
     )
-    parser.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help="a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again; - is "
-        "standard output, in JSON lines",
-    )
-    add_inputs(parser)
-    add_assume(parser)
-    add_run(parser)
+    shared_options.add_inputs(parser)
+    shared_options.add_assume(parser)
+    shared_options.add_run(parser)
     parser.add_argument(
         "--no-peak-memory", action="store_true", help="do not predict peak memory, which takes about half of the time"
     )
     parser.add_argument("--again", action="store_true", help="count models again that have a row")
     parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
     add_pareto_plot(find_group(parser, "additional files"), join="columns for the plot, of")
-    workers = parser.add_argument_group("workers")
-    workers.add_argument(
-        "--workers", type=parse_count, metavar="N", help="worker processes; default: one for each core"
+    add_options(
+        parser,
+        """
+        workers:
+        --workers N  worker processes; default: one for each core
+        --ray ADDRESS  a Ray cluster instead of worker processes: auto, or ray://HOST:10001
+        --timeout S  seconds for a model; default: 300
+        --memory SIZE  bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the
+            workers, and no limit on a cluster
+        """,
+        type={"workers": parse_count, "timeout": _parse_seconds, "memory": _parse_bytes},
+        default={"timeout": 300.0},
     )
-    workers.add_argument(
-        "--ray", metavar="ADDRESS", help="a Ray cluster instead of worker processes: auto, or ray://HOST:10001"
-    )
-    workers.add_argument(
-        "--timeout", type=_parse_seconds, default=300.0, metavar="S", help="seconds for a model; default: 300"
-    )
-    workers.add_argument(
-        "--memory",
-        type=_parse_bytes,
-        metavar="SIZE",
-        help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
-        "and no limit on a cluster",
-    )
-    add_imports(workers, help="module that each worker imports first, such as one that registers ops")
+    workers = find_group(parser, "workers")
+    shared_options.add_imports(workers, help="module that each worker imports first, such as one that registers ops")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
-    options = model_options(arguments, device=built_on(arguments))
+    options = shared_options.model_options(arguments, device=built_on(arguments))
     if any(find_source(name) == "" for name in names):
         add_current_folder()  # of the workers too
     table = load_table(arguments.table)
@@ -131,8 +117,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rows, failed = _run_to_file(names, plan, executor)
     if plot is not None:
-        print(write_plot(plot, rows, joined, table), file=report_stream())
-        failed = is_missing(plot, rows, joined) or failed
+        sentence, failure = write_plot(plot, rows, joined, table)
+        print(sentence, file=report_stream())
+        if failure:
+            print(failure, file=sys.stderr)
+        failed = failed or bool(failure)
     return int(failed)
 
 
@@ -150,19 +139,19 @@ def _read_plot(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[Joi
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
-    import_modules(arguments.imports)
+    shared_options.import_modules(arguments.imports)
     limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
     if arguments.ray is not None:
         import_library("ray")
-        return RayPool(arguments.ray, limits)
+        return partial(run_on_cluster, address=arguments.ray, limits=limits)
     import_pebble()
-    return LocalPool(workers, limits)
+    return partial(run_in_workers, workers=workers, limits=limits)
 
 
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
     with termination_raised():
-        for row in executor.run(tasks):
+        for row in executor(tasks, ignore_tick):
             report_stream().write(encode_row(row, sealed=False))
             report_stream().flush()
             failed = failed or bool(row.failure)

@@ -124,7 +124,7 @@ def _named(arguments: argparse.Namespace) -> str | None:
 
 
 def runs_on(arguments: argparse.Namespace) -> tuple[str | None, Callable[[], AbstractContextManager[None]]]:
-    """Return the torch device whose kernels are recorded, None for that of the model, and a context to record in.
+    """Return the torch device whose kernels are recorded, None for the model's own, and a context to record in.
 
     Where the model is built on the CPU, or without weights, the CPU's kernels are recorded anyway.
     """

@@ -5,39 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
-from fvflops.cli.arguments import find_group
-from fvflops.cli.planning.mesh_options import AXIS_OF
+from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.parser import add_options
+from fvflops.cli.planning.step_options import AXIS_OF
 from fvflops.cli.progress import Progress
 from fvflops.devices.devices import Device
 from fvflops.plan.search.candidates import CHOICES, Candidate, LayoutSearch
 from fvflops.plan.search.layout_search import search_layouts
 
-# Options of one layout, which a search chooses or does not show, with their defaults.
-CHOSEN: Mapping[str, Any] = {
-    "mesh": None,
-    "rank": 0,
-    "microbatches": 1,
-    "schedule": None,
-    "stages_per_rank": None,
-    "stage_layers": None,
-    "sequence_parallel": False,
-    "reshard_after_forward": None,
-    "checkpoint": [],
-    "batch": None,
-    "trace": None,
-    "tokens": None,
-    "price": None,
-    "watts": None,
-    "depth": None,
-    "step_time": None,
-}
+# Options of one layout, which a search chooses or does not show.
+CHOSEN = (
+    *("mesh", "rank", "microbatches", "schedule", "stages_per_rank", "stage_layers", "sequence_parallel"),
+    *("reshard_after_forward", "checkpoint", "batch"),
+    *("trace", "tokens", "price", "watts", "depth", "step_time"),
+)
 # Options of one layout that apply to every layout of a search.
 KEPT = (
     *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
@@ -51,37 +39,32 @@ _BEST = 20
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the options of a search."""
-    group = find_group(parser, "search")
-    group.add_argument(
-        "--search",
-        action="store_true",
-        help="instead of one layout, find the fastest that fit --gpus of --device for --global-batch",
+    add_options(
+        parser,
+        f"""
+        search:
+        --search  instead of one layout, find the fastest that fit --gpus of --device for --global-batch
+        --gpus N  number of GPUs
+        --global-batch N  samples in a step of all GPUs
+        --choices NAME=A,B ...  what a search tries, of {", ".join(CHOICES)}, such as tp=4,8 or checkpoint=none,full;
+            may be repeated
+        --best N  layouts that are shown; default: {_BEST}
+        --jobs N  processes of a search; default: one for each core
+        """,
+        type={"gpus": int, "global_batch": int, "best": int, "jobs": int},
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
-    group.add_argument("--global-batch", type=int, metavar="N", help="samples in a step of all GPUs")
-    group.add_argument(
-        "--choices",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help=f"what a search tries, of {', '.join(CHOICES)}, such as tp=4,8 or checkpoint=none,full; may be repeated",
-    )
-    group.add_argument("--best", type=int, metavar="N", help=f"layouts that are shown; default: {_BEST}")
-    group.add_argument("--jobs", type=int, metavar="N", help="processes of a search; default: one for each core")
 
 
 def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that a search, or one layout, does not have."""
     if not arguments.search:
-        for name in _NEED_SEARCH:
-            if getattr(arguments, name) not in (None, []):
-                raise ValueError(f"{_option(name)} is for a search: add --search")
+        if option := find_chosen(arguments, _NEED_SEARCH):
+            raise ValueError(f"{option} is for a search: add --search")
         if arguments.mesh is None:
             raise ValueError("a plan needs --mesh, such as --mesh fsdp=8, or --search with --gpus and --global-batch")
         return
-    for name, default in CHOSEN.items():
-        if getattr(arguments, name) != default:
-            raise ValueError(f"a search chooses {_option(name)}: omit it, or limit what is tried by --choices")
+    if option := find_chosen(arguments, CHOSEN):
+        raise ValueError(f"a search chooses {option}: omit it, or limit what is tried by --choices")
     for name in ("gpus", "global_batch", "device"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
@@ -150,7 +133,7 @@ def parse_choices(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def run_search(arguments: argparse.Namespace, model: nn.Module, inputs: Any, **options: Any) -> LayoutSearch:
-    """Search with the options of the arguments and those of `search_layouts`, and show the progress on a terminal."""
+    """Search with the arguments' options and further ones of `search_layouts`; show the progress on a terminal."""
     bar, totals = Progress(), dict[str, int]()
 
     def show(what: str, left: int) -> None:

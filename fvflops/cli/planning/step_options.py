@@ -1,4 +1,4 @@
-"""Options of a training step: its optimizer, its loss, and the modules that are checkpointed."""
+"""Options of a training step: its optimizer, its loss, the modules that are checkpointed, and its mesh of ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +24,16 @@ from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
-from fvflops.cli.argument_values import parse_assumptions
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.parser import add_options
+from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
 from fvflops.plan.checkpointing import Checkpoint, find_checkpointed, is_policy
 from fvflops.plan.memory.chunked_loss import CHUNKED, compute_loss_in_chunks, find_head
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
 from fvflops.plan.memory.offload import OFFLOADS
+from fvflops.plan.parallel_axes import AXES
+from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.sharding.fully_sharded import unsharded_class
 from fvflops.sources.imports import import_library, load_function
 from fvflops.sources.loaded_model import LoadedModel
@@ -41,41 +45,29 @@ _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
 _LOGITS = 3  # axes: batch, tokens, vocabulary
 _OF_OUTPUT = ("--format", "--output")
+# Option → the axis without which it has no effect.
+AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
 
 
 def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     """Add the optimizer, checkpointing and the loss; `default` is help text."""
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="optimizer of torch.optim, in any case, also with options: AdamW(fused=True); one of bitsandbytes, such "
-        "as AdamW8bit or PagedAdamW; Muon for matrices with AdamW for embeddings and the rest; or none for forward and "
-        "backward only; default: " + default,
-    )
-    step.add_argument(
-        "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
-    )
-    step.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="POLICY",
-        help="activation checkpointing of the layers: full, selective or 'every 2'; or a class of modules whose "
-        "activations are recomputed (torch.utils.checkpoint), which may be repeated",
-    )
-    step.add_argument(
-        "--loss",
-        metavar="PATH:FUNCTION",
-        help="function of the model's result, or 'chunked': cross entropy with the output projection in chunks of "
-        "tokens (as liger's); default: its attribute loss, or else cross entropy of a language model's logits, or else "
-        "the sum of the outputs",
-    )
-    step.add_argument(
-        "--offload",
-        action="append",
-        default=[],
-        choices=tuple(OFFLOADS),
-        help="keep on the host the optimizer, also the gradients (ZeRO-Offload), or activations; may be repeated",
+    add_options(
+        step,
+        f"""
+        --optimizer NAME  optimizer of torch.optim, in any case, also with options: AdamW(fused=True); one of
+            bitsandbytes, such as AdamW8bit or PagedAdamW; Muon for matrices with AdamW for embeddings and the rest;
+            or none for forward and backward only; default: {default}
+        --master-weights  the optimizer keeps float32 copies of the parameters
+        --checkpoint POLICY ...  activation checkpointing of the layers: full, selective or 'every 2'; or a class of
+            modules whose activations are recomputed (torch.utils.checkpoint), which may be repeated
+        --loss PATH:FUNCTION  function of the model's result, or 'chunked': cross entropy with the output projection
+            in chunks of tokens (as liger's); default: its attribute loss, or else cross entropy of a language model's
+            logits, or else the sum of the outputs
+        --offload  keep on the host the optimizer, also the gradients (ZeRO-Offload), or activations; may be repeated
+        """,
+        action={"offload": "append"},
+        default={"offload": []},
+        choices={"offload": tuple(OFFLOADS)},
     )
 
 
@@ -302,3 +294,52 @@ def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str
     wanted = set(names)
     classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
     return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
+
+
+def read_plan_options(arguments: argparse.Namespace, mesh: Mapping[str, int], table: FormulaTable) -> PlanOptions:
+    """Return the options of a plan on a mesh that do not depend on the model."""
+    return PlanOptions(
+        mesh=mesh,
+        rank=arguments.rank,
+        shard_by=None if arguments.shard is None else load_function(arguments.shard, "--shard"),
+        sequence_parallel=arguments.sequence_parallel,
+        microbatches=arguments.microbatches,
+        schedule=arguments.schedule,
+        stages_per_rank=arguments.stages_per_rank,
+        stage_layers=_parse_numbers(arguments, "stage_layers", "the layers of each stage, such as 7,8,8,7"),
+        reshard_after_forward=arguments.reshard_after_forward,
+        reduce_each_microbatch=arguments.reduce_each_microbatch is not False,
+        routing=_parse_numbers(arguments, "routing", "the tokens of each expert, such as 3,3,1,1"),
+        offload=arguments.offload,
+        assume=read_assumptions(arguments),
+        table=table,
+    )
+
+
+def _parse_numbers(arguments: argparse.Namespace, name: str, expected: str) -> list[int] | None:
+    """Return the numbers of an option such as 7,8,8,7, None without it; a mistake raises ValueError."""
+    text = getattr(arguments, name)
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{arguments.options[name][0]} {text}: expected {expected}")
+    return [int(part) for part in parts]
+
+
+def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for an option whose axis the mesh lacks; axes that do not exist are the plan's to report."""
+    if not mesh.keys() <= set(AXES):
+        return
+    for name, axis in AXIS_OF.items():
+        if axis not in mesh and (option := find_chosen(arguments, [name])):
+            raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
+
+
+def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for `--bucket-cap-mb` with a mesh in which DDP reduces no gradients."""
+    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
+    if arguments.bucket_cap_mb is not None and (replicas == 1 or mesh.get("fsdp", 1) > 1):
+        raise ValueError(
+            f"--bucket-cap-mb has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp"
+        )

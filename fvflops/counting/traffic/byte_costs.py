@@ -47,11 +47,7 @@ class TrafficCostModel(CostModel):
             raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
         self._part = part
         self._storage_infos_by_id = storage_infos or {}
-        self._stops_at = stops_at
-
-    @property
-    def stops_at(self) -> StopsAt:
-        return self._stops_at
+        self.stops_at = stops_at
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
         """Return the traffic of one call, None where unknown."""

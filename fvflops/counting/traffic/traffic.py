@@ -18,8 +18,7 @@ once. Caches and fusion reduce the actual traffic; a kernel that reads its input
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
         return None
     schema = _read_schema(signature.schema)
     returns_views = storage_info.moved is False or (storage_info.moved is None and _returns_views(signature, schema))
-    if returns_views and not any(argument.written for argument in schema.arguments.values()):
+    if returns_views and not schema.written:
         may_copy = storage_info.moved is None and signature.packet in MAY_COPY
         return None if may_copy else Traffic(0, 0)
     try:
@@ -82,25 +81,14 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
     return Traffic(read if storage_info.storage_bytes is None else min(read, storage_info.storage_bytes), written)
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """Whether an op writes to an argument, and whether it does not read it."""
-
-    written: bool
-    only_written: bool
-
-
-_READ = _Argument(False, False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Schema:
-    """Use of each tensor argument, and aliasing of each result.
+class _Schema(NamedTuple):
+    """The tensor arguments that an op writes to, those among them that it does not read, and aliasing of each result.
 
     A result is "" where it is new, "view" of an argument, or the "same" as one that was written.
     """
 
-    arguments: Mapping[str, _Argument] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
+    only_written: frozenset[str] = frozenset()
     results: tuple[str, ...] = ()
 
     def result(self, index: int) -> str:
@@ -119,16 +107,15 @@ def _read_schema(text: str) -> _Schema:
     """Parse the text of a schema; one without types writes nothing in-place."""
     head, arrow, results = text.rpartition(") -> ")
     positional, _, keyword_only = head.partition("(")[2].partition("*, ")
-    arguments = {
-        name: _Argument(bool(mark), bool(mark) and part is keyword_only)
-        for part in (positional, keyword_only)
-        for _, mark, name in _TENSOR.findall(part)
-    }
     if not arrow:
         return _Schema()
+    read_too, only_written = (
+        {name for _, mark, name in _TENSOR.findall(part) if mark} for part in (positional, keyword_only)
+    )
     items = results[1:-1].split(", ") if results.startswith("(") else [results]
     found = [_ALIAS.search(item) for item in items if item]
-    return _Schema(arguments, tuple("" if alias is None else "same" if alias[1] else "view" for alias in found))
+    aliases = tuple("" if alias is None else "same" if alias[1] else "view" for alias in found)
+    return _Schema(frozenset(read_too | only_written), frozenset(only_written), aliases)
 
 
 def _is_opaque(signature: Signature) -> bool:
@@ -151,20 +138,19 @@ def _returns_views(signature: Signature, schema: _Schema) -> bool:
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
     rule = traffic_rule_of(signature)
     for name, value in _named(signature):
-        argument = schema.arguments.get(name, _READ)
+        overwritten = schema.written if signature.packet in OVERWRITES else schema.only_written
         if name in rule.reads:
             yield rule.reads[name](signature)
-        elif not (argument.only_written or (argument.written and signature.packet in OVERWRITES)):
+        elif name not in overwritten:
             yield bytes_in(value)
 
 
 def _bytes_written(signature: Signature, schema: _Schema, moved: bool | None) -> Iterable[int]:
     rule = traffic_rule_of(signature)
     for name, value in _named(signature):
-        argument = schema.arguments.get(name, _READ)
         if name in rule.writes:
             yield rule.writes[name](signature)
-        elif argument.written:
+        elif name in schema.written:
             yield bytes_in(value)
     for index, value in enumerate(signature.outputs):
         kind = schema.result(index)

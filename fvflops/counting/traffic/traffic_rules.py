@@ -15,53 +15,42 @@ _INDEX_BYTES = 8  # indices of sparse tensors are int64
 _BLOCKED = frozenset({"sparse_bsr", "sparse_bsc"})
 _COMPRESSED_DIMENSION = {"sparse_csr": -2, "sparse_csc": -1}
 
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 # Ops that access no elements: allocation without initialisation, in-place changes of a tensor's shape or storage, and
 # queries of metadata.
-MOVES_NOTHING = frozenset(
-    {
-        *("aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided", "aten::empty_quantized"),
-        *("aten::new_empty", "aten::new_empty_strided", "aten::_efficientzerotensor"),
-        *("aten::as_strided_", "aten::detach_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"),
-        *("aten::set_", "aten::squeeze_", "aten::swapaxes_", "aten::swapdims_", "aten::t_", "aten::transpose_"),
-        *("aten::unsqueeze_", "aten::_shape_as_tensor", "aten::_fused_sdp_choice", "aten::_nnz", "aten::is_same_size"),
-        *("profiler::_record_function_enter", "profiler::_record_function_enter_new"),
-        "profiler::_record_function_exit",
-        *("aten::_assert_tensor_metadata", "aten::_has_compatible_shallow_copy_type", "aten::_has_same_storage_numel"),
-    }
-)
+MOVES_NOTHING = _aten(
+    "empty empty_like empty_permuted empty_strided empty_quantized new_empty new_empty_strided _efficientzerotensor"
+    " as_strided_ detach_ resize_ resize_as_ _resize_output_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_"
+    " unsqueeze_ _shape_as_tensor _fused_sdp_choice _nnz is_same_size _assert_tensor_metadata"
+    " _has_compatible_shallow_copy_type _has_same_storage_numel"
+) | {"profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"}
 # Views whose schemas have no alias annotation.
-VIEWS = frozenset(
-    {
-        *("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"),
-        *("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d"),
-        "aten::lift",
-    }
+VIEWS = _aten(
+    "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk broadcast_tensors meshgrid atleast_1d"
+    " atleast_2d atleast_3d lift"
 )
 # Ops that return their input or a view of it if possible, else a copy.
-MAY_COPY = frozenset(
-    {
-        *("aten::reshape", "aten::reshape_as", "aten::flatten", "aten::ravel", "aten::contiguous", "aten::to"),
-        *("aten::type_as", "aten::cpu", "aten::cuda", "aten::pin_memory", "aten::resolve_conj", "aten::resolve_neg"),
-        *("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision", "aten::coalesce"),
-    }
+MAY_COPY = _aten(
+    "reshape reshape_as flatten ravel contiguous to type_as cpu cuda pin_memory resolve_conj resolve_neg"
+    " _autocast_to_full_precision _autocast_to_reduced_precision coalesce"
 )
 # Ops that return their input in eval mode.
 DROPOUTS = frozenset(
     f"aten::{kind}dropout{suffix}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for suffix in ("", "_")
 )
 # Ops that overwrite their first argument without reading it.
-OVERWRITES = frozenset(
-    {
-        *("aten::copy_", "aten::fill_", "aten::zero_", "aten::_foreach_copy_", "aten::_foreach_zero_"),
-        *("aten::bernoulli_", "aten::cauchy_", "aten::exponential_", "aten::geometric_", "aten::log_normal_"),
-        *("aten::normal_", "aten::random_", "aten::uniform_", "aten::_no_grad_fill_", "aten::_no_grad_zero_"),
-        *("aten::_no_grad_normal_", "aten::_no_grad_uniform_", "aten::_copy_from"),
-    }
+OVERWRITES = _aten(
+    "copy_ fill_ zero_ _foreach_copy_ _foreach_zero_ bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_"
+    " random_ uniform_ _no_grad_fill_ _no_grad_zero_ _no_grad_normal_ _no_grad_uniform_ _copy_from"
 )
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices."""
+    """Return the bytes of a tensor; of a sparse one, of its stored elements and their indices."""
     if spec.nnz is None:
         return spec.nbytes
     values = replace(spec, shape=(spec.nnz,)).nbytes
@@ -113,8 +102,9 @@ def _as_results(signature: Signature) -> int:
     return bytes_in(signature.outputs[:1])
 
 
-def _one_for_each_target(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "target").numel, _spec(signature, "self"))
+def _one_for_each(index: str, name: str) -> _Bytes:
+    """Return a function for the bytes of an element of an argument for each element of another, `index`."""
+    return lambda signature: _elements_of(_spec(signature, index).numel, _spec(signature, name))
 
 
 def _rows(name: str, table: str) -> _Bytes:
@@ -137,24 +127,14 @@ def _indexed_bytes(signature: Signature) -> int:
         return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
     unindexed = [size for axis, size in enumerate(spec.shape) if axis >= len(by_axis) or by_axis[axis] is None]
     shapes = [tensor.shape for tensor in tensors]
-    positions = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
+    ndim = max(map(len, shapes), default=0)
+    padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
+    positions = prod(max(sizes) for sizes in zip(*padded, strict=True))
     return replace(spec, shape=(positions, *unindexed)).nbytes
-
-
-def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
-    return lambda shape: (1,) * (ndim - len(shape)) + shape
 
 
 def _accumulated_bytes(signature: Signature) -> int:
     return _indexed_bytes(signature) if argument_of(signature, "accumulate") else 0
-
-
-def _one_for_each_index(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "index").numel, _spec(signature, "self"))
-
-
-def _sources_for_indices(signature: Signature) -> int:
-    return _elements_of(_spec(signature, "index").numel, _spec(signature, "src"))
 
 
 def _slices_for_indices(signature: Signature) -> int:
@@ -162,13 +142,6 @@ def _slices_for_indices(signature: Signature) -> int:
     spec, dim = _spec(signature, "self"), argument_of(signature, "dim")
     size = spec.shape[dim] if isinstance(dim, int) and spec.shape else 1
     return _elements_of(spec.numel // max(size, 1) * _spec(signature, "index").numel, spec)
-
-
-def _bytes_if_unscaled(name: str) -> _Bytes:
-    """Return a function for the bytes of an argument if gradients are unscaled, else 0."""
-    return lambda signature: (
-        0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, name))
-    )
 
 
 def _bytes_if_training(name: str) -> _Bytes:
@@ -181,7 +154,8 @@ def _bytes_if_training(name: str) -> _Bytes:
     return count
 
 
-_ALL = TrafficRule()
+def _unscaled_gradients(signature: Signature) -> int:
+    return 0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, "grads"))
 
 
 def _unless_ignored(signature: Signature) -> int:
@@ -190,91 +164,57 @@ def _unless_ignored(signature: Signature) -> int:
     return 0 if ignored else bytes_in(argument_of(signature, "self"))
 
 
-_LOOKED_UP = TrafficRule(reads={"self": _as_results})
-_SHAPE_OF_SELF = TrafficRule(reads={"self": _none})
-_SELECTED = TrafficRule(reads={"self": _one_for_each_target})
-_INDEXED = TrafficRule(reads={"self": _accumulated_bytes}, writes={"self": _indexed_bytes})
-_SCATTERED = TrafficRule(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
-_SCATTER_ADDED = TrafficRule(
-    reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
-)
-_SLICES_SET = TrafficRule(reads={"self": _none}, writes={"self": _slices_for_indices})
-_SLICES_ADDED = TrafficRule(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
-_TRAINED = TrafficRule(writes={name: _bytes_if_training(name) for name in ("running_mean", "running_var")})
-_STEPPED = TrafficRule(writes={"grads": _bytes_if_unscaled("grads")})
-
-_TRAFFIC_RULES: Mapping[str, TrafficRule] = {
-    **dict.fromkeys(
-        (
-            *("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_"),
-            *("aten::addmv", "aten::addmv_"),
-        ),
-        TrafficRule(reads={"self": _unless_ignored}),
-    ),
+_ALL = TrafficRule()
+# Names of ops in aten, and which bytes of their arguments they read and write.
+_RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
+    ("addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ addmv addmv_", {"self": _unless_ignored}, {}),
     # Only the selected rows of a table are read.
-    "aten::embedding": TrafficRule(reads={"weight": _as_results}),
-    **dict.fromkeys(
-        ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
-        TrafficRule(reads={"weight": _rows("indices", "weight")}),
-    ),
-    "aten::embedding_renorm_": TrafficRule(
-        reads={"self": _rows("indices", "self")}, writes={"self": _rows("indices", "self")}
-    ),
-    **dict.fromkeys(
-        (
-            *("aten::index", "aten::_unsafe_index", "aten::index_select", "aten::gather", "aten::take"),
-            *("aten::take_along_dim", "aten::masked_select"),
-        ),
-        _LOOKED_UP,
-    ),
+    ("embedding", {"weight": _as_results}, {}),
+    ("embedding_bag _embedding_bag _embedding_bag_forward_only", {"weight": _rows("indices", "weight")}, {}),
+    ("embedding_renorm_", {"self": _rows("indices", "self")}, {"self": _rows("indices", "self")}),
+    ("index _unsafe_index index_select gather take take_along_dim masked_select", {"self": _as_results}, {}),
     # One element of each row of log probabilities is read.
-    **dict.fromkeys(
-        (
-            *("aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"),
-            *("aten::nll_loss_forward", "aten::nll_loss2d_forward"),
-        ),
-        _SELECTED,
+    (
+        "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
+        {"self": _one_for_each("target", "self")},
+        {},
     ),
     # Only indexed elements are written: a KV cache receives the new positions.
-    **dict.fromkeys(("aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put_"), _INDEXED),
-    "aten::scatter_": _SCATTERED,
-    **dict.fromkeys(
-        ("aten::scatter_add_", "aten::scatter_reduce_", "aten::scatter_.reduce", "aten::scatter_.value_reduce"),
-        _SCATTER_ADDED,
+    ("index_put_ _index_put_impl_ _unsafe_index_put_", {"self": _accumulated_bytes}, {"self": _indexed_bytes}),
+    ("scatter_", {"self": _none, "src": _one_for_each("index", "src")}, {"self": _one_for_each("index", "self")}),
+    (
+        "scatter_add_ scatter_reduce_ scatter_.reduce scatter_.value_reduce",
+        {"self": _one_for_each("index", "self"), "src": _one_for_each("index", "src")},
+        {"self": _one_for_each("index", "self")},
     ),
-    **dict.fromkeys(("aten::index_copy_", "aten::index_fill_"), _SLICES_SET),
-    **dict.fromkeys(("aten::index_add_", "aten::index_reduce_"), _SLICES_ADDED),
+    ("index_copy_ index_fill_", {"self": _none}, {"self": _slices_for_indices}),
+    ("index_add_ index_reduce_", {"self": _slices_for_indices}, {"self": _slices_for_indices}),
     # These use the shape of `self`, not its elements.
-    **dict.fromkeys(
-        (
-            *("aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like", "aten::randn_like"),
-            *("aten::randint_like", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::bernoulli.p"),
-            *("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward"),
-            *("aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward"),
-            *("aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward"),
-            *("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::adaptive_avg_pool3d_backward"),
-            *("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward"),
-            *("aten::nll_loss_backward", "aten::nll_loss2d_backward"),
-            *(f"aten::{kind}_pad{rank}d_backward" for kind in ("reflection", "replication") for rank in (1, 2, 3)),
-        ),
-        _SHAPE_OF_SELF,
+    (
+        "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full bernoulli.p"
+        " max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward"
+        " adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward"
+        " avg_pool2d_backward avg_pool3d_backward adaptive_avg_pool3d_backward _adaptive_avg_pool2d_backward"
+        " _adaptive_avg_pool3d_backward nll_loss_backward nll_loss2d_backward reflection_pad1d_backward"
+        " reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward"
+        " replication_pad3d_backward",
+        {"self": _none},
+        {},
     ),
-    "aten::type_as": TrafficRule(reads={"other": _none}),
+    ("type_as", {"other": _none}, {}),
     # The schemas do not mark running statistics as written, or mark them in eval mode too.
-    **dict.fromkeys(
-        (
-            *("aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"),
-            *("aten::_native_batch_norm_legit", "aten::_batch_norm_impl_index", "aten::instance_norm"),
-        ),
-        _TRAINED,
+    (
+        "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
+        " _batch_norm_impl_index instance_norm",
+        {},
+        {name: _bytes_if_training(name) for name in ("running_mean", "running_var")},
     ),
     # Gradients are written only if they are unscaled for a gradient scaler.
-    **dict.fromkeys(
-        ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"), _STEPPED
-    ),
-}
+    ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", {}, {"grads": _unscaled_gradients}),
+)
+_RULE_OF_OP = {op: TrafficRule(reads, writes) for names, reads, writes in _RULES for op in _aten(names)}
 
 
 def traffic_rule_of(signature: Signature) -> TrafficRule:
     """Return the exceptions for a call, by its overload or else its op."""
-    return _TRAFFIC_RULES.get(signature.op) or _TRAFFIC_RULES.get(signature.packet, _ALL)
+    return _RULE_OF_OP.get(signature.op) or _RULE_OF_OP.get(signature.packet, _ALL)

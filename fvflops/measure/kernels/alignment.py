@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelRun
 from fvflops.trace.module_tree import innermost
@@ -17,53 +17,39 @@ _MAX_PAIRS, _WINDOW = 6_000_000, 400
 # Op that autograd calls if no dispatch mode is active → the op that it calls under the recorder's mode.
 _RECORDED_OPS = {"aten::_index_put_impl_": "aten::index_put_"}
 
-Shapes = tuple[tuple[int, ...], ...]
 Pairs = list[tuple[int, int]]
 
 
-class Item(NamedTuple):
-    """An event or a call: its kind, its name, the shapes of its input tensors (None if unknown).
-
-    `is_anchor` is whether a call is aligned before those between: one that has FLOPs.
-    """
-
-    kind: str
-    name: str
-    shapes: Shapes | None = None
-    is_anchor: bool = False
-
-
-def align(events: Sequence[Item], ends: Sequence[int], calls: Sequence[Item]) -> Pairs:
+def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[RecordedCall]) -> Pairs:
     """Return the alignment of two ordered lists as pairs of positions.
 
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
-    place if no dispatch mode is active.
+    place if no dispatch mode is active. In long lists calls of modules and those that have FLOPs are aligned first.
     """
-    keys: list[Callable[[Item], Hashable]] = [_name]
+    keys: list[Callable[[RecordedCall], Hashable]] = [_name]
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
-        keys.insert(0, lambda item: (_name(item), item.shapes))
+        keys.insert(0, lambda call: (_name(call), call.shapes))
     pairs: Pairs = []
     for key in keys:
         event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
         if len(events) * len(calls) > _MAX_PAIRS:
-            anchors = [position for position, call in enumerate(calls) if call.is_anchor]
+            anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
             pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
         pairs = _fill_gaps(pairs, event_keys, ends, call_keys, range(len(calls)))
     return pairs
 
 
-def _name(item: Item) -> Hashable:
-    if item.kind != "op":
-        return item.kind, item.name
-    return item.kind, _RECORDED_OPS.get(item.name, item.name).removesuffix("_")
+def _name(call: RecordedCall) -> Hashable:
+    is_op = call.kind == "op"
+    return call.kind, _RECORDED_OPS.get(call.name, call.name).removesuffix("_") if is_op else call.name
 
 
 _Keys = Sequence[Hashable]
 
 
 def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Iterable[int]) -> Pairs:
-    """Align events and calls in the gaps; `positions` are those of the calls to align."""
+    """Align events and calls in the gaps; `positions` are the calls to align."""
     call_positions = list(positions)
     filled: Pairs = []
     event_start = call_start = 0
@@ -160,7 +146,13 @@ def find_owners(
     sequence number; a node of gradient accumulation has no sequence number, and belongs to the module of the node
     before it.
     """
-    located = _locate_ops(run, call_of_event, trace)
+    scopes = [] if trace is None else trace.scopes()
+    matched = {
+        event_index: trace.events[index]
+        for event_index, index in call_of_event.items()
+        if trace is not None and trace.events is not None and run.events[event_index].kind == "op"
+    }
+    located = {event_index: (innermost(scopes[event.stack]), event.phase) for event_index, event in matched.items()}
     nodes = _locate_nodes(run, located)
     modules: list[str] = []
     phases: list[str] = []
@@ -189,19 +181,6 @@ def find_owners(
         modules.append(module)
         phases.append(phase)
     return tuple(modules), tuple(phases)
-
-
-def _locate_ops(run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
-    """Return the module and the phase of the events matched with an op of the Trace."""
-    if trace is None or trace.events is None:
-        return {}
-    scopes = trace.scopes()
-    located = {}
-    for event_index, index in call_of_event.items():
-        if run.events[event_index].kind == "op":
-            event = trace.events[index]
-            located[event_index] = innermost(scopes[event.stack]), event.phase
-    return located
 
 
 def _locate_nodes(run: KernelRun, located: Mapping[int, tuple[str, str]]) -> dict[int, str]:

@@ -26,8 +26,7 @@ from fvflops.capture.run import Model
 from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.kernel_sums import KernelAverages, list_stacks, overlay_times, sum_kernels
+from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_stacks, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import annotate, find_by_id, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import Work
@@ -37,7 +36,7 @@ from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
-# Weights of stacks: those that torch.profiler writes, and those of its events' work.
+# Weights of stacks: times that torch.profiler writes, and the work of events.
 _TORCH_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
 _WORK_METRICS = ("self_macs", "self_flops")
 _LOGGER = logging.getLogger("fvflops")
@@ -108,7 +107,7 @@ class KernelProfile:
             with_stack=with_stack,
             # Without it torch.profiler's events have no stacks to group by.
             experimental_config=ExperimentalConfig(verbose=True) if with_stack else None,
-            schedule=None if schedule is None else self._action_at,
+            schedule=None if schedule is None else lambda step: ProfilerAction[action_at(schedule, step).upper()],
             on_trace_ready=self._end_cycle,
         )
 
@@ -272,7 +271,7 @@ class KernelProfile:
             return lines
         rate = flops_to_string(self.flops_per_second())
         lines[0] += f"; {format_size(match.total.flops)} FLOPs a step (2 per MAC, table {self._table.name}), {rate}"
-        return lines + kernel_table.describe_ledger(match.ledger, self._table)
+        return lines + describe_ledger(match.ledger, self._table)
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
@@ -334,10 +333,6 @@ class KernelProfile:
             self._exported = self._run, folder
         return os.path.join(folder.name, "trace.json")
 
-    def _action_at(self, step: int) -> ProfilerAction:
-        assert self._schedule is not None
-        return ProfilerAction[action_at(self._schedule, step).upper()]
-
     def _is_active(self, step: int) -> bool:
         return self._schedule is None or action_at(self._schedule, step) in ACTIVE
 
@@ -360,7 +355,12 @@ class KernelProfile:
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
         # torch.profiler must not see an error: it would stop twice, which aborts the process. It is raised afterwards.
         try:
-            self._read_cycle(profiler)
+            run = read_run(profiler, self._model_index, complete=self._complete)
+            steps = sum(event.kind == "step" for event in run.events)
+            if run.events and (self._run is None or self._complete or steps > 1):
+                self._run, self._match = run, None
+            if self._on_trace_ready is not None and self._complete:
+                self._on_trace_ready(self)
         except BaseException as error:
             self._failure = error
 
@@ -368,14 +368,6 @@ class KernelProfile:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-    def _read_cycle(self, profiler: torch.profiler.profile) -> None:
-        run = read_run(profiler, self._model_index, complete=self._complete)
-        steps = sum(event.kind == "step" for event in run.events)
-        if run.events and (self._run is None or self._complete or steps > 1):
-            self._run, self._match = run, None
-        if self._on_trace_ready is not None and self._complete:
-            self._on_trace_ready(self)
 
     def _why_no_events(self) -> str:
         if self._stage == "new":

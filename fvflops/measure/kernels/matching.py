@@ -6,39 +6,29 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.kernels.alignment import Item, align, find_owners
-from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, Work, add_works, nest_calls
+from fvflops.measure.kernels.alignment import align, find_owners
+from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, ShapeCosts, Work, add_works, nest_calls
 from fvflops.text import short_repr
 from fvflops.trace import Status, Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
-
-
-class CostsByShapes(Protocol):
-    """Costs of events by the shapes of their own inputs; None if unknown."""
-
-    def work(self, event_index: int) -> Work | None:
-        """Return the work of an event."""
-
-    def nbytes(self, event_index: int) -> int | None:
-        """Return the bytes that an event reads and writes."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KernelMatch:
     """A torch.profiler run with the module, the phase and the work of each event.
 
-    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels are those of kind
+    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels have the kind
     "device": they have the module and phase of the op that launched them, and no work of their own.
 
     `modules`, `phases` and `steps` have an item for each event; `steps` are numbers of steps, -1 outside all steps.
     `self_work` is without nested events, `work` with them; None if unknown. `call_of_event` maps the index of an event
     to the index of the Trace's event matched with it: an op, or the end of a module call. `total` is the work of one
     step, None without a Trace. `nbytes` maps events to the bytes that they read and write, without cache reuse or
-    fusion: those of matched ops, where known.
+    fusion, where known.
     """
 
     run: KernelRun
@@ -86,7 +76,7 @@ class KernelMatch:
 
 
 def match_kernels(
-    run: KernelRun, trace: Trace | None, cost_model: CostModel, *, by_shapes: CostsByShapes | None = None
+    run: KernelRun, trace: Trace | None, cost_model: CostModel, *, by_shapes: ShapeCosts | None = None
 ) -> KernelMatch:
     """Return a run with the modules, phases and work of its events.
 
@@ -94,18 +84,19 @@ def match_kernels(
     with the outermost op events of their names, which get their work; kernels are not matched. The work of ops without
     an event, as in fused kernels, is attributed to the call of their module.
 
-    `by_shapes` are costs of events by the shapes of their own inputs. They replace those of the recorded op where the
-    shapes of the two differ, and are those of events which match no op.
+    `by_shapes` are costs of events by the shapes of their own inputs. They replace the recorded op's costs where
+    the shapes of the two differ, and apply to events that match no op.
     """
     children = _children(run)
     steps = _number_steps(run)
     calls = None if trace is None else nest_calls(trace, cost_model)
     matcher = _StepMatcher(run, children, calls, by_shapes)
     numbers = sorted({step for step in steps if step >= 0})
-    for number in numbers if calls is not None else ():
-        step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
-        others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
-        matcher.match_step(step, others)
+    if calls is not None:
+        for number in numbers:
+            step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
+            others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
+            matcher.match(calls, [*step, *others], step[0] if step else None)
     matcher.count_by_shapes()
     modules, phases = find_owners(run, matcher.call_of_event, trace)
     self_work = tuple([matcher.work.get(event_index) for event_index in range(len(run.events))])
@@ -125,9 +116,9 @@ def match_kernels(
     )
 
 
-def _children(run: KernelRun) -> dict[int, list[int]]:
+def _children(run: KernelRun) -> defaultdict[int, list[int]]:
     """Return event → the events nested in it, without device events; -1 → the outermost events."""
-    children: dict[int, list[int]] = defaultdict(list)
+    children: defaultdict[int, list[int]] = defaultdict(list)
     for event_index, event in enumerate(run.events):
         if event.kind != "device":
             children[event.parent].append(event_index)
@@ -161,13 +152,14 @@ class _StepMatcher:
     def __init__(
         self,
         run: KernelRun,
-        children: Mapping[int, list[int]],
+        children: defaultdict[int, list[int]],
         calls: RecordedCall | None,
-        by_shapes: CostsByShapes | None,
+        by_shapes: ShapeCosts | None,
     ) -> None:
         self._events = run.events
-        self._modules = set() if calls is None else calls.modules()
-        self._products = set() if calls is None else {op.name for op in calls.ops() if op.work and op.work.macs}
+        recorded = [] if calls is None else list(calls.walk())
+        self._modules = {call.name for call in recorded if call.kind == "module"}
+        self._products = {call.name for call in recorded if call.kind == "op" and call.work and call.work.macs}
         self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
@@ -179,26 +171,33 @@ class _StepMatcher:
         self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
 
-    def match_step(self, step: Sequence[int], others: Sequence[int]) -> None:
-        """Match the events of one step: its own event, if it has one, and the outermost ones on other threads."""
-        assert self._calls is not None
-        self._match(self._calls, [*step, *others], step[0] if step else None)
-
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op."""
         # If code is compiled, the work of recorded ops without an event is on modules and steps.
-        if self._by_shapes is not None and not (self._sums["compiled"] and self._calls is not None):
-            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, self._around_matched())
+        if self._by_shapes is None or (self._sums["compiled"] and self._calls is not None):
+            return
+        around_matched = self._around_matched()
+        pending = list(self._list_unmatched(self._children[-1], around_matched))
+        while pending:
+            event_index = pending.pop()
+            work = self._by_shapes.work(event_index)
+            if work is None:
+                pending += self._list_unmatched(self._children[event_index], around_matched)
+            else:
+                self.work[event_index] = work
+                self._ops.add(event_index)
+                self.counted_by_shapes.add(event_index)
+                self._sums["flops_by_shapes"] += work.flops
 
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
         if self._calls is not None or self._by_shapes is not None:
-            indexes = self._list_unmatched(self._children.get(-1, ()), self._around_matched())
+            indexes = self._list_unmatched(self._children[-1], self._around_matched())
             self._named["no_op"].update(self._events[event_index].name for event_index in indexes)
         named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
         return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
 
-    def _match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
+    def match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
         candidates: list[int] = []
         ends: list[int] = []
@@ -206,21 +205,18 @@ class _StepMatcher:
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
         items = [
-            Item(event.kind, event.module if event.kind == "module" else event.name, event.tensor_shapes)
+            RecordedCall(event.kind, event.module if event.kind == "module" else event.name, shapes=event.tensor_shapes)
             for event in (self._events[event_index] for event_index in candidates)
         ]
         expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
-        calls = [
-            Item(inner.kind, inner.name, inner.shapes, is_anchor=inner.kind == "module" or inner.work != NO_WORK)
-            for inner in expected
-        ]
-        events = {call_position: candidates[position] for position, call_position in align(items, ends, calls)}
+        events = {call_position: candidates[position] for position, call_position in align(items, ends, expected)}
         unmatched_works = [NO_WORK, call.work]
         for call_position, inner in enumerate(expected):
             if call_position not in events:
                 unmatched_works.append(inner.total())
-                self._named["no_event"].update([op.name for op in inner.ops()])
-                self._named["attributed_to_modules"].update([op.name for op in inner.ops() if op.work != NO_WORK])
+                ops = [op for op in inner.walk() if op.kind == "op"]
+                self._named["no_event"].update([op.name for op in ops])
+                self._named["attributed_to_modules"].update([op.name for op in ops if op.work != NO_WORK])
                 continue
             event_index = events[call_position]
             if inner.trace_index is not None:
@@ -228,7 +224,7 @@ class _StepMatcher:
             if inner.kind == "op":
                 self._add_op(event_index, inner)
             else:
-                self._match(inner, self._children.get(event_index, ()), event_index)
+                self.match(inner, self._children[event_index], event_index)
         unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
         if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
@@ -237,7 +233,7 @@ class _StepMatcher:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
-        """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
+        """Give an event the work of the op matched with it, or the work of its own shapes if they differ."""
         work = call.work
         self._sums["landed_flops"] += 0 if work is None else work.flops
         self._sums["matched"] += 1
@@ -258,11 +254,11 @@ class _StepMatcher:
     def _find_local(self, event_index: int) -> int:
         """Return the event of a DTensor's op on its local part: nested, with the same name and other shapes."""
         event = self._events[event_index]
-        pending = list(self._children.get(event_index, ()))
+        pending = list(self._children[event_index])
         while pending and event.tensor_shapes is not None:
             inner = pending.pop(0)
             if self._events[inner].name != event.name:
-                pending += self._children.get(inner, ())
+                pending += self._children[inner]
             elif self._events[inner].tensor_shapes not in (None, event.tensor_shapes):
                 return inner
         return event_index
@@ -276,7 +272,7 @@ class _StepMatcher:
             if self._is_call(event_index) or self._events[event_index].kind == "compiled":
                 outermost.append(event_index)
             else:
-                pending += reversed(self._children.get(event_index, ()))
+                pending += reversed(self._children[event_index])
         # Threads of the backward pass run while the calling thread waits.
         return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
@@ -299,14 +295,14 @@ class _StepMatcher:
             candidates.append(event_index)
             ends.append(0)
         if not is_call or kind != "module":
-            for inner in self._children.get(event_index, ()):
+            for inner in self._children[event_index]:
                 self._list_candidates(inner, candidates, ends)
         if is_call:
             ends[position] = len(candidates)
 
     def _list_products(self, event_index: int) -> Iterator[int]:
         """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
-        for inner in self._children.get(event_index, ()):
+        for inner in self._children[event_index]:
             event = self._events[inner]
             if event.kind == "op" and event.name in self._products:
                 yield inner
@@ -334,7 +330,7 @@ class _StepMatcher:
         return event.kind == "op" or (event.kind == "module" and event.module in self._modules)
 
     def _count_ops(self, event_index: int) -> int:
-        inner = self._children.get(event_index, ())
+        inner = self._children[event_index]
         return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
     def _around_matched(self) -> set[int]:
@@ -356,44 +352,27 @@ class _StepMatcher:
             if kind == "op" and event_index not in around_matched:
                 yield event_index
             else:
-                yield from self._list_unmatched(self._children.get(event_index, ()), around_matched)
-
-    def _count_by_shapes(
-        self, event_indexes: Iterable[int], by_shapes: CostsByShapes, around_matched: Collection[int]
-    ) -> None:
-        for event_index in self._list_unmatched(event_indexes, around_matched):
-            work = by_shapes.work(event_index)
-            if work is None:
-                self._count_by_shapes(self._children.get(event_index, ()), by_shapes, around_matched)
-            else:
-                self.work[event_index] = work
-                self._ops.add(event_index)
-                self.counted_by_shapes.add(event_index)
-                self._sums["flops_by_shapes"] += work.flops
+                yield from self._list_unmatched(self._children[event_index], around_matched)
 
 
-def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: CostsByShapes | None) -> dict[int, int]:
-    recorded = {} if trace is None else _count_bytes(trace)
-    known = {event: recorded[index] for event, index in matcher.call_of_event.items() if index in recorded}
+def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:
+    """Return event → the bytes that it reads and writes, where known."""
+    known: dict[int, int] = {}
+    if trace is not None:
+        split, cost_model = split_by_aliasing(trace, keep_events=True)
+        costs = [cost_model.op_cost(signature)[0] for signature in split.signatures]
+        for event_index, index in matcher.call_of_event.items():
+            event = (split.events or ())[index]
+            if event.kind == "op" and costs[event.item].status is not Status.UNSUPPORTED:
+                known[event_index] = costs[event.item].value
     if by_shapes is not None:
         own = {event_index: by_shapes.nbytes(event_index) for event_index in matcher.counted_by_shapes}
         known |= {event_index: nbytes for event_index, nbytes in own.items() if nbytes is not None}
     return known
 
 
-def _count_bytes(trace: Trace) -> dict[int, int]:
-    """Return the index of an op call in a Trace → the bytes that it reads and writes, where known."""
-    split, cost_model = split_by_aliasing(trace, keep_events=True)
-    costs = [cost_model.op_cost(signature)[0] for signature in split.signatures]
-    return {
-        index: costs[event.item].value
-        for index, event in enumerate(split.events or ())
-        if event.kind == "op" and costs[event.item].status is not Status.UNSUPPORTED
-    }
-
-
 def _flatten(calls: Sequence[RecordedCall], modules: set[str]) -> Iterator[RecordedCall]:
-    """Yield calls; the call of a module that has no events (those of `modules` have) is replaced by those inside it."""
+    """Yield calls; the call of a module without events, which is not in `modules`, is replaced by its inner calls."""
     for call in calls:
         if call.kind == "module" and call.name not in modules:
             if call.work not in (None, NO_WORK):

@@ -103,7 +103,7 @@ def annotate(
     `positions` maps the positions of events in the file to their indexes in the run.
     Events get "module" and "phase", and where known "MACs", "FLOPs" (2 per multiply-add and all other operations),
     "FLOP/s" by their device time, else by their CPU time, and "bytes" (memory traffic without cache reuse or fusion).
-    The work of an op is divided over its kernels by their time, so that those of all kernels add up.
+    The work of an op is divided over its kernels by their time, so that all kernels add up to it.
     """
     kernels, has_modules = divide_work(match), match.trace is not None or any(match.modules)
     events = list(document["traceEvents"])
@@ -168,8 +168,8 @@ _NOT_TENSORS = ("", "Scalar", "ScalarList", "GenericList")
 class TraceEvents:
     """The run that a chrome trace records.
 
-    `positions` maps the position of an event in the file to its index in the run. `rank` is that of a distributed
-    process, None for any other. `has_shapes` is whether the profile had record_shapes=True.
+    `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a
+    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True.
     """
 
     run: KernelRun
@@ -277,15 +277,16 @@ def _find_forward_threads(
     raw_events: Sequence[Mapping[str, Any]], ordered: Sequence[_Span], threads: Mapping[tuple[Any, Any], int]
 ) -> dict[int, int]:
     """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
-    starts = {
-        event["id"]: threads.get((event.get("pid"), event.get("tid")), 0)
-        for event in raw_events
-        if event.get("ph") == "s" and event.get("cat") == "fwdbwd" and "id" in event
-    }
+
+    def thread_of(event: Mapping[str, Any]) -> int:
+        return threads.get((event.get("pid"), event.get("tid")), 0)
+
+    arrows = [event for event in raw_events if event.get("cat") == "fwdbwd" and "id" in event]
+    starts = {event["id"]: thread_of(event) for event in arrows if event.get("ph") == "s"}
     ends = {
-        (threads.get((event.get("pid"), event.get("tid")), 0), event["ts"]): starts[event["id"]]
-        for event in raw_events
-        if event.get("ph") == "f" and event.get("cat") == "fwdbwd" and event.get("id") in starts
+        (thread_of(event), event["ts"]): starts[event["id"]]
+        for event in arrows
+        if event.get("ph") == "f" and event["id"] in starts
     }
     found: dict[int, int] = {}
     for item in ordered:

@@ -1,14 +1,20 @@
-"""Nest the op and module calls of a Trace, with the work of each."""
+"""Calls with their work: the nested calls of a Trace, and events that torch.profiler recorded with shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from fvflops.analysis.table_examples import NotRunnable, overloads_of
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.counting.count_trace import CostModel, find_covered, region_costs
-from fvflops.formulas import OpCost
-from fvflops.trace import Status, Trace, tensors_in
+from fvflops.counting.traffic.byte_costs import TrafficCostModel
+from fvflops.formulas import FormulaTable, OpCost
+from fvflops.trace import Signature, Status, Trace, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
 
 
@@ -51,8 +57,8 @@ def work_of(costs: Sequence[OpCost]) -> Work | None:
 class RecordedCall:
     """A recorded op call, or a module call with the calls inside it; the outermost is the run itself, "root".
 
-    `trace_index` is the index of its event in the Trace, for a module call that of its end. `work` excludes the calls
-    inside; None if unsupported. `shapes` are those of an op's input tensors, without scalars.
+    `trace_index` is the index of its event in the Trace, for a module call of its end. `work` excludes the calls
+    inside; None if unsupported. `shapes` are the shapes of an op's input tensors, without scalars.
     """
 
     kind: str
@@ -62,25 +68,19 @@ class RecordedCall:
     shapes: tuple[tuple[int, ...], ...] | None = None
     inner: list[RecordedCall] = field(default_factory=list)
 
+    def walk(self) -> Iterator[RecordedCall]:
+        """Yield this call and all calls inside it."""
+        yield self
+        for call in self.inner:
+            yield from call.walk()
+
     def total(self) -> Work:
         """Return the inclusive work."""
-        return add_works([NO_WORK, self.work, *(call.total() for call in self.inner)]) or NO_WORK
-
-    def modules(self) -> set[str]:
-        """Return the names of all modules called in this call, including itself."""
-        names = {self.name} if self.kind == "module" else set()
-        return names.union(*(call.modules() for call in self.inner if call.kind == "module"))
-
-    def ops(self) -> Iterator[RecordedCall]:
-        """Yield all op calls in this call, including itself."""
-        if self.kind == "op":
-            yield self
-        for call in self.inner:
-            yield from call.ops()
+        return add_works(call.work for call in self.walk()) or NO_WORK
 
 
 def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
-    """Return the nested calls of a Trace, those of all threads merged in the order of the Trace.
+    """Return the nested calls of a Trace, all threads merged in the order of the Trace.
 
     Threads of the backward pass run while the calling thread waits; those that a model starts may run concurrently.
     The work of a region that is not a module is attributed to the enclosing module.
@@ -114,3 +114,126 @@ def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
             if kind == "exit" and event.item in costs and not is_covered and not event.raised:
                 call.work = add_works([NO_WORK, call.work, work_of(costs[event.item].costs)])
     return root
+
+
+# "Input type" → dtype; torch.profiler writes the names of C++.
+_DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "long int": torch.int64,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+    "short int": torch.int16,
+    "signed char": torch.int8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+    "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16,
+    "c10::Float8_e4m3fn": torch.float8_e4m3fn,
+    "c10::Float8_e5m2": torch.float8_e5m2,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+}
+# A list of tensors is recorded without their dtype.
+_LIST_DTYPE = torch.float32
+
+
+class _Unreadable(ValueError):
+    """A recorded argument that is not understood."""
+
+
+class ShapeCosts:
+    """Costs of the op events of a chrome trace by their "Input Dims", "Input type" and "Concrete Inputs".
+
+    A call is repeated on the meta device, for the shapes of its results. An argument that torch.profiler does not
+    record, such as a string, has its default. None is the cost of an op without a formula, or of unreadable arguments.
+    """
+
+    def __init__(
+        self, events: Sequence[tuple[str, Mapping[str, Any]]], table: FormulaTable, cost_model: CostModel
+    ) -> None:
+        self._events = events
+        self._table = table
+        self._cost_model = cost_model
+        self._traffic = TrafficCostModel()
+        self._signatures: dict[tuple[str, str], Signature | None] = {}
+
+    def work(self, event_index: int) -> Work | None:
+        """Return the work of an event; None if unknown."""
+        name, args = self._events[event_index]
+        row = self._table.row(name)
+        if row is None or row.kind == "decompose":
+            return None
+        signature = self._sign(name, args)
+        return None if signature is None else work_of(self._cost_model.op_cost(signature))
+
+    def nbytes(self, event_index: int) -> int | None:
+        """Return the bytes that an event reads and writes; None if unknown."""
+        signature = self._sign(*self._events[event_index])
+        if signature is None:
+            return None
+        (cost,) = self._traffic.op_cost(signature)
+        return None if cost.status is Status.UNSUPPORTED else cost.value
+
+    def _sign(self, name: str, args: Mapping[str, Any]) -> Signature | None:
+        if "Input Dims" not in args or "Input type" not in args:
+            return None
+        inputs = args["Input Dims"], args["Input type"], args.get("Concrete Inputs")
+        key = name, str(inputs)
+        if key not in self._signatures:
+            self._signatures[key] = _sign(name, *inputs)
+        return self._signatures[key]
+
+
+def _sign(name: str, dims: Sequence[Any], types: Sequence[str], concrete: Sequence[str] | None) -> Signature | None:
+    """Return the signature of a call by the first overload that accepts its arguments, None if there is none."""
+    try:
+        overloads = overloads_of(name)
+    except NotRunnable:
+        return None
+    for overload in overloads:
+        arguments = overload._schema.arguments
+        # The out= variant of an op has its results as further arguments.
+        if len(types) < len(arguments) or not all(type in _DTYPES for type in types[len(arguments) :]):
+            continue
+        texts = [""] * len(types) if concrete is None else concrete
+        try:
+            values = [_read(*item) for item in zip(arguments, dims, types, texts, strict=False)]
+            with torch.no_grad():
+                named = {argument.name: value for argument, value in zip(arguments, values, strict=True)}
+                return describe_call(overload, (), named, overload(**named))
+        except (_Unreadable, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            continue  # another overload may accept them
+    return None
+
+
+def _read(argument: Any, dims: Any, type: str, text: str) -> Any:
+    """Return an argument as recorded; tensors are on the meta device."""
+    kind = str(argument.type)
+    if type == "TensorList":
+        return [torch.empty(shape, dtype=_LIST_DTYPE, device="meta") for shape in dims]
+    if "Tensor" in kind:
+        if type in _DTYPES:
+            return torch.empty(dims, dtype=_DTYPES[type], device="meta")
+        if kind.startswith("Optional") and type == "":
+            return None
+        raise _Unreadable(type)
+    if type in _DTYPES:
+        raise _Unreadable(type)  # a tensor for an argument that is none
+    if kind.startswith("Optional[Generator") or kind == "Device" or kind == "Optional[Device]":
+        return torch.device("meta") if "Device" in kind else None
+    if not text:
+        if type == "" and kind.startswith("Optional"):
+            return None
+        if argument.has_default_value():
+            return argument.default_value
+        raise _Unreadable(kind)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if kind in ("str", "Optional[str]"):
+            return text
+        if text in ("inf", "-inf", "nan"):
+            return float(text)
+        raise _Unreadable(text) from None

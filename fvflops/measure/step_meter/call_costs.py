@@ -19,7 +19,7 @@ from fvflops.devices.devices import Device, short_dtype
 from fvflops.devices.utilisation import MODEL_PHASES, product_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.metered_calls import ModelCall
-from fvflops.measure.step_meter.step_figures import StepCost, sum_costs
+from fvflops.measure.step_meter.step_figures import StepCost
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.trace import Counts, Entry
 
@@ -37,7 +37,7 @@ class Peaks:
 
     def cost_of(self, entries: Iterable[Entry]) -> StepCost:
         """Return the cost of entries of counts of flops."""
-        return sum_costs(self._cost_of(entry) for entry in entries if entry.macs or entry.flops)
+        return sum((self._cost_of(entry) for entry in entries if entry.macs or entry.flops), StepCost())
 
     def _cost_of(self, entry: Entry) -> StepCost:
         flops, seconds = 2 * entry.macs + entry.flops, self._seconds(entry, entry.macs)
@@ -63,8 +63,8 @@ class Peaks:
 def count_call(call: ModelCall, table: FormulaTable) -> Counts:
     """Return the counts of a call that holds its inputs, with its backward pass, in shape execution.
 
-    The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
-    an error of the analysis.
+    Outputs that had a gradient in the real call have one here. A call that cannot be counted without values raises an
+    error of the analysis.
     """
     with _analysis_of(call, table=table) as analysis:
         return analysis.counts()

@@ -37,8 +37,8 @@ from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
-_MOST_SECONDS = 10.0  # for counting what is left at the end
-_COMPARED = 3  # steps whose calls are compared with those of a recorded one
+_MOST_SECONDS = 10.0  # for the calls that are left to count at the end
+_COMPARED = 3  # steps whose calls are compared with a recorded step's
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class StepMeter:
         self._untimed.append(_Step(self._number, work, rows, ids, start, stop))
         self._add_times()
         if self._strict:
-            _ = self.last  # raises what is wrong
+            _ = self.last  # raises where a figure is unknown
         if self._live is not None and self._live.is_due() and (last := self.last) is not None:
             self._live.show(last)
 

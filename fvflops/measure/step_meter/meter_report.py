@@ -42,7 +42,10 @@ def meter_report(
     document: list[Part] = [str(summary), *_draw(steps), _tabulate_figures(summary)]
     if counted:
         total = parts.total()
-        by_module, by_operator, by_phase = (_sum_by(parts, position) for position in range(3))
+        by_module, by_operator, by_phase = sums = Counter[str](), Counter[str](), Counter[str]()
+        for part, flops in parts.items():
+            for counter, name in zip(sums, part, strict=True):
+                counter[name] += flops
         share = f"FLOPs of {format_quantity(counted, 'step')} of {format_thousands(len(steps))}, optimizers excluded"
         inclusive = _sum_modules(by_module)
         document += [
@@ -55,17 +58,11 @@ def meter_report(
     return Document("step_meter", f"Utilisation of {format_quantity(summary.steps, 'step')}", document)
 
 
-def _sum_by(parts: WorkParts, position: int) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for part, flops in parts.items():
-        sums[part[position]] += flops
-    return sums
-
-
 def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
     """Yield the chart of the utilisation, or where it is unknown of the FLOP/s."""
     bounds = [len(steps) * index // min(_POINTS, len(steps)) for index in range(min(_POINTS, len(steps)) + 1)]
-    means = [mean for start, end in pairwise(bounds) if (mean := mean_figures(_known(steps[start:end])))]
+    known = [[step for step in steps[start:end] if not math.isnan(step.model_flops)] for start, end in pairwise(bounds)]
+    means = [mean for group in known if (mean := mean_figures(group))]
     span = f"steps {format_thousands(steps[0].step)} to {format_thousands(steps[-1].step)}"
     hidden = sum(math.isnan(step.model_flops) for step in steps)
     notes = [f"{format_quantity(hidden, 'step')} of unknown cost excluded."] * bool(hidden)
@@ -80,10 +77,6 @@ def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
         yield Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", _format_rate, notes)
 
 
-def _known(steps: Sequence[StepFigures]) -> list[StepFigures]:
-    return [step for step in steps if not math.isnan(step.model_flops)]
-
-
 def _format_share(millionths: float) -> str:
     return f"{millionths * 100 / _SCALE:.3g} %"
 
@@ -96,7 +89,7 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
     total = summary.total
     rates: list[tuple[str, float, Callable[[Any], str]]] = [
         ("time", total.seconds, format_seconds),
-        ("tokens/s", total.tokens_per_second, _format_rounded),
+        ("tokens/s", total.tokens_per_second, lambda rate: format_thousands(round(rate))),
         ("samples/s", total.samples_per_second, format_ratio),
         ("MACs (forward and backward)", total.macs, format_short),
         ("model FLOPs (2 per MAC)", total.model_flops, format_short),
@@ -109,10 +102,6 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
     ]
     rows = [(name, "unknown" if math.isnan(value) else form(value)) for name, value, form in rates]
     return Table("figures", (text_column("figure"), text_column("mean")), rows, title="Mean step", noun="figure")
-
-
-def _format_rounded(value: float) -> str:
-    return format_thousands(round(value))
 
 
 def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:

@@ -225,7 +225,7 @@ def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int
 
 
 def describe(value: Any, depth: int = 0) -> Hashable:
-    """Return what the cost of a call depends on in an argument: shapes, dtypes and small values, not contents.
+    """Return the properties of an argument that determine a call's cost: shapes, dtypes and small values, not contents.
 
     >>> describe((torch.ones(2, 3), {"labels": None, "scale": 0.5}))
     (((2, 3), torch.float32, False), (('labels', None), ('scale', 'float')))

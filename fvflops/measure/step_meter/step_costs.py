@@ -21,7 +21,7 @@ from fvflops.devices.utilisation import UtilisationError
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.call_costs import Peaks, count_call, count_optimizer, quiet_log
 from fvflops.measure.step_meter.metered_calls import ModelCall
-from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, divide_flops, sum_costs
+from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, divide_flops
 from fvflops.reports.escaping import list_ops
 from fvflops.trace import Entry, Status
 
@@ -182,7 +182,7 @@ _MOST_WAITING = 500  # calls whose inputs are held
 class StepWork(NamedTuple):
     """What a step consists of: the numbers of its calls and of its optimizers, each with how often.
 
-    `recorded` is the key of the step if it is recorded: that of its batch, or its calls.
+    `recorded` is the key of the step if it is recorded: its batch's key, or its calls.
     """
 
     calls: frozenset[tuple[int, int]]
@@ -352,8 +352,8 @@ class StepCosts:
             self._warn("model_flops", f"{reason}: use meter.step(batch), or pass the modules that the loop calls")
             cost = UNKNOWN_COST
         else:
-            cost = sum_costs(self._of_call(number).times(times) for number, times in work.calls)
-        return cost + sum_costs(self._of_optimizer(number).times(times) for number, times in work.optimizers)
+            cost = sum((self._of_call(number).times(times) for number, times in work.calls), StepCost())
+        return sum((self._of_optimizer(number).times(times) for number, times in work.optimizers), cost)
 
     def parts_of(self, works: Iterable[StepWork]) -> tuple[WorkParts, int]:
         """Return the FLOPs of some steps by part without their optimizers, and how many of the steps have them."""
@@ -400,7 +400,7 @@ class StepCosts:
 
 
 def _name(models: Sequence[nn.Module]) -> list[str]:
-    """Return the names of several models, as prefixes of those of their modules."""
+    """Return the names of several models, as prefixes of the names of their modules."""
     classes = [type(unwrap_compiled(model)).__name__ for model in models]
     return [
         f"{name}." if classes.count(name) == 1 else f"{name}{classes[:index].count(name)}."

@@ -211,11 +211,3 @@ class MeterSummary:
         peaks = [("measured", self.total.memory_peak), ("predicted", self.memory_predicted)]
         known = [f"{format_bytes(round(peak))} {what}" for what, peak in peaks if not math.isnan(peak)]
         return "\n".join(lines + [f"peak memory of a device: {', '.join(known)}"] * bool(known))
-
-
-def sum_costs(costs: Iterable[StepCost]) -> StepCost:
-    """Return the sum of costs."""
-    total = StepCost()
-    for cost in costs:
-        total = total + cost
-    return total

@@ -54,7 +54,7 @@ class ChunkedLossHead(nn.Linear):
 def size_of_chunk(tokens: int, width: int, vocabulary: int) -> int:
     """Return the tokens of a chunk, whose logits take about the memory of the hidden states.
 
-    It is that of liger's fused linear cross entropy, and of torch's `LinearCrossEntropyOptions("aspect_ratio")`.
+    As in liger's fused linear cross entropy, and torch's `LinearCrossEntropyOptions("aspect_ratio")`.
 
     >>> size_of_chunk(8192, 4096, 128256)
     256

@@ -16,7 +16,6 @@ from fvflops.plan.memory.storage_lifetimes import KINDS, MemoryMoment, MemoryTim
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
     Chart,
-    Column,
     Document,
     Items,
     Part,
@@ -69,7 +68,6 @@ def _read_ops(timeline: MemoryTimeline) -> tuple[list[Event], dict[str, list[int
 
 
 def draw_memory(timeline: MemoryTimeline, title: str) -> str:
-    """Return the chart as an SVG picture."""
     chart = memory_chart(timeline)
     return svg_chart(Chart(chart.name, chart.layers, chart.sections, title, format_bytes))
 
@@ -150,7 +148,6 @@ class MemoryPrediction(MemoryTimeline, Displayed):
 
 
 def printed(timeline: MemoryTimeline) -> MemoryPrediction:
-    """Return a timeline that can be printed."""
     values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
     return MemoryPrediction(**values)
 
@@ -168,7 +165,7 @@ def memory_report(
 ) -> Document:
     """Return whether it fits, what that assumes, the peak with its kinds, phases and modules, the curve, the savings.
 
-    The arguments are those of `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
+    The arguments are as for `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
     `command` the command line of the report, and `notes` are further sentences.
     """
     moment = timeline.at_peak()
@@ -206,13 +203,11 @@ def memory_title(timeline: MemoryTimeline, subject: str, reserved: int | None = 
 def _describe_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> str:
     runs = {"backward": "a training step", "optimizer": "an optimizer step", "forward": "a forward pass"}
     run = next((text for phase, text in runs.items() if phase in timeline.by_phase()), "a run without ops")
-    where = f"in {_list_place(moment)}" if moment.op else "before it begins"
+    where = "before it begins"
+    if moment.op:
+        op, module = plain_name(_short(moment.op)), plain_name(moment.module) or "the model"
+        where = f"in the {moment.phase} phase, at {op} of {module}"
     return f"Predicted for {run} on {timeline.device}: the peak of {format_bytes(timeline.peak)} is {where}."
-
-
-def _list_place(moment: MemoryMoment) -> str:
-    module = plain_name(moment.module) or "the model"
-    return f"the {moment.phase} phase, at {plain_name(_short(moment.op))} of {module}"
 
 
 def _short(op: str) -> str:
@@ -225,10 +220,10 @@ def _percent(share: float) -> str:
 
 def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
     """Return the sentence on the peak as data."""
-    columns = [text_column(key) for key in ("phase", "op", "module", "device")]
-    row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
     sizes = [number_column("bytes"), number_column("before_the_run")]
-    return Table("peak", data_only((*sizes, *columns), [column.key for column in (*sizes, *columns)]), [row])
+    columns = [*sizes, *map(text_column, ("phase", "op", "module", "device"))]
+    row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
+    return Table("peak", data_only(tuple(columns), [column.key for column in columns]), [row])
 
 
 def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart) -> Table:
@@ -274,7 +269,12 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
         module_column(),
         number_column("bytes", "at the peak"),
         number_column("share", form=_percent),
-        *(replace(_kind_column(kind), hide_order=1 + largest.index(kind)) for kind in kinds),
+        *(
+            replace(
+                number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind)), hide_order=1 + largest.index(kind)
+            )
+            for kind in kinds
+        ),
     )
     summary = _summarise_modules(timeline, moment)
     if collapsed:
@@ -296,10 +296,6 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
         notes.append("(itself) of the model: of no submodule, as inputs, the loss and the optimizer's temporaries.")
     title = "Bytes of modules at the peak, with their submodules"
     return Table("modules", columns, rows, title=title, notes=notes, noun="module")
-
-
-def _kind_column(kind: str) -> Column:
-    return number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind))
 
 
 def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
@@ -325,7 +321,6 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def savings_report(savings: MemorySavings) -> Document:
-    """Return what lowers the peak memory of a training step."""
     parts: list[Part] = [_tabulate_savings(savings)] if savings.changes else [Items("", [*_note(savings)])]
     return Document("memory_savings", f"Peak memory {format_bytes(savings.peak)}", parts)
 
@@ -352,10 +347,8 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         )
         for saving in savings.changes
     ]
-    title, notes = (
-        "What lowers the peak, in bytes, each predicted on its own",
-        [*_note(savings)] if savings.changes else [],
-    )
+    notes = [*_note(savings)] if savings.changes else []
+    title = "What lowers the peak, in bytes, each predicted on its own"
     return Table("savings", columns, rows, title=title, notes=notes, noun="change")
 
 
@@ -419,7 +412,7 @@ class MemorySaving(NamedTuple):
 class MemorySavings(Displayed):
     """What lowers the peak memory of a training step, the largest saving first.
 
-    `peak` is that of the step in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
+    `peak` is the step's peak in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
     lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
     """
 

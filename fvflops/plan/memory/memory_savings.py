@@ -61,7 +61,7 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     The step is predicted again with activation checkpointing of each class of repeated modules (non-reentrant; in a
     step that already has checkpoints, instead of these), with weights and inputs in bfloat16, with the forward pass in
     autocast to bfloat16, with a fused optimizer, and with each optimizer of OPTIMIZERS. Nothing is computed, and the
-    model is not changed. `options` are those of `predict_memory`. An analysis of a Trace has no model, and raises
+    model is not changed. `options` are as for `predict_memory`. An analysis of a Trace has no model, and raises
     TraceError.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Softmax(-1)) for _ in range(4)))
@@ -115,7 +115,7 @@ def find_savings(
     """Return what lowers the peak memory of the training step that `predict` predicts.
 
     `predict` takes the changes to the step, with the names of TrainingStepAnalysis: `model`, `inputs`, `kwargs`,
-    `checkpoint`, `optimizer`, `autocast` and `assume`. The other arguments are those of the unchanged step.
+    `checkpoint`, `optimizer`, `autocast` and `assume`. The other arguments describe the unchanged step.
     """
     base = predict()
     classes = _rank_by_activations(base.memory, repeated_modules(base.memory.trace, read_modules(model)))

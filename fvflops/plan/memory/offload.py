@@ -30,7 +30,7 @@ def check_offload(offload: Collection[str]) -> None:
 
 
 def offloaded(timeline: MemoryTimeline, offload: Collection[str]) -> MemoryTimeline:
-    """Return the timeline of the device, which has what is offloaded only while ops use it: transfers take no time."""
+    """Return the timeline of the device, with offloaded tensors only while ops use them: transfers take no time."""
     check_offload(offload)
     if not offload:
         return timeline
@@ -51,7 +51,7 @@ def offloaded(timeline: MemoryTimeline, offload: Collection[str]) -> MemoryTimel
 
 
 def describe_offload(timeline: MemoryTimeline, offload: Collection[str]) -> Iterator[str]:
-    """Yield how much of a timeline, of a step without offload, is on the host instead, and what is not included."""
+    """Yield how much of a timeline, of a step without offload, is on the host instead, and the excluded costs."""
     check_offload(offload)
     if "optimizer" in offload:
         state = sum(block.nbytes for block in timeline.blocks if block.kind == "optimizer state" and block.end is None)

@@ -113,7 +113,6 @@ def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) 
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:
-    """Return the memory of a run with the current random draws."""
     return read_memory(_record(analysis), first_step=first_step)
 
 
@@ -160,22 +159,18 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate, stops_
     session = Session(
         model, stops_at=stops_at, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
     )
-    inputs, complete, failed = ContainerSnapshot(), False, False
+    inputs, failed = ContainerSnapshot(), False
     with deferred():
         inputs.snapshot((args, kwargs), objects=True)
         try:
             with recording_lock(), suspend_outer_recordings(), gc_paused():
-                session.start()
                 try:
-                    shape_args, shape_kwargs = session.in_shapes((args, dict(kwargs)))
-                    with torch.no_grad(), model_runs():
-                        result = model(*shape_args, **shape_kwargs)
-                    complete = True
+                    with session.recording():
+                        shape_args, shape_kwargs = session.in_shapes((args, dict(kwargs)))
+                        with torch.no_grad(), model_runs():
+                            result = model(*shape_args, **shape_kwargs)
                 finally:
-                    try:
-                        session.stop(complete=complete)
-                    finally:
-                        inputs.restore()
+                    inputs.restore()
                 del result, shape_args, shape_kwargs
         except Exception as error:  # record_again raises it again, or falls back to real execution
             if is_interrupt(error):

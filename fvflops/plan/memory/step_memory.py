@@ -45,8 +45,8 @@ class ActionMemory(NamedTuple):
 class StepMemory:
     """The memory of a rank's step.
 
-    `timeline` has the events of the step's actions in order, without those of actions that repeat an earlier one with
-    as much memory allocated. `actions` has each action.
+    `timeline` has the events of the step's actions in order, once for actions that repeat an earlier one with as much
+    memory allocated. `actions` has each action.
     """
 
     timeline: MemoryTimeline
@@ -208,51 +208,36 @@ def _measure(
     return highest, level + changes[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatedMemory:
-    """What a rank holds in a step besides what was recorded.
+def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
+    """Return the timeline of a recording with DistributedDataParallel's buckets, if the step has them.
 
-    `buckets`: DistributedDataParallel's buckets, one copy of all gradients (gradient_as_bucket_view=False, the
-    default). `in_flight` is the highest number of microbatches with activations, of which those that were not recorded
-    have activations like the recorded one's.
+    They are a copy of all gradients (gradient_as_bucket_view=False, the default).
     """
-
-    buckets: bool = False
-    in_flight: int = 1
-    schedule: str = ""
-
-    def describe(self) -> Iterator[str]:
-        """Yield one line for each part that is added."""
-        if self.buckets:
-            yield "DDP buckets, as large as the gradients"
-        if self.in_flight > 1:
-            yield f"activations of {self.in_flight} microbatches in flight (schedule {self.schedule})"
-
-    def added_to(self, timeline: MemoryTimeline) -> MemoryTimeline:
-        """Return the timeline of a recording with the buckets.
-
-        >>> from fvflops import TrainingStepAnalysis, predict_memory
-        >>> import torch
-        >>> step = TrainingStepAnalysis(torch.nn.Linear(8, 8), torch.ones(4, 8), loss=torch.sum)
-        >>> plain = predict_memory(step)
-        >>> EstimatedMemory(buckets=True).added_to(plain).peak - plain.peak
-        288
-        """
-        if not self.buckets:
-            return timeline
-        # Accumulated gradients are alive at the end; gradient buckets owned by the optimizer exist before the step.
-        buckets = [
-            block._replace(storage=None, kind="communication", op="", begin=-1)
-            for block in timeline.blocks
-            if block.kind == "gradient" and block.end is None and block.begin >= 0
-        ]
-        return replace(timeline, blocks=(*timeline.blocks, *buckets))
+    if not _averages(step):
+        return timeline
+    # Accumulated gradients are alive at the end; gradient buckets owned by the optimizer exist before the step.
+    buckets = [
+        block._replace(storage=None, kind="communication", op="", begin=-1)
+        for block in timeline.blocks
+        if block.kind == "gradient" and block.end is None and block.begin >= 0
+    ]
+    return replace(timeline, blocks=(*timeline.blocks, *buckets))
 
 
-def estimate_memory(step: RankStep) -> EstimatedMemory:
-    """Return the memory that a step has besides what was recorded of it."""
-    buckets = any(action.kind == "allreduce" for action in step.actions)
-    return EstimatedMemory(buckets, max(_in_flight(step.actions), default=1), step.schedule)
+def describe_estimated(step: RankStep) -> Iterator[str]:
+    """Yield one line for each part of a step's memory that was not recorded.
+
+    Microbatches in flight that were not recorded have activations like the recorded one's.
+    """
+    if _averages(step):
+        yield "DDP buckets, as large as the gradients"
+    in_flight = max(_in_flight(step.actions), default=1)
+    if in_flight > 1:
+        yield f"activations of {in_flight} microbatches in flight (schedule {step.schedule})"
+
+
+def _averages(step: RankStep) -> bool:
+    return any(action.kind == "allreduce" for action in step.actions)
 
 
 def _in_flight(actions: Iterable[Action]) -> Iterator[int]:

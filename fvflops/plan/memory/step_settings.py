@@ -67,7 +67,6 @@ class Verdict:
         return " ".join(filter(None, [text, near, self.advice]))
 
     def encode(self) -> dict[str, Any]:
-        """Return the verdict as data."""
         names = ("fits", "needed", "device", "memory", "reserve", "reserved_for")
         return {"text": str(self), **record_data(self, *names)}
 
@@ -81,7 +80,6 @@ _SOFTMAX = ("aten::_softmax", "aten::softmax")
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return all settings in one line."""
     return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
 
 
@@ -103,12 +101,10 @@ def _with_allocator(verdict: Verdict, settings: Mapping[str, Any]) -> dict[str, 
 
 
 def name_of(key: str) -> str:
-    """Return the name of a setting in a text."""
     return _NAMES.get(key, key.replace("_", " "))
 
 
 def show(value: Any) -> str:
-    """Return the value of a setting in a text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -122,7 +118,7 @@ def given(**settings: Any) -> dict[str, Any]:
 
 
 def settings_of_model(model: nn.Module, compute: torch.dtype | None = None) -> dict[str, Any]:
-    """Return the data types of a model's weights and of its compute, and what is trained if not all of it is."""
+    """Return the data types of a model's weights and of its compute, and the trained parameters if not all are."""
     sizes: Counter[str] = Counter()
     for parameter in model.parameters():
         sizes[dtype_name(parameter.dtype)] += parameter.numel()
@@ -143,10 +139,7 @@ def settings_of_inputs(inputs: Any) -> dict[str, Any]:
     """
     tensors = [tensor for tensor in tensors_of(inputs) if tensor.ndim]
     ids = next((tensor for tensor in tensors if tensor.ndim == 2 and not tensor.is_floating_point()), None)
-    return given(
-        batch=tensors[0].shape[0] if tensors else None,
-        sequence=None if ids is None else ids.shape[1],
-    )
+    return given(batch=tensors[0].shape[0] if tensors else None, sequence=None if ids is None else ids.shape[1])
 
 
 def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +165,6 @@ def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def describe_checkpointed(modules: Iterable[nn.Module]) -> str:
-    """Return the classes of checkpointed modules, with their numbers."""
     counts = Counter(type(module).__name__ for module in modules)
     return ", ".join(f"{name} × {count}" for name, count in counts.items()) or NO_CHECKPOINTING
 

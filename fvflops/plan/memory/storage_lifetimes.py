@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -178,7 +178,7 @@ def read_memory(
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
 
-    The arguments are those of `predict_memory`. `run_end` is the number of events of the run: those that follow are
+    The arguments are as for `predict_memory`. `run_end` is the number of events of the run: those that follow are
     frees by the recorder. By default these are the frees at the end, but for those in a backward pass or an optimizer.
     """
     if trace.events is None:
@@ -221,20 +221,11 @@ def _emulated_device(trace: Trace) -> str:
     return info.device if info.execution == "shapes" else ""
 
 
-def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
-    return [
-        Block(
-            None,
-            sizes[event.item],
-            "workspace",
-            _owner(trace, event.stack),
-            trace.signatures[event.item].op,
-            index,
-            index + 1,
-        )
-        for index, event in enumerate(trace.events or ())
-        if event.kind == "op" and sizes[event.item]
-    ]
+def _workspaces(trace: Trace, sizes: Sequence[int]) -> Iterator[Block]:
+    for index, event in enumerate(trace.events or ()):
+        if event.kind == "op" and sizes[event.item]:
+            owner, op = _owner(trace, event.stack), trace.signatures[event.item].op
+            yield Block(None, sizes[event.item], "workspace", owner, op, index, index + 1)
 
 
 class _Lifetimes:
@@ -289,7 +280,8 @@ class _Lifetimes:
                 row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
             )
             begin = first if created_in_run and first is not None else _BEFORE
-            return Block(index, nbytes, kind, self._set_module(index, module), "", begin, end)
+            self._modules[index] = module
+            return Block(index, nbytes, kind, module, "", begin, end)
         if first is None:
             return None  # created by a call without an event, such as one in a discarded branch
         event = self._events[first]
@@ -305,11 +297,8 @@ class _Lifetimes:
         # were gradients that it accumulates in memory of its own.
         existed = kind == "optimizer state" or (kind == "gradient" and end is None)
         begin = _BEFORE if existed and not is_result else first
-        return Block(index, nbytes, kind, self._set_module(index, module), op, begin, end)
-
-    def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module
-        return module
+        return Block(index, nbytes, kind, module, op, begin, end)
 
     def _kind_of_existing(self, index: int) -> str:
         """Return the kind of a storage that no op of the run created."""

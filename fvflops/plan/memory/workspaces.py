@@ -81,11 +81,6 @@ def _mixed_arithmetic_on_cpu(call: Call) -> int:
     return sum(spec.numel * common.itemsize for spec, dtype in tensors if dtype is not common)
 
 
-def _all_gather_on_cpu(call: Call) -> int:
-    """Return the workspace in bytes of gloo's all-gather: it receives into a copy of the result."""
-    return call.out.nbytes
-
-
 def _reduce_scatter_on_cpu(call: Call) -> int | None:
     """Return the workspace in bytes of gloo's reduce-scatter: it reduces a copy of its input."""
     source = call.arguments.get("input_tensor", call.arguments.get("input"))
@@ -101,11 +96,12 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     | {
         **dict.fromkeys([f"aten::{name}" for name in _ARITHMETIC], _mixed_arithmetic_on_cpu),
         "aten::convolution_backward": _convolution_backward_on_cpu,
-        "c10d::_allgather_base_": _all_gather_on_cpu,
+        # gloo receives into a copy of the result.
+        "c10d::_allgather_base_": lambda call: call.out.nbytes,
         "c10d::_reduce_scatter_base_": _reduce_scatter_on_cpu,
-        "_c10d_functional::all_gather_into_tensor": _all_gather_on_cpu,
+        "_c10d_functional::all_gather_into_tensor": lambda call: call.out.nbytes,
         "_c10d_functional::reduce_scatter_tensor": _reduce_scatter_on_cpu,
-    },
+    }
 }
 
 # Composite op → the devices that have a kernel for it, without temporaries: there its decomposition is not used.

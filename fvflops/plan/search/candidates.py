@@ -122,10 +122,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch of so many samples.
+    """The searched space: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch of so many samples.
 
     `layers` is the number of layers that can be divided among pipeline stages, 0 for none; `sequence_parallel` is
-    whether tp can divide the sequence. `choices` is a key of `CHOICES` → what is tried instead of the default.
+    whether tp can divide the sequence. `choices` is a key of `CHOICES` → its values instead of the default.
     """
 
     gpus: int
@@ -161,8 +161,7 @@ class Space:
             candidate.command(): candidate
             for mesh in self._list_meshes()
             for micro_batch, checkpoint in product(
-                self._values("micro-batch", _powers_of_two(self.global_batch)),
-                self._values("checkpoint", _CHECKPOINTS),
+                self._values("micro-batch", _powers_of_two(self.global_batch)), self._values("checkpoint", _CHECKPOINTS)
             )
             for candidate in self._with_policies(mesh, micro_batch, checkpoint)
         }
@@ -213,12 +212,12 @@ def _powers_of_two(limit: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayoutResult:
-    """A layout with what is known of it.
+    """A layout and its figures.
 
     `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its fullest rank. Both
     are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds. `status` is
     "fits", "does not fit", "slower" (not planned, since its lower bound is above the time of the best), or "failed";
-    `reason` says why it is not among the best. `unknown` and `bytes_only` are those of a StepEstimate.
+    `reason` says why it is not among the best. `unknown` and `bytes_only` are as in StepEstimate.
     """
 
     candidate: Candidate
@@ -298,7 +297,6 @@ def _peak(result: LayoutResult) -> int:
 
 
 def in_order(results: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
-    """Return results in the order of `LayoutSearch.results`."""
     order = {"fits": 0, "slower": 1, "does not fit": 2, "failed": 3}
     return tuple(
         sorted(

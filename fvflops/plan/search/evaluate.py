@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,14 +20,16 @@ from fvflops.plan.rank_step import Action
 from fvflops.plan.search.candidates import Candidate, LayoutResult
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.sharding.tensor_parallel import find_sharding
-from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
-from fvflops.plan.step_time.estimate import estimate_step
+from fvflops.plan.step_time.calibration import Network, Timing
 from fvflops.plan.step_time.pass_program import Collective
+from fvflops.plan.step_time.step_estimate import estimate_step
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_bytes
+
+T = TypeVar("T")
 
 # Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
 _STATES = ("parameter", "gradient", "optimizer state")
@@ -77,6 +79,13 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     return value
 
 
+def _result_or_error(find: Callable[[nn.Module], T], model: nn.Module) -> T | str:
+    try:
+        return find(model)
+    except ShardingError as error:
+        return str(error)
+
+
 @dataclass(frozen=True)
 class Workload:
     """A training step of which layouts are planned: the model, its inputs, and what all layouts have in common."""
@@ -84,19 +93,13 @@ class Workload:
     model: nn.Module
     inputs: Inputs
     options: PlanOptions
-    device: Device
-    network: Network | None
-    efficiency: Efficiency
-    fused: tuple[str, ...] = ()
-    bucket_cap_mb: float | None = None
+    timing: Timing
 
     @cached_property
     def stages(self) -> PipelineStages | str:
         """How the model is split into pipeline stages, or why that is not known."""
-        try:
-            return self.options.split_by or find_stages(self.model)
-        except ShardingError as error:
-            return str(error)
+        given = self.options.split_by
+        return _result_or_error(find_stages, self.model) if given is None else given
 
     @property
     def blocks(self) -> str:
@@ -112,24 +115,16 @@ class Workload:
     @cached_property
     def sharding(self) -> object:
         """How tp splits the layers, or why that is not known."""
-        try:
-            return self.options.shard_by or find_sharding(self.model)
-        except ShardingError as error:
-            return str(error)
+        return self.options.shard_by or _result_or_error(find_sharding, self.model)
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""
-        if self.options.shard_by is not None:
-            return False
-        try:
-            find_sharding(self.model, sequence=True)
-        except ShardingError:
-            return False
-        return True
+        found = _result_or_error(partial(find_sharding, sequence=True), self.model)
+        return self.options.shard_by is None and not isinstance(found, str)
 
     def plan(self, candidate: Candidate) -> StepPlan:
-        """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""
+        """Plan a step of all pipeline ranks in a layout; errors as of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
         return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
@@ -137,7 +132,7 @@ class Workload:
     def measure(self, layout: Candidate) -> MicrobatchCost:
         """Return what a microbatch costs, from the plan of a layout of `Candidate.measured_on`."""
         (plan,) = self.plan(layout).ranks
-        program = read_step([plan], fused=self.fused)
+        program = read_step([plan], fused=self.timing.fused)
         items = (item for part in program.programs for item in part.items if isinstance(item, Collective))
         axis = next(axis for axis in map(_axis_of, items) if "fsdp" in axis.split("+"))
         ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
@@ -155,7 +150,7 @@ class Workload:
             and (block.end is None or block.end >= length)
         )
         return MicrobatchCost(
-            seconds=alone.simulate(KernelTimer(self.device, self.efficiency), self.network).seconds,
+            seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
             states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
@@ -165,24 +160,16 @@ class Workload:
 
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
         """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
-        step = self.plan(candidate)
-        timer = KernelTimer(self.device, self.efficiency)
-        program = read_step(step.ranks, fused=self.fused, bucket_cap_mb=self.bucket_cap_mb)
-        seconds = program.simulate(timer, self.network).seconds + self.efficiency.step
+        step, timing = self.plan(candidate), self.timing
+        program = read_step(step.ranks, fused=timing.fused, bucket_cap_mb=timing.bucket_cap_mb)
+        seconds = program.simulate(timing.timer(), timing.network).seconds + timing.efficiency.step
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
-        reason = describe_lack(peak, self.device, step.ranks[0].world)
+        reason = describe_lack(peak, timing.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
-        estimate = estimate_step(
-            step,
-            device=self.device,
-            network=self.network,
-            efficiency=self.efficiency,
-            fused=self.fused,
-            bucket_cap_mb=self.bucket_cap_mb,
-        )
+        estimate = estimate_step(step, **timing._asdict())
         figures = {name: getattr(estimate, name) for name in _FIGURES}
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
@@ -200,8 +187,8 @@ class MicrobatchCost:
 
     `seconds` is the time of its passes without FSDP2's collectives, `gathered` and `reduced` the bytes of parameters
     and gradients that these send in each of its passes. `states` are the bytes of parameters, gradients and optimizer
-    state over all ranks that share them, `kept` those of activations that the forward pass of a layer leaves, at least.
-    `settings` are those of the plan.
+    state over all ranks that share them, `kept` the bytes of activations that a layer's forward pass leaves, at least.
+    `settings` are the plan's.
     """
 
     seconds: float

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,63 +25,54 @@ from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
 from fvflops.plan.search.evaluate import MicrobatchCost, Workload, describe_lack, least_peak, least_seconds
 from fvflops.plan.step_time.buckets import check_bucket_cap
-from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_hardware
+from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timing
 from fvflops.text import require_int
 from fvflops.units import format_seconds
 
-T = TypeVar("T")
-
+Numbered = Iterator[tuple[int, Any]]
 # What forked processes call: a model need not be pickled.
 _SHARED: dict[int, Callable[[Any], Any]] = {}
 
 
-class Workers(Generic[T]):
-    """Calls of one function in some processes, or in this one, in the order in which they are submitted."""
-
-    def __init__(self, function: Callable[[Any], T], pool: ProcessPoolExecutor | None, jobs: int) -> None:
-        self._function = function
-        self._pool = pool
-        self._jobs = jobs
-        self._running: dict[Future[T], int] = {}
-
-    def run(self, pending: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, T]]:
-        """Yield the number and the result of each call when it is done; `pending` is read when one can start."""
-        if self._pool is None:
-            for number, item in pending:
-                yield number, self._function(item)
+def _run_in_pool(function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs: int, pending: Numbered) -> Numbered:
+    running: dict[Future[Any], int] = {}
+    while True:
+        while len(running) < jobs and (call := next(pending, None)) is not None:
+            running[pool.submit(_call, id(function), call[1])] = call[0]
+        if not running:
             return
-        while True:
-            while len(self._running) < self._jobs and (call := next(pending, None)) is not None:
-                self._running[self._pool.submit(_call, id(self._function), call[1])] = call[0]
-            if not self._running:
-                return
-            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield self._running.pop(future), future.result()
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield running.pop(future), future.result()
 
 
 @contextmanager
-def workers(function: Callable[[Any], T], jobs: int) -> Iterator[Workers[T]]:
+def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Numbered], Numbered]]:
     """Start processes that call `function`; one job, and a system without fork, run it in this process.
 
-    So does a process whose autograd has threads, which its forks would lack: a warning says so.
+    So does a process whose autograd has threads, which its forks would lack: a warning says so. The returned function
+    takes numbered arguments, which are read when a call can start, and yields the number and the result of each call.
     """
+
+    def run_here(pending: Numbered) -> Numbered:
+        return ((number, function(item)) for number, item in pending)
+
     if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
-        yield Workers(function, None, 1)
+        yield run_here
         return
     _SHARED[id(function)] = function
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
     try:
         if pool.submit(_can_differentiate).result():
-            yield Workers(function, pool, jobs)
+            yield partial(_run_in_pool, function, pool, jobs)
         else:
             warnings.warn(
                 f"the search runs in one process, not in {jobs}: this program's autograd has threads, without which "
                 "forked processes cannot run a backward pass",
                 stacklevel=4,
             )
-            yield Workers(function, None, 1)
+            yield run_here
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         del _SHARED[id(function)]
@@ -99,7 +90,7 @@ def _call(key: int, item: Any) -> Any:
     return _SHARED[key](item)
 
 
-# Called with what is done and the number of layouts that are left.
+# Called with the present work and the number of layouts that are left.
 Progress = Callable[[str, int], None]
 ADAMW: OptimizerMaker = partial(torch.optim.AdamW, fused=True)
 _ONE_NODE = 8  # GPUs, where the network is not known
@@ -135,7 +126,7 @@ def search_layouts(
     the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs. A layer is recorded once
     for each way in which a microbatch is computed; from that follow lower bounds for the time and the memory of each
     layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, in the order of their bound,
-    until the `best` fastest are known. `jobs` processes share the work. The other arguments are those of `plan_step`
+    until the `best` fastest are known. `jobs` processes share the work. The other arguments are as for `plan_step`
     and `estimate_step`. A model that fails in every layout raises PlanError.
 
     >>> from fvflops.zoo import build
@@ -150,12 +141,13 @@ def search_layouts(
     require_int("jobs", jobs, least=1)
     check_bucket_cap(bucket_cap_mb)
     start = time.monotonic()
-    device, network, efficiency = resolve_hardware(device, network, efficiency, gpus)
+    options_of_time: dict[str, Any] = {"fused": tuple(fused), "bucket_cap_mb": bucket_cap_mb}
+    timing = resolve_timing(device, network, efficiency, gpus, **options_of_time)
     shared = PlanOptions(mesh={}, loss=loss, optimizer=optimizer, precision=precision, device=kernels, **options)
     inputs = bind_inputs(model, args, kwargs)
-    workload = Workload(model, inputs, shared, device, network, efficiency, tuple(fused), bucket_cap_mb)
+    workload = Workload(model, inputs, shared, timing)
     not_tried = _find_unknown_axes(workload, choices or {})
-    node = _ONE_NODE if network is None else network.gpus_per_node
+    node = _ONE_NODE if timing.network is None else timing.network.gpus_per_node
     space = Space(
         *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel),
         choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
@@ -170,9 +162,9 @@ def search_layouts(
         gpus=gpus,
         global_batch=global_batch,
         wanted=best,
-        device=device,
-        network=network,
-        efficiency=efficiency,
+        device=timing.device,
+        network=timing.network,
+        efficiency=timing.efficiency,
         bucket_cap_mb=bucket_cap_mb,
         seconds=time.monotonic() - start,
         not_tried=not_tried,
@@ -193,7 +185,7 @@ def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]])
 
 
 class _Search:
-    """The layouts of a search, and what is known of each."""
+    """The layouts of a search, with the bounds and the result of each."""
 
     def __init__(self, workload: Workload, candidates: Sequence[Candidate], best: int, progress: Progress) -> None:
         self._workload = workload
@@ -207,11 +199,11 @@ class _Search:
 
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in their order."""
-        with workers(self._run, jobs) as pool:
+        with workers(self._run, jobs) as run:
             layouts = [candidate.measured_on(self._gpus) for candidate in self._candidates]
             measured = list({layout.command(): layout for layout in layouts}.values())
             costs: dict[str, MicrobatchCost | str] = {}
-            for number, cost in pool.run(enumerate(measured)):
+            for number, cost in run(enumerate(measured)):
                 costs[measured[number].command()] = cost
                 if not isinstance(cost, str):
                     self.settings = self.settings or _settings_of_all(cost.settings, measured[number])
@@ -219,7 +211,7 @@ class _Search:
                         self.settings["checkpointing"] = OWN_CHECKPOINTING
                 self._progress("recording", len(measured) - len(costs))
             self._bound(costs)
-            for number, result in pool.run(self._list_pending()):
+            for number, result in run(self._list_pending()):
                 self._add(number, result)
         return [self._results[number] for number in range(len(self._candidates))]
 
@@ -240,21 +232,17 @@ class _Search:
             if isinstance(cost, str):
                 self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost)
                 continue
-            seconds = least_seconds(candidate, cost, workload.network)
+            seconds = least_seconds(candidate, cost, workload.timing.network)
             peak = least_peak(candidate, cost, workload.layers)
             self._bounds[number] = seconds, peak
-            lack = describe_lack(peak, workload.device, self._gpus, at_least=True)
+            lack = describe_lack(peak, workload.timing.device, self._gpus, at_least=True)
             if lack:
                 self._settle(number, "does not fit", lack)
 
     def _settle(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
         self._results[number] = LayoutResult(
-            candidate=self._candidates[number],
-            status=status,
-            reason=reason,
-            least_seconds=seconds,
-            least_peak=peak,
+            candidate=self._candidates[number], status=status, reason=reason, least_seconds=seconds, least_peak=peak
         )
 
     def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:
@@ -294,7 +282,7 @@ class _Search:
 
 
 def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str, Any]:
-    """Return the settings of all layouts, with the whole sequence, of those of one."""
+    """Return the settings that all layouts share, with the whole sequence, from the settings of one."""
     own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
     kept = {key: value for key, value in settings.items() if key not in own}
     return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})

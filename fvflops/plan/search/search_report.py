@@ -11,36 +11,16 @@ from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.step_time_report import judge, list_unknown
-from fvflops.reports.document import (
-    Command,
-    Document,
-    Items,
-    Part,
-    Point,
-    Scatter,
-    Table,
-    number_column,
-    text_column,
-)
+from fvflops.reports.document import Command, Document, Items, Part, Point, Scatter, Table, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.text import record_data
-from fvflops.units import (
-    format_bytes,
-    format_quantity,
-    format_seconds,
-    format_share,
-    format_short,
-    format_thousands,
-)
+from fvflops.units import format_bytes, format_quantity, format_seconds, format_share, format_short, format_thousands
 
 _IN_ROWS = (
     "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
 )
 # Figures of a layout in JSON.
-_OF_CANDIDATES = (
-    *("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"),
-    "reshard_after_forward=reshard",
-)
+_OF_CANDIDATES = (*("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"), "reshard_after_forward=reshard")
 _OF_RESULTS = (
     *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
     *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
@@ -50,7 +30,7 @@ _SHOWN = 10  # layouts that do not fit, of those that were planned or come close
 
 
 def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
-    """Return the report of a search for the model `name`; `command` is that of the first layout in full."""
+    """Return the report of a search for the model `name`; `command` plans the first layout."""
     found = search.best(best)
     verdict = _judge(search)
     settings = {
@@ -91,12 +71,11 @@ def _judge(search: LayoutSearch) -> Verdict:
 
 
 def describe(candidate: Candidate) -> str:
-    """Return the mesh of a layout."""
     return " ".join(f"{axis}{size}" for axis, size in candidate.mesh.items())
 
 
 def _describe_policies(candidate: Candidate) -> str:
-    """Return the schedule or how parameters are sharded, and what is checkpointed."""
+    """Return the schedule or how parameters are sharded, and the checkpointing."""
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
@@ -108,11 +87,7 @@ _OF_LAYOUT = (text_column("mesh"), text_column("batch"), text_column("policy"))
 
 
 def _cells_of(candidate: Candidate) -> tuple[str, str, str]:
-    return (
-        describe(candidate),
-        f"{candidate.micro_batch} × {candidate.microbatches}",
-        _describe_policies(candidate),
-    )
+    return (describe(candidate), f"{candidate.micro_batch} × {candidate.microbatches}", _describe_policies(candidate))
 
 
 def _summarise(search: LayoutSearch) -> str:
@@ -212,11 +187,7 @@ def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
     if not without:
         return
     without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
-    columns = (
-        *_OF_LAYOUT,
-        number_column("seconds", "step", form=format_seconds),
-        text_column("reason", "memory"),
-    )
+    columns = (*_OF_LAYOUT, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
     rows = [
         (*_cells_of(result.candidate), result.seconds, result.reason.partition(",")[0]) for result in without[:_SHOWN]
     ]

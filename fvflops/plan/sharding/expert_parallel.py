@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,41 +22,22 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.plan.parallel_axes import count_shares, dense_axes
-from fvflops.plan.sharding.routing import (
-    RoutedTokens,
-    Routing,
-    check_routing,
-    dispatching,
-    knowing_counts,
-    slicing_tokens,
-)
+from fvflops.plan.sharding.routing import RoutedTokens, Routing, check_routing, dispatching, slicing_tokens
 from fvflops.plan.sharding.sharding_styles import (
     EXPERT_DIMENSIONS,
     ShardingError,
     check_width,
     distribute_parameters,
+    join_choices,
     list_divisors,
+    name_class,
+    parallelism_of,
 )
-from fvflops.plan.sharding.tensor_parallel import Sharding, divide_experts, expand_plan, find_styles, matches
-from fvflops.plan.sharding.tensor_parallel import knowing_counts as knowing_transformers_counts
+from fvflops.plan.sharding.tensor_parallel import Sharding, expand_plan, find_styles, matches
+from fvflops.torch_internals import disable_dispatch_modes
 
 # transformers' style of a module whose tokens are sent to the ranks of their experts.
 _DISPATCHED = "ep_dispatch_experts"
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureModules:
-    """Names of the modules in a mixture: the router, the order of its pairs of tokens and experts, and the experts."""
-
-    mixture: str
-    router: str
-    order: str
-    experts: str
-
-
-MIXTURES: Mapping[str, MixtureModules] = {
-    "fvflops.zoo.mixtral.Mixtral": MixtureModules("layers.*.mlp", "router", "order", "experts"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +81,11 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
     ranks = mesh.get(data, 1) * shared
     fitting = [size for size in range(1, ranks + 1) if ranks % size == 0 and (size == 1 or size % shared == 0)]
     if experts not in fitting:
-        *others, last = map(str, fitting)
         axes = " x ".join(axis for axis in (data, "cp", "" if etp > 1 else "tp") if axis and mesh.get(axis, 1) > 1)
         whole = f" and contain cp and tp whole ({shared})" if shared > 1 else ""
         raise ShardingError(
             f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{whole}: "
-            f"use ep={', '.join(others) + ' or ' + last if others else last}"
+            f"use ep={join_choices(fitting)}"
         )
 
 
@@ -137,12 +117,8 @@ def without_experts(model: nn.Module, sharding: Sharding, mesh: Mapping[str, int
     """Return a model's tensor-parallel sharding without what expert parallelism does instead."""
     if mesh.get("ep", 1) == 1:
         return sharding
-    mixture = MIXTURES.get(_class_name(model))
-    patterns = (
-        [f"{mixture.mixture}.{mixture.experts}"]
-        if mixture is not None
-        else list(getattr(model, "_ep_plan", None) or {})
-    )
+    mixture = _pattern_of(model)
+    patterns = [f"{mixture}.experts"] if mixture else list(getattr(model, "_ep_plan", None) or {})
     styles = {
         name: style
         for name, style in sharding.styles.items()
@@ -162,7 +138,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
     found = _find_experts(model)
     if found is None:
         if ep > 1:
-            raise ShardingError(f"no mixtures are known in {_class_name(model)}: plan it without ep")
+            raise ShardingError(f"no mixtures are known in {name_class(model)}: plan it without ep")
         return None
     library, experts = found
     numbers = {
@@ -182,7 +158,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
 
 def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
     """Return the library of a model's mixtures, and name → module of their experts; None for a model without."""
-    if _class_name(model) in MIXTURES:
+    if _pattern_of(model):
         return "zoo", {name: mixture.experts for name, mixture in _mixtures(model).items()}
     plan = getattr(model, "_ep_plan", None) or {}
     if _DISPATCHED not in plan.values() or _DISPATCHED not in find_styles("expert"):
@@ -193,7 +169,7 @@ def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
 
 def has_router_gradients(model: nn.Module) -> bool:
     """Return whether each rank of tp has a part of the gradients of a model's routers."""
-    return _class_name(model) in MIXTURES
+    return bool(_pattern_of(model))
 
 
 def loops_over_experts(model: nn.Module) -> bool:
@@ -205,20 +181,17 @@ def loops_over_experts(model: nn.Module) -> bool:
 
 def _mixtures(model: nn.Module) -> dict[str, Any]:
     """Return name of the experts → the mixture of a zoo model."""
-    names = MIXTURES[_class_name(model)]
+    pattern = _pattern_of(model)
     return {
-        f"{path}.{names.experts}": SimpleNamespace(
-            router=module.get_submodule(names.router),
-            order=module.get_submodule(names.order),
-            experts=module.get_submodule(names.experts),
-        )
+        f"{path}.experts": module
         for path, module in model.named_modules()
-        if matches(path, names.mixture) and not isinstance(module, nn.Identity)
+        if matches(path, pattern) and not isinstance(module, nn.Identity)
     }
 
 
-def _class_name(model: nn.Module) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
+def _pattern_of(model: nn.Module) -> str:
+    known = parallelism_of(model)
+    return "" if known is None else known.mixtures
 
 
 def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
@@ -226,7 +199,8 @@ def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: M
         raise ShardingError("transformers does not divide an expert among ranks of ep: plan it without etp")
     # The axis etp has one rank here: without tp no other rank has the same tokens.
     batch_mesh = device_mesh["tp"] if mesh.get("tp", 1) > 1 else expert_mesh["etp"]
-    divide_experts(model, expert_mesh["ep"], batch_mesh, expand_plan(model, model.ep_plan))
+    plan, code = expand_plan(model, model.ep_plan), import_module("transformers.distributed.expert_parallel")
+    code.apply_expert_parallelism(model, expert_mesh["ep"], batch_mesh, plan, ep_implementation="all_to_all")
 
 
 def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
@@ -237,22 +211,20 @@ def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapp
         if etp > 1:
             check_width(mixture.experts, "etp", etp)
             distribute_parameters(
-                mixture.experts,
-                expert_mesh["ep", "etp"],
-                lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])],
+                mixture.experts, expert_mesh["ep", "etp"], lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])]
             )
         else:
             distribute_parameters(mixture.experts, expert_mesh["ep"], lambda name: [Shard(0)])
         if tp > etp:
             mixture.order.forward = slicing_tokens(mixture.order.forward, device_mesh["tp"])
-        mixture.experts.forward = dispatching(mixture.experts.forward, expert_mesh.get_group("ep"))
+        mixture.experts.forward = dispatching(mixture.experts, expert_mesh.get_group("ep"))
 
 
 def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
     """Apply `fully_shard` to a rank's experts over the ranks of efsdp, in place, with further options of it.
 
     As in torchtitan, the experts' second dimension is sharded where efsdp has more ranks than a rank has experts. Their
-    gradients are divided by the number of ranks with different tokens, as those of the dense layers are.
+    gradients are divided by the number of ranks with different tokens, as the dense layers' are.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard
@@ -301,7 +273,7 @@ def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, in
         else:
             mixture = _mixtures(model)[name]
             mixture.router.forward = _route(mixture.router.forward, tokens)
-            mixture.experts.forward = _receive(mixture.experts.forward, tokens)
+            mixture.experts.received = tokens.received
 
 
 def describe_routing(routing: Routing) -> str:
@@ -312,13 +284,28 @@ def describe_routing(routing: Routing) -> str:
 
 
 def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    """Return the forward of transformers' experts, of which the second argument has the experts of each token."""
+    """Return the forward of transformers' experts, of which the second argument has the experts of each token.
+
+    Its dispatch takes the numbers of tokens of this rank's experts as `tokens` has them.
+    """
+    code: Any = import_module("transformers.distributed.expert_parallel")
 
     def routed(hidden_states: torch.Tensor, top_k_index: torch.Tensor, *args: Any) -> Any:
-        top_k = top_k_index.shape[-1]
+        top_k, exchange = top_k_index.shape[-1], code.all_to_all_single
         tokens.batch = top_k_index.numel() // top_k, top_k
-        with knowing_transformers_counts(tokens.received):
+
+        def exchange_counts(output: torch.Tensor, input: torch.Tensor, **options: Any) -> None:
+            with disable_dispatch_modes():
+                unused = torch.empty_like(output)
+            exchange(unused, input, **options)
+            with disable_dispatch_modes():
+                output.copy_(tokens.received())
+
+        code.all_to_all_single = exchange_counts
+        try:
             return forward(hidden_states, tokens.chosen().view(top_k_index.shape), *args)
+        finally:
+            code.all_to_all_single = exchange
 
     return routed
 
@@ -330,11 +317,3 @@ def _route(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., A
         return weights, tokens.chosen()
 
     return routed
-
-
-def _receive(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    def received(*args: Any) -> Any:
-        with knowing_counts(tokens.received):
-            return forward(*args)
-
-    return received

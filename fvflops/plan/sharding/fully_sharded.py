@@ -26,7 +26,6 @@ class Precision:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the compute has the data type of the parameters."""
         return self.compute == self.parameters
 
 
@@ -114,7 +113,6 @@ def _zeros(buffer: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
-    """Return whether `fully_shard` was applied to a model."""
     return next(_sharded_modules(model), None) is not None
 
 
@@ -138,7 +136,6 @@ def unshard(model: nn.Module) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered parameters of all modules."""
     for module in _sharded_modules(model):
         module.reshard()
 

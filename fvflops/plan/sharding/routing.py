@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,34 +149,21 @@ class RoutedTokens:
         return self._constants[key]
 
 
-Received = Callable[[], torch.Tensor]
-
-# What other ranks would send in the exchange of numbers of tokens, where a plan sends nothing.
-_RECEIVED: ContextVar[Received | None] = ContextVar("received", default=None)
-
-
-@contextmanager
-def knowing_counts(received: Received) -> Iterator[None]:
-    """Let a dispatch take the numbers of tokens that each expert of this rank gets from each rank as received."""
-    token = _RECEIVED.set(received)
-    try:
-        yield
-    finally:
-        _RECEIVED.reset(token)
-
-
-def dispatching(forward: Callable[..., torch.Tensor], group: Any) -> Callable[..., torch.Tensor]:
+def dispatching(experts: Any, group: Any) -> Callable[..., torch.Tensor]:
     """Return the forward of a rank's experts for the tokens of all ranks of a group.
 
-    `forward` and the result take rows that are ordered by expert, and the number of rows of each expert: the result of
-    all experts, `forward` of this rank's.
+    It takes rows that are ordered by expert, and the number of rows of each of all experts; the forward of `experts`
+    takes this rank's rows and numbers. Where a plan sends nothing, `experts.received` returns the numbers of tokens
+    that each rank would send.
     """
-    ranks = dist.get_world_size(group)
+    ranks, forward = dist.get_world_size(group), experts.forward
 
     def run(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         from fvflops.torch_internals import all_to_all_with_gradient
 
-        received = _exchange(counts, group).view(ranks, -1)
+        exchanged = torch.empty_like(counts)
+        dist.all_to_all_single(exchanged, counts, group=group)
+        received = (experts.received() if hasattr(experts, "received") else exchanged).view(ranks, -1)
         sent, arriving = counts.view(ranks, -1).sum(1).tolist(), received.sum(1).tolist()
         x = all_to_all_with_gradient(x, arriving, sent, group)
         order = _order_by_expert(received, sum(arriving))
@@ -189,13 +174,6 @@ def dispatching(forward: Callable[..., torch.Tensor], group: Any) -> Callable[..
         return combined
 
     return run
-
-
-def _exchange(counts: torch.Tensor, group: Any) -> torch.Tensor:
-    received = torch.empty_like(counts)
-    dist.all_to_all_single(received, counts, group=group)
-    known = _RECEIVED.get()
-    return received if known is None else known()
 
 
 def _order_by_expert(received: torch.Tensor, rows: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Sharding styles of the zoo's models: those of torch.distributed.tensor.parallel, and further ones."""
+"""Sharding styles of the zoo's models: torch.distributed.tensor.parallel's, and further ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,16 @@ EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj
 
 class ShardingError(ValueError):
     """A model that cannot be split as requested."""
+
+
+def name_class(model: nn.Module) -> str:
+    """Return the qualified name of a model's class."""
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def parallelism_of(model: nn.Module) -> Any:
+    """Return the `fvflops.zoo.decoder_parts.Parallelism` of a model of the zoo, None of any other."""
+    return getattr(type(model), "zoo_parallelism", None)
 
 
 class ModuleStyle:
@@ -228,5 +238,9 @@ def check_width(experts: nn.Module, axis: str, ranks: int) -> None:
 
 def list_divisors(number: int) -> str:
     """Return the divisors of a number, such as "1, 2 or 4"."""
-    *others, last = (str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+    return join_choices(divisor for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def join_choices(numbers: Iterable[int]) -> str:
+    *others, last = map(str, numbers)
     return f"{', '.join(others)} or {last}" if others else last

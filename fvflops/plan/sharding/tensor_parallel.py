@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib import import_module
@@ -13,8 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fvflops.plan.sharding.sharding_styles import ShardingError, list_divisors, styles_of_zoo
-from fvflops.torch_internals import disable_dispatch_modes
+from fvflops.plan.sharding.sharding_styles import (
+    ShardingError,
+    list_divisors,
+    name_class,
+    parallelism_of,
+    styles_of_zoo,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Sharding:
     """Patterns of module names with their sharding styles, as in transformers' tp_plan.
 
     `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks. The styles are
-    those of `library`, fvflops or transformers.
+    defined by `library`, fvflops or transformers.
     """
 
     styles: Mapping[str, str]
@@ -30,144 +34,8 @@ class Sharding:
     library: Literal["fvflops", "transformers"] = "fvflops"
 
 
-_ATTENTION = {
-    "embed_tokens": "embedding_rowwise",
-    # One replicated input for all projections, so that their input gradients are reduced together.
-    "layers.*.self_attn": "replicated_input",
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.k_proj": "colwise",
-    "layers.*.self_attn.v_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-}
-_MLP = {
-    "layers.*.mlp": "replicated_input",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
-    "layers.*.mlp.down_proj": "rowwise",
-}
-_HEAD = {"lm_head": "colwise_gather_output"}
-_LLAMA = Sharding({**_ATTENTION, **_MLP, **_HEAD})
-# Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between
-# attention and MLP the sequence is sharded.
-_ATTENTION_SEQUENCE = {
-    **_ATTENTION,
-    "embed_tokens": "embedding_rowwise_to_sequence",
-    "layers.*.input_layernorm": "sequence_parallel",
-    "layers.*.self_attn": "sequence_input",
-    "layers.*.self_attn.o_proj": "rowwise_to_sequence",
-    "layers.*.post_attention_layernorm": "sequence_parallel",
-    "norm": "sequence_parallel",
-}
-_HEAD_SEQUENCE = {"lm_head": "colwise_of_sequence_gather_output"}
-_LLAMA_SEQUENCE = Sharding(
-    {
-        **_ATTENTION_SEQUENCE,
-        **_MLP,
-        "layers.*.mlp": "sequence_input",
-        "layers.*.mlp.down_proj": "rowwise_to_sequence",
-        **_HEAD_SEQUENCE,
-    }
-)
-# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
-_MIXTURE = {
-    "layers.*.mlp.router.gate": "partial_gradient",
-    "layers.*.mlp.experts": "grouped_experts",
-}
-_MIXTRAL = Sharding({**_ATTENTION, "layers.*.mlp": "mixture", **_MIXTURE, **_HEAD})
-_MIXTRAL_SEQUENCE = Sharding(
-    {**_ATTENTION_SEQUENCE, "layers.*.mlp": "mixture_of_sequence", **_MIXTURE, **_HEAD_SEQUENCE}
-)
-_GPT2 = Sharding(
-    {
-        # The first third of each rank's rows are queries, then keys, then values: the weight's rows are permuted.
-        "h.*.attn.c_attn": "colwise",
-        "h.*.attn.c_proj": "rowwise",
-        "h.*.mlp.c_fc": "colwise",
-        "h.*.mlp.c_proj": "rowwise",
-    },
-    divided=("h.*.attn.heads",),
-)
-_MEGATRON_GPT = Sharding(
-    {
-        "embedding.word_embeddings": "embedding_rowwise",
-        "layers.*.self_attention.query_key_value": "colwise",
-        "layers.*.self_attention.dense": "rowwise",
-        "layers.*.mlp.dense_h_to_4h": "colwise",
-        "layers.*.mlp.bias_gelu": "colwise_bias",
-        "layers.*.mlp.dense_4h_to_h": "rowwise",
-        # The logits stay divided by the vocabulary, also where they are the model's result.
-        "head.lm_head": "colwise",
-        "head.loss": "colwise_loss",
-    },
-    divided=("layers.*.self_attention.heads",),
-)
-_MEGATRON_GPT_SEQUENCE = Sharding(
-    {
-        **_MEGATRON_GPT.styles,
-        "embedding": "replicated_to_first",
-        "layers.*.input_layernorm": "first_parallel",
-        "layers.*.self_attention.query_key_value": "colwise_of_first",
-        "layers.*.self_attention.dense": "rowwise_to_first",
-        "layers.*.attention_residual": "first_parallel_bias",
-        "layers.*.attention_residual.dropout": "local_input",
-        "layers.*.post_attention_layernorm": "first_parallel",
-        "layers.*.mlp.dense_h_to_4h": "colwise_of_first",
-        "layers.*.mlp.dense_4h_to_h": "rowwise_to_first",
-        "layers.*.mlp_residual": "first_parallel_bias",
-        "layers.*.mlp_residual.dropout": "local_input",
-        "head.final_layernorm": "first_parallel",
-        "head.lm_head": "colwise_of_first",
-    },
-    divided=_MEGATRON_GPT.divided,
-)
-_MPT = Sharding(
-    {
-        "embedding.wte": "embedding_rowwise",
-        # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
-        "blocks.*.attn.Wqkv": "colwise",
-        "blocks.*.attn.out_proj": "rowwise",
-        "blocks.*.ffn.up_proj": "colwise",
-        "blocks.*.ffn.down_proj": "rowwise",
-        "head.lm_head": "colwise",
-        "head.loss": "colwise_loss",
-    },
-    divided=("blocks.*.attn.heads",),
-)
-_MPT_SEQUENCE = Sharding(
-    {
-        **_MPT.styles,
-        "embedding.wte": "embedding_rowwise_to_sequence",
-        "embedding.wpe": "replicated_to_first",
-        "blocks.*.norm_1": "sequence_parallel",
-        "blocks.*.attn.Wqkv": "colwise_of_sequence",
-        "blocks.*.attn.out_proj": "rowwise_to_sequence",
-        "blocks.*.norm_2": "sequence_parallel",
-        "blocks.*.ffn.up_proj": "colwise_of_sequence",
-        "blocks.*.ffn.down_proj": "rowwise_to_sequence",
-        "head.norm_f": "sequence_parallel",
-        "head.lm_head": "colwise_of_sequence",
-    },
-    divided=_MPT.divided,
-)
-# Class of a model → its sharding (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), without and with the sequence
-# sharded between the layers.
-SHARDINGS: Mapping[str, Sharding] = {
-    "fvflops.zoo.llama.Llama": _LLAMA,
-    "fvflops.zoo.gpt2.GPT2": _GPT2,
-    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT,
-    "fvflops.zoo.mpt.MPT": _MPT,
-    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL,
-}
-SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
-    "fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE,
-    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT_SEQUENCE,
-    "fvflops.zoo.mpt.MPT": _MPT_SEQUENCE,
-    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL_SEQUENCE,
-}
-
-
 def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
-    """Return how a model is split: a zoo model by `SHARDINGS`, one of transformers by its `_tp_plan`.
+    """Return how a model is split: a zoo model by its `zoo_parallelism`, one of transformers by its `_tp_plan`.
 
     With `sequence` the sequence is sharded between the layers too. A model without a known plan raises ShardingError.
 
@@ -175,16 +43,16 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
     >>> find_sharding(build("llama_tiny", device="meta")).styles["lm_head"]
     'colwise_gather_output'
     """
-    name = f"{type(model).__module__}.{type(model).__qualname__}"
-    sharding = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
-    if sharding is not None:
-        return sharding
+    known = parallelism_of(model)
+    styles = None if known is None else known.sequence if sequence else known.tensor
+    if known is not None and styles is not None:
+        return Sharding(styles, known.divided)
     tp_plan = None if sequence else getattr(model, "_tp_plan", None)
     if not tp_plan:
         kind = "sequence-parallel" if sequence else "tensor-parallel"
         raise ShardingError(
-            f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
-            "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
+            f"no {kind} plan is known for {name_class(model)}: pass shard_by (--shard), a function of (model, mesh) "
+            "that applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
     return Sharding(dict(tp_plan), library="transformers" if find_styles("tensor") else "fvflops")
 
@@ -207,24 +75,19 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
         for _, *others in ties:  # transformers shards each before it ties them
             for module, key in others:
                 module.register_parameter(key, nn.Parameter(torch.empty_like(getattr(module, key), device="meta")))
-        shard_tensors(model, mesh, expand_plan(model, sharding.styles))
+        apply = import_module("transformers.distributed.tensor_parallel").apply_tensor_parallelism
+        apply(model, mesh, expand_plan(model, sharding.styles))
     else:
-        _apply_styles(model, mesh, sharding.styles, styles)
+        for pattern, style in sharding.styles.items():
+            for name, module in list(model.named_modules()):
+                if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
+                    styles[style]()._apply(module, mesh)
     for pattern in sharding.divided:
         for name, module in model.named_modules():
             _divide(name, module, pattern, mesh.size())
     for (first_module, first_key), *others in ties:
         for module, key in others:
             module._parameters[key] = first_module._parameters[first_key]
-
-
-def _apply_styles(
-    model: nn.Module, mesh: Any, patterns: Mapping[str, str], styles: Mapping[str, Callable[[], Any]]
-) -> None:
-    for pattern, style in patterns.items():
-        for name, module in list(model.named_modules()):
-            if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
-                styles[style]()._apply(module, mesh)
 
 
 def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
@@ -296,56 +159,15 @@ def expand_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     As in transformers, a module's parameters precede it and have its style unless the plan names them. Identities, the
     modules of other pipeline stages, are left out.
     """
-    return dict(_expand(model, plan))
 
+    def style_of(name: str) -> str | None:
+        return next((style for pattern, style in plan.items() if matches(name, pattern)), None)
 
-def _expand(model: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    expanded: dict[str, str | None] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Identity):
-            continue
-        style = _style_of(name, plan)
-        for key, _ in module.named_parameters(recurse=False):
-            path = f"{name}.{key}"
-            own = _style_of(path, plan) or style
-            if own is not None:
-                yield path, own
-        if style is not None:
-            yield name, style
-
-
-def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
-    return next((style for pattern, style in plan.items() if matches(name, pattern)), None)
-
-
-def shard_tensors(model: nn.Module, mesh: Any, plan: Mapping[str, str]) -> None:
-    """Split a model, in place, over the mesh of tp by transformers' own code and an expanded plan."""
-    import_module("transformers.distributed.tensor_parallel").apply_tensor_parallelism(model, mesh, dict(plan))
-
-
-def divide_experts(model: nn.Module, expert_mesh: Any, batch_mesh: Any, plan: Mapping[str, str]) -> None:
-    """Divide a model's experts, in place, over the mesh of ep by transformers' own code and an expanded plan.
-
-    The ranks of `batch_mesh` have the same tokens.
-    """
-    module = import_module("transformers.distributed.expert_parallel")
-    module.apply_expert_parallelism(model, expert_mesh, batch_mesh, dict(plan), ep_implementation="all_to_all")
-
-
-@contextmanager
-def knowing_counts(received: Callable[[], torch.Tensor]) -> Iterator[None]:
-    """Let transformers' dispatch take the numbers of tokens that this rank's experts get as received."""
-    module: Any = import_module("transformers.distributed.expert_parallel")
-    exchange = module.all_to_all_single
-
-    def replace(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
-        with disable_dispatch_modes():
-            unused = torch.empty_like(output)
-        exchange(unused, input, **options)
-        with disable_dispatch_modes():
-            output.copy_(received())
-
-    module.all_to_all_single = replace
-    try:
-        yield
-    finally:
-        module.all_to_all_single = exchange
+        if not isinstance(module, nn.Identity):
+            style = style_of(name)
+            paths = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
+            expanded.update({path: style_of(path) or style for path in paths})
+            expanded[name] = style
+    return {path: style for path, style in expanded.items() if style is not None}

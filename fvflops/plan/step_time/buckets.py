@@ -70,7 +70,7 @@ def overlap_buckets(
 
     A gradient is scaled when it is ready: after the last op of the backward pass in a module that has its parameter, or
     if that has none, in the next one above it; without such an op at the end. A bucket's all-reduce follows its
-    last gradient, and those of the buckets before it.
+    last gradient, and the all-reduces of the buckets before it.
     """
     ready = _find_ready(recorded, gradients)
     # Gradients that are ready at once arrive in reverse order of the parameters.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
@@ -14,6 +14,8 @@ from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace.process_group import ProcessGroupSpec
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +211,15 @@ class KernelTimer:
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
-_NUMBERS = tuple(field.name for field in dataclasses.fields(Efficiency) if field.name not in ("tile", "source"))
-# A device without an efficiency of its own is given that of this one.
+_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("tile", "source"))
+# A device without an efficiency of its own gets this one's.
 _DEFAULT = "A100 SXM 80GB"
 
 
 def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
     """Return the efficiency of a device by its name in devices.yaml.
 
-    One that the file does not have gets that of the A100, and says so in `source`. A mistake in the file raises
+    One that the file does not have gets the A100's, and says so in `source`. A mistake in the file raises
     TableError with the file and the line.
 
     >>> find_efficiency("A100 SXM 80GB").tile
@@ -227,7 +229,7 @@ def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
     if device in found:
         return found[device]
     other = found.get(_DEFAULT) or next(iter(found.values()))
-    return dataclasses.replace(other, source=f"not measured for {device}: that of {_DEFAULT} ({other.source})")
+    return replace(other, source=f"not measured for {device}: that of {_DEFAULT} ({other.source})")
 
 
 def find_network(name: str, *, file: str = NETWORKS) -> Network:
@@ -244,66 +246,65 @@ def find_network(name: str, *, file: str = NETWORKS) -> Network:
 
 @lru_cache(maxsize=8)
 def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, Efficiency]:
-    """Return device → efficiency of a YAML file."""
-    return {name: _read_efficiency(node, name) for name, node in _entries(file, "efficiencies").items()}
+    return _read_entries(file, "efficiencies", _read_efficiency)
 
 
 @lru_cache(maxsize=8)
 def load_networks(file: str = NETWORKS) -> Mapping[str, Network]:
-    """Return name → network of a YAML file."""
-    return {name: _read_network(node, name) for name, node in _entries(file, "networks").items()}
+    return _read_entries(file, "networks", _read_network)
 
 
-def _entries(file: str, key: str) -> dict[str, Node]:
+def _read_entries(file: str, key: str, read: Callable[[Node, str], Read]) -> dict[str, Read]:
     document = read_document(file)
-    fields = document.fields(f"a file of {key}", ("description", key))
-    if key not in fields:
+    entries = document.fields(f"a file of {key}", ("description", key))
+    if key not in entries:
         raise document.error(f"there are no {key}: add {key}, and under it a name")
-    return fields[key].fields(key)
+    return {name: read(node, name) for name, node in entries[key].fields(key).items()}
 
 
 def _read_efficiency(node: Node, name: str) -> Efficiency:
-    fields = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
-    values: dict[str, float] = {key: _number(fields[key], f"{key} of {name}") for key in _NUMBERS if key in fields}
-    items = fields["tile"].items("tile", "[128, 128]") if "tile" in fields else ()
-    tile = tuple(_integer(item, f"tile of {name}") for item in items) or (1, 1)
-    if len(tile) != 2:
-        raise fields["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
+    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
+    _require(node, found, name, "source")
+    values: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
+    if "tile" in found:
+        items = found["tile"].items("tile", "[128, 128]")
+        values["tile"] = tuple(_integer(item, f"tile of {name}") for item in items)
+        if len(items) != 2:
+            raise found["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
     try:
-        return Efficiency(tile=(tile[0], tile[1]), source=_source(node, fields, name), **values)
+        return Efficiency(source=found["source"].text(f"source of {name}"), **values)
     except ValueError as error:
         raise node.error(f"{name}: {error}") from None
 
 
 def _read_network(node: Node, name: str) -> Network:
-    fields = node.fields(f"the network {name}", ("gpus_per_node", "inside", "between", "source"))
-    for key in ("gpus_per_node", "inside", "between"):
-        if key not in fields:
-            raise node.error(f"{name} has no {key}")
+    keys = ("gpus_per_node", "inside", "between", "source")
+    found = node.fields(f"the network {name}", keys)
+    _require(node, found, name, *keys)
     return Network(
         name=name,
-        gpus_per_node=_integer(fields["gpus_per_node"], f"gpus_per_node of {name}"),
-        inside=_read_link(fields["inside"], f"inside of {name}"),
-        between=_read_link(fields["between"], f"between of {name}"),
-        source=_source(node, fields, name),
+        gpus_per_node=_integer(found["gpus_per_node"], f"gpus_per_node of {name}"),
+        inside=_read_link(found["inside"], f"inside of {name}"),
+        between=_read_link(found["between"], f"between of {name}"),
+        source=found["source"].text(f"source of {name}"),
     )
 
 
 def _read_link(node: Node, what: str) -> Link:
-    fields = node.fields(what, ("bandwidth", "latency"))
-    for key in ("bandwidth", "latency"):
-        if key not in fields:
-            raise node.error(f"{what} has no {key}")
+    keys = ("bandwidth", "latency")
+    found = node.fields(what, keys)
+    _require(node, found, what, *keys)
     try:
-        return Link(_number(fields["bandwidth"], f"bandwidth, {what}"), _number(fields["latency"], f"latency, {what}"))
+        return Link(*(_number(found[key], f"{key}, {what}") for key in keys))
     except ValueError as error:
         raise node.error(str(error)) from None
 
 
-def _source(node: Node, fields: Mapping[str, Node], name: str) -> str:
-    if "source" not in fields:
-        raise node.error(f"{name} has no source: say where its figures are from")
-    return fields["source"].text(f"source of {name}")
+def _require(node: Node, found: Mapping[str, Node], what: str, *keys: str) -> None:
+    for key in keys:
+        if key not in found:
+            remedy = ": say where its figures are from" if key == "source" else ""
+            raise node.error(f"{what} has no {key}{remedy}")
 
 
 def _number(node: Node, what: str) -> float:
@@ -311,7 +312,7 @@ def _number(node: Node, what: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = float("nan")
+        number = math.nan
     if not math.isfinite(number):
         raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6")
     return number
@@ -325,11 +326,7 @@ def _integer(node: Node, what: str) -> int:
 
 
 # Beginning of a device's name → network.
-_NETWORKS: Mapping[str, str] = {
-    "A100 SXM": "HGX A100 1600G",
-    "H100 SXM": "HGX H100 3200G",
-    "H200": "HGX H100 3200G",
-}
+_NETWORKS: Mapping[str, str] = {"A100 SXM": "HGX A100 1600G", "H100 SXM": "HGX H100 3200G", "H200": "HGX H100 3200G"}
 
 
 def assume_network(device: Device) -> Network | None:
@@ -347,12 +344,27 @@ def assume_network(device: Device) -> Network | None:
     return replace(network, source=f"assumed for {device.name}, since none is given: {network.source}")
 
 
-def resolve_hardware(
-    device: str | Device, network: str | Network | None, efficiency: Efficiency | None, ranks: int
-) -> tuple[Device, Network | None, Efficiency]:
-    """Return the device, the network of some ranks and the efficiency, each found by name or assumed."""
+class Timing(NamedTuple):
+    """How a step is timed: the arguments of `estimate_step`, resolved."""
+
+    device: Device
+    network: Network | None
+    efficiency: Efficiency
+    fused: Collection[str] = ()
+    host_waits: bool = False
+    bucket_cap_mb: float | None = None
+
+    def timer(self, efficiency: Efficiency | None = None) -> KernelTimer:
+        """Return the times of kernels on the device, with its efficiency or another one."""
+        return KernelTimer(self.device, efficiency or self.efficiency)
+
+
+def resolve_timing(
+    device: str | Device, network: str | Network | None, efficiency: Efficiency | None, ranks: int, **options: Any
+) -> Timing:
+    """Return the timing on the device, the network of some ranks and the efficiency, each found by name or assumed."""
     device = resolve_device(device)
     network = find_network(network) if isinstance(network, str) else network
     if network is None and ranks > 1:
         network = assume_network(device)
-    return device, network, find_efficiency(device.name) if efficiency is None else efficiency
+    return Timing(device, network, find_efficiency(device.name) if efficiency is None else efficiency, **options)

@@ -15,7 +15,7 @@ from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import collective_of, is_communication
-from fvflops.trace import Event, Signature, Status, TensorSpec, Trace
+from fvflops.trace import Signature, Status, TensorSpec, Trace
 
 # Kinds of kernels, each with an efficiency of its own.
 KINDS = ("matmul", "attention", "attention backward", "memory")
@@ -129,22 +129,11 @@ def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]
     return 1, math.prod(shape[:-1]), shape[-1], inner
 
 
-class FusedKernels:
-    """Which ops of a Trace run in one kernel: those inside one call of a module of some classes.
+def list_fused(trace: Trace, classes: Collection[str]) -> list[str | None]:
+    """Return stack → the module of some classes whose call is one kernel and that an op ran in, None outside of one.
 
     Products and collectives inside stay kernels of their own. PyTorch's RMSNorm is always one kernel.
     """
-
-    def __init__(self, trace: Trace, classes: Collection[str]) -> None:
-        wanted = _ONE_KERNEL.union(classes)
-        modules = trace.modules.by_name.items()
-        self._names = {name for name, module in modules if not wanted.isdisjoint(module.classes)}
-        self._scopes = trace.scopes()
-        self._by_stack: dict[int, str | None] = {}
-
-    def module_of(self, event: Event) -> str | None:
-        """Return the fused module that an op ran in, None outside of one."""
-        stack = event.stack
-        if stack not in self._by_stack:
-            self._by_stack[stack] = next((name for name in self._scopes[stack] if name in self._names), None)
-        return self._by_stack[stack]
+    wanted = _ONE_KERNEL.union(classes)
+    names = {name for name, module in trace.modules.by_name.items() if not wanted.isdisjoint(module.classes)}
+    return [next((name for name in scope if name in names), None) for scope in trace.scopes()]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fvflops.plan.communication import CollectiveCall, collective_of
 from fvflops.plan.rank_step import Call
-from fvflops.plan.step_time.kernel_times import UNKNOWN, FusedKernels, Kernel, kernel_of
+from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of, list_fused
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
 
@@ -99,9 +99,9 @@ def read_program(
 
     `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
-    and writes what is left of its results.
+    and writes the results that later ops read.
 
-    Two kinds of calls were not run: `added` follow the events, and what is after a collective of them waits for it;
+    Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
     `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits. Those
     among the ops of a fused module follow its kernel.
 
@@ -115,7 +115,7 @@ def read_program(
 class _Compiler:
     def __init__(self, trace: Trace, fused: Collection[str]) -> None:
         self._trace = trace
-        self._fused = FusedKernels(trace, fused)
+        self._fused = list_fused(trace, fused)
         self._owners = [innermost(scope) for scope in trace.scopes()]
         self._launches: dict[Launch, int] = {}
         self._unknown: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class _Compiler:
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
         self._created: set[int] = set()  # storages of the optimizer's state
-        self._position = 0  # of the event among those of the pass
+        self._position = 0  # of the event in the pass
         self._last_read: dict[int, int] = {}
 
     def compile(self, events: Sequence[Event], added: Sequence[Call], beside: Mapping[int, Sequence[Call]]) -> Program:
@@ -171,12 +171,14 @@ class _Compiler:
         if reduction is not None:
             self._writers.update(dict.fromkeys(event.writes, reduction))
             if kernel != UNKNOWN:
-                self._launch_on_stream(reduction, launch)
+                self._end_group()
+                self._end_run()
+                self._items.append(StreamRun(reduction, self._launches.setdefault(launch, len(self._launches))))
             return
         self._wait_for(event)
         if kernel == UNKNOWN:
             return
-        module = self._fused.module_of(event) if kernel.kind == "memory" else None
+        module = self._fused[event.stack] if kernel.kind == "memory" else None
         if self._group is not None and (module != self._group.module or event.phase != self._group.phase):
             self._end_group()
         if module is None:
@@ -191,7 +193,7 @@ class _Compiler:
         if packet in _FIRST_STEP:
             self._created.update(event.writes)
             return True
-        # What is copied to comes first.
+        # The destination comes first.
         fills = packet in _FIRST_COPIES and not self._created.isdisjoint(event.reads[:1])
         if fills:
             self._created.difference_update(event.reads)
@@ -205,11 +207,6 @@ class _Compiler:
 
     def _launch(self, launch: Launch) -> None:
         self._run.append(self._launches.setdefault(launch, len(self._launches)))
-
-    def _launch_on_stream(self, number: int, launch: Launch) -> None:
-        self._end_group()
-        self._end_run()
-        self._items.append(StreamRun(number, self._launches.setdefault(launch, len(self._launches))))
 
     def _reduction_of(self, event: Event) -> int | None:
         """Return the reduction of FSDP2 whose result an op of a backward pass reads, None if it reads none."""
@@ -276,8 +273,8 @@ class _Compiler:
         if after is None:
             self._wait_for(event)
         self._end_run()
-        number = self._next_collective()
-        is_reduction = self._trace.signatures[event.item].packet == _REDUCTION
+        number, packet = self._next_collective(), self._trace.signatures[event.item].packet
+        is_reduction = packet == _REDUCTION
         if is_reduction:
             # FSDP2 keeps the input of one reduction at a time.
             self._items += [Wait(self._last_reduction)] if self._last_reduction is not None else []
@@ -285,16 +282,13 @@ class _Compiler:
         if is_reduction or after is not None:
             self._reductions.add(number)
         gate = None
-        if call.collective == "all_gather" and self._is_gather_of_parameters(event):
+        # FSDP2 gathers with the op whose buffer it fills itself; other gathers send what kernels have written.
+        if packet == "c10d::_allgather_base_":
             gate = self._last_gather.get(str(call.group), -1)
             self._last_gather[str(call.group)] = number
         self._items.append(Collective(number, call, event.phase, self._owners[event.stack], gate, after))
         for storage in event.writes or event.reads:
             self._writers[storage] = number
-
-    def _is_gather_of_parameters(self, event: Event) -> bool:
-        """FSDP2 gathers with the op whose buffer it fills itself; other gathers send what kernels have written."""
-        return self._trace.signatures[event.item].packet == "c10d::_allgather_base_"
 
 
 class _Group:

@@ -10,8 +10,8 @@ from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
 from fvflops.plan.step_time.pass_program import Collective, Item, Program, Run, StreamRun, Wait
 
-FORWARD = ("forward",)
-BACKWARD = ("backward", "input_backward")
+# Kind of action → the pass whose result it sends, a hidden state or its gradient, and by how many stages.
+_SENT = {"forward": ("forward", 1), "backward": ("backward", -1), "input_backward": ("backward", -1)}
 
 
 class Span(NamedTuple):
@@ -37,7 +37,6 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """The time of the step: when the last rank has finished."""
         return max(clocks.end() for clocks in self.clocks)
 
 
@@ -90,11 +89,9 @@ def simulate(
 
 def _arrival_of(action: Action, arrivals: dict[tuple[str, int, int], float], stages: int) -> float | None:
     """Return when the input of an action is there, None if it is not known yet."""
-    if action.kind in FORWARD and action.stage > 0:
-        return arrivals.get(("forward", action.stage - 1, action.microbatch))
-    if action.kind in BACKWARD and action.stage < stages - 1:
-        return arrivals.get(("backward", action.stage + 1, action.microbatch))
-    return 0.0
+    what, step = _SENT.get(action.kind, ("", 0))
+    source = action.stage - step
+    return arrivals.get((what, source, action.microbatch)) if what and 0 <= source < stages else 0.0
 
 
 def _run(action: Action, program: TimedProgram, clocks: Clocks, arrival: float, host_waits: bool) -> Span:
@@ -115,12 +112,10 @@ def _send(
     transfer: Callable[[int, int], float],
     stages: int,
 ) -> None:
-    if action.kind in FORWARD and action.stage < stages - 1:
-        clocks.compute += transfer(action.stage, action.stage + 1)
-        arrivals["forward", action.stage, action.microbatch] = clocks.compute
-    elif action.kind in BACKWARD and action.stage > 0:
-        clocks.compute += transfer(action.stage, action.stage - 1)
-        arrivals["backward", action.stage, action.microbatch] = clocks.compute
+    what, step = _SENT.get(action.kind, ("", 0))
+    if what and 0 <= action.stage + step < stages:
+        clocks.compute += transfer(action.stage, action.stage + step)
+        arrivals[what, action.stage, action.microbatch] = clocks.compute
 
 
 # The host launches their ops in `Efficiency.launch`, others in `launch_backward`.
@@ -146,7 +141,6 @@ class Clocks:
     log: list[tuple[str, float, float]] | None = None
 
     def end(self) -> float:
-        """Return when all streams are free."""
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
     def finish_collectives(self) -> None:

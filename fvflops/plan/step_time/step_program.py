@@ -49,7 +49,7 @@ class StepProgram:
         return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits, log=log)
 
     def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
-        """Return the step with other orders of its actions, such as those of more microbatches.
+        """Return the step with other orders of its actions, such as for more microbatches.
 
         The first and the last microbatch of an order have the programs of the first and the last here, the others that
         of one between: this step needs three microbatches if the orders have more, and one if they have one.
@@ -122,7 +122,7 @@ def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) 
 def read_step(
     ranks: Sequence[RankPlan], *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
 ) -> StepProgram:
-    """Return the programs of the ranks of a pipeline; `fused` is that of `read_program`.
+    """Return the programs of the ranks of a pipeline; `fused` as in `read_program`.
 
     DistributedDataParallel averages buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass,
     as `assign_buckets` divides them; with 0 it averages all after that. Another value below 0 raises ValueError.

@@ -13,9 +13,15 @@ from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
 from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.step_time.calibration import Network
-from fvflops.plan.step_time.pipeline_picture import name_of, pipeline_picture
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
-from fvflops.plan.step_time.step_tables import RankMemory, encode, module_table, read_memories
+from fvflops.plan.step_time.step_tables import (
+    RankMemory,
+    encode,
+    module_table,
+    name_of,
+    pipeline_picture,
+    read_memories,
+)
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES, Status
@@ -49,7 +55,7 @@ def estimate_report(
 ) -> Document:
     """Return the report of an estimated step of the model `name`.
 
-    `cost` is that of a training, `measured` the seconds that a real step took, `command` the command line of the
+    `cost` is a whole training's, `measured` the seconds that a real step took, `command` the command line of the
     report, and `finder` the one that finds what lowers the peak memory. `modules` are options of
     `module_table`. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
     MFU is above 1 raises ValueError.
@@ -270,7 +276,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
     kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.peak}
     rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in kinds.items()]
     total = ("total", fullest.reserved, None if memory is None else fullest.reserved / memory)
-    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory.describe()]
+    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory]
     otherwise = format_bytes(reserved_memory(fullest.timeline).peak)
     notes += [
         "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "
@@ -393,7 +399,7 @@ def _list_unsupported(estimate: StepEstimate) -> Iterator[Part]:
 
 
 def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> Iterator[str]:
-    """Yield a sentence for the ops of unknown time, and one for those of unknown FLOPs: op → calls.
+    """Yield a sentence for the ops of unknown time, and one for the ops of unknown FLOPs: op → calls.
 
     >>> list(list_unknown({"mine::scan": 2}, {}))
     ['Of unknown time, so not in the step: mine::scan (2 calls).']

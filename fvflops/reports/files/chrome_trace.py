@@ -58,7 +58,7 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the events that name processes and threads; ids start at 1, as 0 is the idle process."""
     spans = timeline.require_spans()
     root = next((title(frame) for frame in timeline.frames if frame.kind == "module" and not frame.name), "model")
-    ranked = any(span.rank is not None for span in spans)
+    ranked = any(span.event.rank is not None for span in spans)
     tracks = sorted({span.track for span in spans}) or [(0, 0)]
     for rank in dict.fromkeys(rank for rank, _ in tracks):
         name = f"{root}, rank {rank}" if ranked else root
@@ -72,12 +72,12 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _counters(piece: PlacedSpan, scale: int, allocated: dict[int, int]) -> Iterator[str]:
     """Yield the allocated memory before and after an op, where it differs from the last value of its rank."""
     span, rank = piece.span, piece.span.track[0]
-    for position, nbytes in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
+    for position, nbytes in ((piece.start, span.event.memory_before), (piece.end, span.event.memory_after)):
         if nbytes is not None and allocated.get(rank) != nbytes:
             allocated[rank] = nbytes
             yield _counter("memory", span, position // scale, nbytes)
-    if span.memory_peak is not None:
-        yield _counter("peak memory", span, piece.start // scale, span.memory_peak)
+    if span.event.memory_peak is not None:
+        yield _counter("peak memory", span, piece.start // scale, span.event.memory_peak)
 
 
 def _counter(name: str, span: Span, nanoseconds: int, nbytes: int) -> str:
@@ -96,7 +96,7 @@ class _SliceWriter:
     def write(self, piece: PlacedSpan, scale: int) -> str:
         """Return the event of a slice."""
         span = piece.span
-        key = span.callee, span.stack, span.phase
+        key = span.callee, span.event.stack, span.event.phase
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = self._write_shared(*key)
@@ -133,19 +133,19 @@ class _SliceWriter:
 
     def _write_counts(self, span: Span) -> str:
         callee = self._timeline.callees[span.callee]
-        covered = (span.stack, span.phase) in self._timeline.covered
+        covered = (span.event.stack, span.event.phase) in self._timeline.covered
         counts: dict[str, int | float | str] = {}
         if not covered and (callee.frame is not None or callee.flops is not None):
             counts |= {"MACs": span.macs, "FLOPs": span.flops}
-            if span.duration:
-                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.duration)
+            if span.event.duration_ns:
+                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.event.duration_ns)
         if "bytes" in self._timeline.weights and (callee.frame is not None or callee.nbytes is not None):
             counts["bytes"] = span.nbytes
         if callee.frame is not None and span.unsupported:
             counts["unsupported op calls"] = span.unsupported
         if span.memory:
             counts["bytes allocated and kept"] = span.memory
-        if span.raised:
+        if span.event.raised:
             counts["raised"] = "yes"
         return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
 

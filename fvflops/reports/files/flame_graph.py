@@ -86,7 +86,7 @@ def _sums(timeline: Timeline, weight: str) -> Counter[tuple[int, int, str]]:
     if weight in ("time", "memory"):
         for piece in timeline.self_segments(weight):
             if piece.span is not None:
-                sums[piece.span.callee, piece.span.stack, piece.span.phase] += piece.weight
+                sums[piece.span.callee, piece.span.event.stack, piece.span.event.phase] += piece.weight
     else:
         for (item, stack, phase), calls in timeline.calls.items():
             sums[item, stack, phase] = calls * timeline.self_cost(item, stack, phase, weight)
@@ -127,7 +127,7 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         if span is None and weight != "time":
             continue
         profile = profiles.setdefault(piece.track, _Profile())
-        key = None if span is None else (span.callee, span.stack, span.phase)
+        key = None if span is None else (span.callee, span.event.stack, span.event.phase)
         profile.stacks.append(stacks.setdefault(key, len(stacks)))
         profile.weights.append(piece.weight)
     frames: dict[str, int] = {}

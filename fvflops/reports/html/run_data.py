@@ -95,11 +95,11 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
     for span, start, end in shown:
         callee = timeline.callees[span.callee]
         is_module = callee.frame is not None and callee.kind == "module"
-        owner = callee.name if is_module else _owner(timeline, span.stack)
+        owner = callee.name if is_module else _owner(timeline, span.event.stack)
         row = (
             -1 if is_module else labels.index(_short(callee.name)),
             modules.get(owner, 0),
-            phases.index(span.phase),
+            phases.index(span.event.phase),
             tracks.setdefault(span.track, len(tracks)),
             span.depth,
             start - origin,
@@ -131,15 +131,15 @@ def _owner(timeline: Timeline, stack: int) -> str:
 
 def measured_memory(timeline: Timeline) -> MemoryCurve | None:
     """Return the memory after each op of a run in which it was measured, None without."""
-    spans = [span for span in timeline.spans or () if span.memory_after is not None]
+    spans = [span for span in timeline.spans or () if span.event.memory_after is not None]
     ops = [span for span in spans if timeline.callees[span.callee].frame is None]
-    if not any(span.memory_after for span in ops):
+    if not any(span.event.memory_after for span in ops):
         return None
     return MemoryCurve(
-        {"allocated": [max(span.memory_after or 0, span.memory_peak or 0) for span in ops]},
+        {"allocated": [max(span.event.memory_after or 0, span.event.memory_peak or 0) for span in ops]},
         [timeline.callees[span.callee].name for span in ops],
-        [_owner(timeline, span.stack) for span in ops],
-        [span.phase for span in ops],
+        [_owner(timeline, span.event.stack) for span in ops],
+        [span.event.phase for span in ops],
         measured=True,
     )
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
-_SPACE = re.compile(r"(?:\s|//[^\n]*|/\*[\s\S]*?\*/)+")
-_WORD = re.compile(r"[\w$#]+")
-_WHOLE = re.compile(rf"""{_SPACE.pattern}|{_WORD.pattern}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
-_REGEX = re.compile(r"/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/\w*")
-# A part of a template up to an expression in it, or to its end.
-_TEMPLATE = re.compile(r"(?:\\.|\$(?!\{)|[^`\\$])*(?:`|\$\{)", re.DOTALL)
-# After these a slash begins a regular expression; after other words, and after `)` and `]`, it divides.
-_BEFORE_REGEX = re.compile(r"[(,=:\[!&|?{};+\-*%<>~^]|return|typeof|case")
+_SPACE = r"(?:\s|//[^\n]*|/\*[\s\S]*?\*/)+"
+_TEXT = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
+# A template, in whose expressions are templates of which none contains another; it is left as it is.
+_INNER = r"`(?:\\.|[^`\\])*`"
+_TEMPLATE = rf"`(?:\\.|\$\{{(?:[^`{{}}]|{_INNER}|\{{[^{{}}]*\}})*\}}|[^`\\])*`"
+# After these a slash begins a regular expression; elsewhere it divides.
+_REGEX = r"(?:(?<=[(,=:!&|?])|(?<=[(,=:!&|?] )|(?<=return ))/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/"
+_TOKENS = re.compile(rf"{_TEXT}|{_TEMPLATE}|(?P<space>{_SPACE})|{_REGEX}")
+_WORD = re.compile(r"[\w$#]")
 # Where a line can end within a statement.
 _OPEN, _GOES_ON = frozenset("{;,([=&|?:<>!*%"), frozenset("})],.;:?&|*%=<>")
 
@@ -23,56 +24,19 @@ _STYLE = re.compile(r"""("[^"]*")|/\*[\s\S]*?\*/|\s*([{};,])\s*|(:)\s+|(\s)\s*""
 
 
 def minify_script(text: str) -> str:
-    r"""Return JavaScript with the same tokens; semicolons that end a block and commas that end a list are omitted."""
-    tokens: list[str] = []
-    space = ""
-    for token in _tokens(text):
-        if _SPACE.match(token):
-            space = "\n" if "\n" in token else " "
-            continue
-        if space and tokens:
-            before, after = tokens[-1][-1], token[0]
-            is_needed = (_WORD.match(before) and _WORD.match(after)) or (before == after and after in "+-")
-            ends_line = space == "\n" and before not in _OPEN and after not in _GOES_ON
-            if is_needed or ends_line:
-                tokens.append(space)
-        space = ""
-        if token in ("}", ")", "]") and tokens[-1:] == [","] and tokens[-2] not in (",", "["):
-            tokens.pop()
-        elif token == "}" and tokens[-1:] == [";"] and tokens[-2] != ")":
-            tokens.pop()  # after `)` it may be the body of a loop
-        tokens.append(token)
-    return "".join(tokens)
+    """Return JavaScript without comments and needless whitespace."""
+    return _TOKENS.sub(_shorten, text)
 
 
-def _tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of a script and what is between them; a template is a token for each part beside expressions."""
-    position = 0
-    last = ";"
-    braces: list[str] = []
-    while position < len(text):
-        mark = text[position]
-        if mark == "`" or (mark == "}" and braces[-1:] == ["${"]):
-            if mark == "}":
-                braces.pop()
-            found = _TEMPLATE.match(text, position + 1)
-            end = len(text) if found is None else found.end()
-            if text[position:end].endswith("${"):
-                braces.append("${")
-        else:
-            found = _WHOLE.match(text, position)
-            if found is None and mark == "/" and _BEFORE_REGEX.fullmatch(last):
-                found = _REGEX.match(text, position)
-            end = position + 1 if found is None else found.end()
-            if mark == "{":
-                braces.append(mark)
-            elif mark == "}" and braces:
-                braces.pop()
-        token = text[position:end]
-        yield token
-        if not _SPACE.match(token):
-            last = "{" if token.endswith("${") else token
-        position = end
+def _shorten(found: re.Match[str]) -> str:
+    space = found["space"]
+    if space is None:
+        return found[0]
+    before, after = found.string[found.start() - 1 : found.start()], found.string[found.end() : found.end() + 1]
+    if "\n" in space:
+        return "\n" if before and after and before not in _OPEN and after not in _GOES_ON else ""
+    is_needed = (_WORD.match(before) and _WORD.match(after)) or (before == after and after in "+-")
+    return " " if is_needed else ""
 
 
 def minify_style(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Expand the Trace of a model with few of its equal layers to that of the full model."""
+"""Expand the Trace of a model with few of its equal layers to the full model's."""

@@ -1,4 +1,4 @@
-"""Expand the Trace of a shortened model to that of the full model."""
+"""Expand the Trace of a shortened model to the full model's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain, repeat
 
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, with_added
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_in, storages_of
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_by_table, storages_of
 from fvflops.trace.expansion.repetitions import ListCall, find_repetitions
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
@@ -23,14 +23,7 @@ Row = tuple[str, int, int, str, int, tuple[int, ...], tuple[int, ...], bool]
 
 
 def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
-    """Return the module tree of the full model from that of a shortened one.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> names = ("", "layers", *(f"layers.{index}" for index in range(4)))
-    >>> tree = ModuleTree({name: ModuleInfo(name, name, "Block") for name in names})
-    >>> list(expand_modules(tree, LayerRun("layers", 0, 1, 5)).by_name)[-2:]
-    ['layers.3', 'layers.4']
-    """
+    """Return the full model's module tree from a shortened one's."""
     identities: dict[tuple[int, int], int] = {}
 
     def number(tensor: ParameterInfo, periods: int) -> ParameterInfo:
@@ -66,7 +59,7 @@ def _expand_children(module: ModuleInfo, run: LayerRun, periods: int) -> Iterato
 
 
 def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, Value]:
-    """Return a module's attributes, those that count layers moved by a number of periods."""
+    """Return a module's attributes; attributes that count layers are moved by a number of periods."""
     attributes = dict(module.attributes)
     if periods and run.period_of(module.name) is not None:
         below = module.name[len(run.path) + bool(run.path) :].partition(".")[2]
@@ -80,7 +73,7 @@ def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, 
 class ExpandedEvents:
     """The events of the full model, as rows of a Trace's columns.
 
-    `positions` are those of the recorded events among them, and the number of all.
+    `positions` are the indexes of the recorded events among them, and the number of all events.
     """
 
     def __init__(
@@ -258,8 +251,8 @@ class Expansion:
 def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     """Return the Trace of the full model from one that was recorded with a shortened model.
 
-    In every phase, the events between the start of period 1 and that of period 2 must be equal to those between 2 and
-    3 but for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
+    In every phase, the events between the starts of periods 1 and 2 must be equal to the events between 2 and 3
+    but for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
     are repeated for the periods that the shortened model lacks. Everything else remains, with the names and storages
     of the full model: events, storages, regions, counts of calls, the module tree and the lists of foreach ops.
 
@@ -319,7 +312,7 @@ def _check_unused(rows: RecordedRows) -> None:
 def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedStorages) -> None:
     """Raise UnequalLayersError unless the storages of added periods are used as often as others: a part may be missing.
 
-    The first and the last layer may use those of their neighbour more or less often: one that gets no gradient, say.
+    The first and the last layer may use their neighbour's more or less often: one that gets no gradient, say.
     """
     calls, frees = [0] * len(storages.storages), [0] * len(storages.storages)
     for row in events:
@@ -344,12 +337,9 @@ def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedSto
 
 def _check_calls(events: Sequence[Row], tables: ExpandedTables, run: LayerRun) -> None:
     """Raise UnequalLayersError unless equally many calls belong to each period."""
-    regions = [run.period_of(region.name) if region.kind == "module" else None for region in tables.regions]
-    stacks = [next((regions[index] for index in stack if regions[index] is not None), None) for stack in tables.stacks]
-    texts = [next(iter(periods_in(signature, run)), None) for signature in tables.signatures]
-    exits = [regions[signature.region] for signature in tables.region_signatures]
-    by_item = {"op": texts, "enter": regions, "exit": exits}
-    calls = Counter([(row[0], stacks[row[2]], by_item[row[0]][row[1]]) for row in events if row[0] != "free"])
+    periods = periods_by_table(run, tables.regions, tables.stacks, tables.region_signatures, tables.signatures)
+    stacks = periods["stack"]
+    calls = Counter([(row[0], stacks[row[2]], periods[row[0]][row[1]]) for row in events if row[0] != "free"])
     by_period: dict[int, Counter[tuple[str, bool]]] = {}
     for (kind, period, named), count in calls.items():
         for is_named, of_period in ((False, period), (True, named)):

@@ -17,7 +17,7 @@ from fvflops.trace.spec import TensorSpec, Value
 
 
 class ExpandedStorages:
-    """The storages of the full model in the order of their creation, with those of added periods among them."""
+    """The storages of the full model in the order of their creation, added periods included."""
 
     def __init__(self, rows: RecordedRows) -> None:
         self._rows = rows
@@ -65,7 +65,7 @@ class ExpandedStorages:
         return repetition.step * repetition.length
 
     def _copy(self, begin: int, end: int, moved_by: int, repetition: Repetition | None) -> None:
-        """Append storages of the recording; those of the last range of `repetition` are shifted by some periods."""
+        """Append storages of the recording; the last range of `repetition` is shifted by some periods."""
         run = self._rows.run
         for index in range(begin, end):
             self._moved.append(len(self.storages))
@@ -112,7 +112,7 @@ class ExpandedTables:
     def list_call(self, index: int, elements: Sequence[Repetition], lengths: tuple[int, int] | None) -> int:
         """Return the index of a new signature, whose lists have elements for the added periods too.
 
-        `lengths` are those of a vector that it returns, in the recording and in the full model.
+        `lengths` of a vector that it returns are its elements in the recording and in the full model.
         """
         added = self._rows.run.added
 
@@ -133,7 +133,7 @@ class ExpandedTables:
 
 
 def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], added: int) -> Iterator[Value]:
-    """Yield a list's elements, with those of the second range of each repetition repeated.
+    """Yield a list's elements, the second range of each repetition repeated.
 
     >>> list(repeat_elements("abcxyxyd", [Repetition(3, 5, 7, 1)], 1))
     ['a', 'b', 'c', 'x', 'y', 'x', 'y', 'x', 'y', 'd']
@@ -148,12 +148,7 @@ def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], 
 
 
 def grow(signature: Signature, before: int, after: int) -> Signature:
-    """Return a signature with vectors of `after` elements instead of those of `before`.
-
-    >>> norm = Signature("aten::linalg_vector_norm", ("self",), (TensorSpec((4,)),), (TensorSpec(()),))
-    >>> grow(norm, 4, 12).inputs[0].shape
-    (12,)
-    """
+    """Return a signature in which each vector of `before` elements has `after` elements."""
 
     def grown(value: Value) -> Value:
         if isinstance(value, TensorSpec) and value.shape == (before,):

@@ -1,4 +1,4 @@
-"""A run of equal layers of a model, of which a shortened model has four periods, and their names."""
+"""A run of equal layers of a model, four periods of it in a shortened model, and their names."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ class LayerRun:
         return self.count - KEPT
 
     def period_of(self, name: str) -> int | None:
-        """Return the period of a module, parameter or buffer of the shortened model by its name.
-
-        That of a layer behind the run is `KEPT` or more. Other names have none.
-        """
+        """Return the period of a module, parameter or buffer by its name, `KEPT` or more behind the run; else None."""
         index = self._index_in(name)
         return None if index is None or index < self.start else (index - self.start) // self.period
 
@@ -107,12 +104,7 @@ class LayerRun:
 
 
 def repeat_periods(items: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tuple[str, T]]:
-    """Yield (name, item) of the full model from those of the shortened model, in the order of the full model.
-
-    >>> run = LayerRun("layers", 0, 1, 6)
-    >>> [name for name, _ in repeat_periods([(f"layers.{index}", None) for index in range(4)], run)]
-    ['layers.0', 'layers.1', 'layers.2', 'layers.3', 'layers.4', 'layers.5']
-    """
+    """Yield (name, item) of the full model from pairs of the shortened model, in the order of the full model."""
     pairs = list(items)
     for (name, item), periods in with_added(pairs, lambda pair: pair[0], run):
         yield run.rename(name, periods), item

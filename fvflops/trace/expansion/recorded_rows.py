@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
-from fvflops.trace.records import Event, Storage
-from fvflops.trace.signature import Signature
+from fvflops.trace.records import Event, Region, Storage
+from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.trace import Trace
 
 _UNMEASURED = Event("", 0)[8:]
@@ -86,11 +86,11 @@ class Place(NamedTuple):
 class RecordedRows:
     """A Trace's events and storages, and the items of its tables: a "stack", or an item by the kind of its events.
 
-    `periods` has the period of each item by table; that of an op call is that of the layer which it names in a text,
+    `periods` has the period of each item by table; an op call has the period of the layer that it names in a text,
     such as a marker for a profiler. `moved(table, index, periods)` returns an item with the layers moved that it names,
     `is_equal(table, first, second, step)` whether one is equal to another, of the layer `step` periods further.
-    `storages_before[i]` is the number of storages that exist before event i. `places` are those of the storages that
-    are in one of `repetitions`, None for the others. `vectors` are the storages of vectors that have an element for
+    `storages_before[i]` is the number of storages that exist before event i. `places` are the storages' places in
+    `repetitions`, None for storages in none of them. `vectors` are the storages of vectors that have an element for
     each layer, with their lengths in the recording and in the full model.
     """
 
@@ -105,13 +105,7 @@ class RecordedRows:
         self.vectors: dict[int, tuple[int, int]] = {}
         self.places: list[Place | None] = [None] * len(self.storages)
         self.named_periods = [run.period_of(storage.name) if storage.name else None for storage in self.storages]
-        regions = [run.period_of(region.name) if region.kind == "module" else None for region in trace.regions]
-        self.periods = {
-            "enter": regions,
-            "exit": [regions[signature.region] for signature in trace.region_signatures],
-            "op": [_only(periods_in(signature, run)) for signature in trace.signatures],
-            "stack": [_only({regions[index] for index in stack}) for stack in trace.stacks],
-        }
+        self.periods = periods_by_table(run, trace.regions, trace.stacks, trace.region_signatures, trace.signatures)
         self.storages_before = self._count_storages()
         self.moved = cache(self._move)
         self.is_equal = cache(self._is_equal)
@@ -122,7 +116,7 @@ class RecordedRows:
         return self.named_periods[index] if place is None else place.period
 
     def period_of_event(self, event: Event) -> int | None:
-        """Return the period of an event's stack, else that of its item or storages, None if they have several."""
+        """Return the period of an event's stack, else of its item or storages; None if they have several."""
         if event.kind == "free":
             return self.period_of_storage(event.item)
         period = self.periods["stack"][event.stack]
@@ -249,9 +243,22 @@ class RecordedRows:
         return counts
 
 
-def periods_in(signature: Signature, run: LayerRun) -> set[int | None]:
-    """Return the periods of the layers that the texts of a signature name."""
-    return {period for value in signature.inputs if isinstance(value, str) for period in run.periods_in(value)}
+def periods_by_table(
+    run: LayerRun,
+    regions: Iterable[Region],
+    stacks: Iterable[tuple[int, ...]],
+    region_signatures: Iterable[RegionSignature],
+    signatures: Iterable[Signature],
+) -> dict[str, list[int | None]]:
+    """Return the period of each item of a Trace's tables; a signature's by the layer that its texts name."""
+    of_regions = [run.period_of(region.name) if region.kind == "module" else None for region in regions]
+    texts = ([value for value in signature.inputs if isinstance(value, str)] for signature in signatures)
+    return {
+        "enter": of_regions,
+        "exit": [of_regions[signature.region] for signature in region_signatures],
+        "op": [_only({period for text in items for period in run.periods_in(text)}) for items in texts],
+        "stack": [_only({of_regions[index] for index in stack}) for stack in stacks],
+    }
 
 
 def count_registered(storages: Iterable[Storage]) -> int:

@@ -21,9 +21,9 @@ from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
+from tests.support.layout_cases import LAYOUTS
 from tests.support.old_torch import OLDER
 from tests.support.opinfo import op_infos, total
-from tests.support.ranks.layout_cases import LAYOUTS
 
 OPS = torch.ops.aten
 META = torch.device("meta")

@@ -18,6 +18,7 @@ from fvflops.plan.search import layout_search
 from fvflops.plan.search.candidates import Space
 from fvflops.plan.search.evaluate import Workload, resize_inputs
 from fvflops.plan.search.layout_search import ADAMW, needs_more, search_layouts
+from fvflops.plan.step_time.calibration import PEAK, Timing
 from fvflops.zoo import build
 from tests.support.checkout import ROOT
 
@@ -216,5 +217,5 @@ def test_inputs_without_a_common_batch_are_an_error():
 
 
 def test_a_model_without_known_stages_has_no_pipeline():
-    workload = Workload(nn.Linear(4, 4), ((), {}), PlanOptions(mesh={}), H100, None, None)
+    workload = Workload(nn.Linear(4, 4), ((), {}), PlanOptions(mesh={}), Timing(H100, None, PEAK))
     assert (workload.blocks, workload.layers) == ("", 0)

@@ -167,56 +167,30 @@ def test_stages_and_cuda_kernels_and_microbatches_with_experts():
     assert as_on_cuda.communication().by_axis() == on_cpu.communication().by_axis()
 
 
+LLAMA = {"model": "llama_tiny"}
+
+
 @pytest.mark.parametrize(
-    ("model", "mesh", "options", "message"),
+    ("mesh", "options", "message"),
     [
-        ("mixtral_tiny", {"fsdp": 6, "ep": 4}, {}, "ep=4 must divide the 6 ranks of fsdp: use ep=1, 2, 3 or 6"),
-        (
-            "mixtral_tiny",
-            {"fsdp": 3, "ep": 3},
-            {},
-            r"ep=3 must divide the 4 experts of layers.0.mlp.experts: use ep=1, 2 or 4",
-        ),
-        (
-            "mixtral_tiny",
-            {"fsdp": 10, "ep": 2},
-            {},
-            "ep leaves 5 ranks of fsdp for each 2 experts .* widths 64 and 96 by 5",
-        ),
-        ("mixtral_tiny", {"ep": 2}, {}, "ep=2 must divide the 1 rank of fsdp: use ep=1"),
-        ("mixtral_tiny", {"fsdp": 2, "tp": 4, "ep": 2}, {}, "and contain cp and tp whole .4.: use ep=1, 4 or 8"),
-        ("mixtral_tiny", {"fsdp": 4, "tp": 4, "ep": 2, "etp": 2}, {}, r"etp=2 must be 1 or the size of tp .4."),
-        ("mixtral_tiny", {"tp": 3}, {}, r"tp=3 must divide the numbers of heads .*: use tp=1 or 2"),
-        (
-            "llama_tiny",
-            {"fsdp": 2, "ep": 2},
-            {},
-            "no mixtures are known in fvflops.zoo.llama.Llama: plan it without ep",
-        ),
-        (
-            "llama_tiny",
-            {"fsdp": 2},
-            {"routing": [1]},
-            "no mixtures of experts are known in Llama: plan it without routing",
-        ),
-        ("mixtral_tiny", {"fsdp": 2}, {"routing": [1, 2]}, "a number for each of 4 experts, .* got 2"),
-        ("mixtral_tiny", {"fsdp": 2}, {"routing": [9, 1, 1, 1]}, "sends 48 of a rank's 32 tokens to expert 0"),
-        ("mixtral_tiny", {"fsdp": 2}, {"routing": [0] * 4}, "non-negative numbers, not all zero"),
-        (
-            "mixtral_tiny",
-            {"fsdp": 2},
-            {"routing": {"mlp": [1] * 4}},
-            "routing has 'mlp', but the model's experts are layers.0",
-        ),
-        (
-            "mixtral_tiny",
-            {"pp": 2},
-            {"routing": {"mlp": [1] * 4}},
-            "routing by names of experts is not planned with pp",
-        ),
+        ({"fsdp": 6, "ep": 4}, {}, "ep=4 must divide the 6 ranks of fsdp: use ep=1, 2, 3 or 6"),
+        ({"fsdp": 3, "ep": 3}, {}, r"ep=3 must divide the 4 experts of layers.0.mlp.experts: use ep=1, 2 or 4"),
+        ({"fsdp": 10, "ep": 2}, {}, "ep leaves 5 ranks of fsdp for each 2 experts .* widths 64 and 96 by 5"),
+        ({"ep": 2}, {}, "ep=2 must divide the 1 rank of fsdp: use ep=1"),
+        ({"fsdp": 2, "tp": 4, "ep": 2}, {}, "and contain cp and tp whole .4.: use ep=1, 4 or 8"),
+        ({"fsdp": 4, "tp": 4, "ep": 2, "etp": 2}, {}, r"etp=2 must be 1 or the size of tp .4."),
+        ({"tp": 3}, {}, r"tp=3 must divide the numbers of heads .*: use tp=1 or 2"),
+        ({"fsdp": 2, "ep": 2}, LLAMA, "no mixtures are known in fvflops.zoo.llama.Llama: plan it without ep"),
+        ({"fsdp": 2}, {**LLAMA, "routing": [1]}, "no mixtures of experts are known in Llama: plan it without routing"),
+        ({"fsdp": 2}, {"routing": [1, 2]}, "a number for each of 4 experts, .* got 2"),
+        ({"fsdp": 2}, {"routing": [9, 1, 1, 1]}, "sends 48 of a rank's 32 tokens to expert 0"),
+        ({"fsdp": 2}, {"routing": [0] * 4}, "non-negative numbers, not all zero"),
+        ({"fsdp": 2}, {"routing": {"mlp": [1] * 4}}, "routing has 'mlp', but the model's experts are layers.0"),
+        ({"pp": 2}, {"routing": {"mlp": [1] * 4}}, "routing by names of experts is not planned with pp"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_with_what_can(model, mesh, options, message):
+def test_what_cannot_be_divided_is_refused_with_what_can(mesh, options, message):
+    model, options = options.get("model", "mixtral_tiny"), {key: options[key] for key in options if key != "model"}
     with pytest.raises(ValueError, match=message):
         plan_rank(build(model, device="meta"), (TOKENS,), mesh=mesh, **options)
 

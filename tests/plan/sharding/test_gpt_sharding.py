@@ -117,18 +117,6 @@ def test_the_first_and_the_last_stage_reduce_the_gradient_of_their_embeddings(na
     assert first.flops().macs() + last.flops().macs() == 2 * plan(name, {"tp": 2}).flops().macs()
 
 
-def test_a_stage_between_has_no_embedding():
-    stages = [
-        plan_rank(build("mpt_tiny", device="meta", layers=3), (TOKENS, LABELS), mesh={"pp": 3}, rank=rank)
-        for rank in range(3)
-    ]
-    reduced = [{key.collective for key in stage.communication().by_collective_and_group()} for stage in stages]
-    assert ["all_reduce" in collectives for collectives in reduced] == [True, False, True]
-    assert not any("copy" in line for line in stages[1].derived)
-    # Of a middle stage: one layer, of 12 * 64^2 weights, 13 * 64 biases and norms.
-    assert stages[1].parameters == 12 * HIDDEN**2 + 13 * HIDDEN
-
-
 @pytest.mark.parametrize(("name", "shape"), [("megatron_gpt_tiny", (16, 2, HIDDEN)), ("mpt_tiny", (2, 16, HIDDEN))])
 def test_layers_are_compared_with_the_hidden_state_of_the_whole_sequence(monkeypatch, name, shape):
     shapes = []

@@ -55,8 +55,3 @@ def test_more_bytes_and_more_ranks_never_take_less():
         assert times == sorted(times), collective
         sizes = [NETWORK.seconds(collective, nbytes, group(16)) for nbytes in (0, 10**3, 10**6, 10**9)]
         assert sizes == sorted(sizes), collective
-
-
-def test_a_link_without_bandwidth_is_an_error():
-    with pytest.raises(ValueError, match="a bandwidth above 0"):
-        Link(0.0, 0.0)

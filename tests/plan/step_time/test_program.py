@@ -71,21 +71,21 @@ def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kerne
     assert kernels_of(lambda x: x.view(10, 10).t(), torch.ones(100)) == []
 
 
-def test_causal_attention_computes_the_unmasked_pairs():
-    q = torch.ones(1, 2, 8, 16)
-    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q), kwargs={"is_causal": True})
+@pytest.mark.parametrize(
+    ("keys", "options", "macs"),
+    [
+        (8, {"is_causal": True}, 2 * 2 * 36 * 16),  # 2 products of 2 heads, of the unmasked pairs
+        (8, {"attn_mask": torch.ones(8, 8).tril().bool()}, 2 * 2 * 64 * 16),  # kernels do not skip what a tensor masks
+        # Of one of 4 ranks with context parallelism: the ranks' mean, without the half diagonal.
+        (32, {"is_causal": True}, 2 * 2 * 8 * 32 * 16 // 2),
+    ],
+    ids=["causal", "mask", "part of a sequence"],
+)
+def test_attention_computes_the_pairs_that_its_kernel_does_not_skip(keys, options, macs):
+    q, k = torch.ones(1, 2, 8, 16), torch.ones(1, 2, keys, 16)
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, k, k), kwargs=options)
     (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
-    assert attention.macs == 2 * 2 * 36 * 16  # 2 products of 2 heads
-    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q, torch.ones(8, 8).tril().bool()))
-    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
-    assert attention.macs == 2 * 2 * 64 * 16  # kernels do not skip what a tensor masks
-
-
-def test_a_part_of_a_sequence_attends_to_half_of_all_keys():
-    q, keys = torch.ones(1, 2, 8, 16), torch.ones(1, 2, 32, 16)  # of one of 4 ranks with context parallelism
-    trace = record_call(nn.functional.scaled_dot_product_attention, (q, keys, keys), kwargs={"is_causal": True})
-    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
-    assert attention.macs == 2 * 2 * 8 * 32 * 16 // 2  # the ranks' mean, without the half diagonal
+    assert attention.macs == macs
 
 
 def test_the_ops_of_a_fused_module_are_one_kernel():

@@ -12,40 +12,29 @@ from tests.support.reports.page_scripts import NAMES, SCRIPTS
 TRICKY = {
     "spaces in texts stay": ("const a = 'b  c' + \"d  e\";", "const a='b  c'+\"d  e\";"),
     "so do comments in texts": ("f('/* a */ // b');", "f('/* a */ // b');"),
-    "a regular expression is one token": ('x = / [/] "/ .test(y)', 'x=/ [/] "/.test(y)'),
+    "a regular expression is one token": ('x.match(/ [/] "/ ) // "', 'x.match(/ [/] "/)'),
     "a division is none": ("x = (a) / b / c[0] / 2", "x=(a)/b/c[0]/2"),
-    "templates in templates": ("`a  ${ b ? `c  ${ { d: 1 }.d }` : '}' }  e`", "`a  ${b?`c  ${{d:1}.d}`:'}'}  e`"),
+    "templates in templates": ("`a  ${ b ? `c  ${ d }` : '}' }  e` + f", "`a  ${ b ? `c  ${ d }` : '}' }  e`+f"),
     "signs stay apart": ("a + +b - -c + -d", "a+ +b- -c+-d"),
     "a line that ends a statement": ("let a = b\nlet c = d\n++e", "let a=b\nlet c=d\n++e"),
-    "a statement on several lines": ("a\n  .b()\n  .c(\n    d,\n  );", "a.b().c(d);"),
-    "the last semicolon and comma": ("f({ a, b, });\n{ c; }", "f({a,b});{c}"),
-    "a loop without a body": ("{ while (f()); }", "{while(f());}"),
+    "a statement on several lines": ("a\n  .b() // c\n  .c(\n    d,\n  );", "a.b().c(d,);"),
     "words": ("return typeof x instanceof Y ? /a b/g : void 0", "return typeof x instanceof Y?/a b/g:void 0"),
 }
 
 
 @pytest.mark.parametrize(("text", "short"), TRICKY.values(), ids=TRICKY)
-def test_a_script_is_as_short_as_its_tokens(text, short):
-    assert script.minify_script(text) == short
-    assert script.minify_script(short) == short
+def test_a_script_keeps_its_tokens(text, short):
+    assert script.minify_script(text) == script.minify_script(short) == short
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_s_modules_keep_their_tokens(name):
-    def tokens_of(text):
-        return [
-            token for token in script._tokens(text) if token.strip() and not token.lstrip().startswith(("//", "/*"))
-        ]
-
+def test_the_page_s_modules_lose_only_spaces_and_comments(name):
     text = (SCRIPTS / name).read_text()
-    before, after = tokens_of(text), iter(tokens_of(script.minify_script(text)))
-    kept = next(after)
-    for token in before:
-        if token == kept:
-            kept = next(after, None)
-        else:
-            assert token in (";", ",")
-    assert kept is None
+    short = script.minify_script(text)
+    patterns = re.findall(r"[(=] ?(/[^/* ].+?/[gimu]*)[;,).]", text)
+    assert not [pattern for pattern in patterns if pattern not in short]
+    without_comments = re.sub(r"^\s*//.*|(?<=\s)//\s.*|/\*\*[\s\S]*?\*/", "", text, flags=re.MULTILINE)
+    assert "".join(short.split()) == "".join(without_comments.split())
 
 
 def test_a_style_keeps_its_selectors_and_values():

@@ -35,7 +35,6 @@ class Applied(nn.Module):
 
 
 def floats(*shape: int, dtype: torch.dtype = FULL, grad: bool = True) -> torch.Tensor:
-    """Return random numbers."""
     return torch.rand(shape, dtype=torch.float32).to(dtype).requires_grad_(grad)
 
 

@@ -124,7 +124,6 @@ def recurrence() -> dict[str, Callable[[], Case]]:
 
 
 def convolution() -> dict[str, Callable[[], Case]]:
-    """Return cases of convolutions and normalisations."""
     x, inside = (2, 16, 12, 12), torch.channels_last
 
     def net(*layers: nn.Module, inner: bool = False, dtype: torch.dtype = FULL, train: bool = True) -> Case:

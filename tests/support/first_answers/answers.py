@@ -40,7 +40,6 @@ def find_case(name: str) -> Case:
 
 
 def cases_of(kind: str) -> dict[str, Case]:
-    """Return name → case of one kind."""
     module = importlib.import_module(f"tests.support.first_answers.{kind}")
     found: dict[str, Case] = module.CASES
     return found

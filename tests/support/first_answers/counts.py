@@ -24,7 +24,6 @@ def count_function(function: Callable[..., Any], *shapes: tuple[int, ...], **opt
 
 
 def train(model: Any, *inputs: Any, optimizer: Any = None, **options: Any) -> dict[str, Any]:
-    """Return all that is said of a training step."""
     return describe(TrainingStepAnalysis(model, inputs, loss=sum_all, optimizer=optimizer, **options))
 
 
@@ -46,7 +45,6 @@ def sum_all(results: Any) -> torch.Tensor:
 
 
 def describe(analysis: Any) -> dict[str, Any]:
-    """Return the results of an analysis."""
     return {
         "total": analysis.total(),
         "operators": dict(analysis.by_operator()),

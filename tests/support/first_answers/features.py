@@ -22,7 +22,6 @@ def network() -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def llama() -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a small language model and its input."""
     return build("llama_tiny").eval(), (torch.zeros(1, 8, dtype=torch.long),)
 
 
@@ -37,10 +36,6 @@ def _step() -> Any:
 def _handle() -> Any:
     analysis = _analyse().set_op_handle("aten::relu", lambda inputs, outputs: 7)
     return dict(analysis.by_operator())
-
-
-def _savings() -> Any:
-    return str(fvflops.memory_savings(_step()))
 
 
 def _communicate() -> Any:
@@ -94,7 +89,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "diff": lambda: str(fvflops.diff(_analyse(), _analyse(table="exact"))),
     "memory": lambda: str(fvflops.predict_memory(_step())),
     "memory of a forward pass": lambda: str(fvflops.predict_memory(_analyse())),
-    "memory savings": _savings,
+    "memory savings": lambda: str(fvflops.memory_savings(_step())),
     "roofline": lambda: str(fvflops.roofline(_analyse(), device="H100")),
     "model flops": lambda: fvflops.model_flops(fvflops.FlopCountAnalysis(*llama())),
     "utilisation": lambda: fvflops.mfu(1e12, 1.0, device="H100", dtype="bf16"),

@@ -20,7 +20,6 @@ def product(x: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def graph() -> Any:
-    """Return the product as a graph."""
     return torch.fx.symbolic_trace(product)
 
 
@@ -47,17 +46,9 @@ def _flex_compiled(q: torch.Tensor) -> Any:
     return torch.compile(flex_attention)(q, q, q)
 
 
-def _cond(x: torch.Tensor) -> Any:
-    return torch.cond(x.sum() > 0, lambda x: x @ x.mT, lambda x: x @ x.mT @ x @ x.mT, (x,))
-
-
 def _while_loop(x: torch.Tensor) -> Any:
     loop = torch._higher_order_ops.while_loop
     return loop(lambda turn, x: turn < 3, lambda turn, x: (turn + 1, x @ torch.ones(4, 4)), (torch.tensor(0), x))
-
-
-def _scan(x: torch.Tensor) -> Any:
-    return torch._higher_order_ops.scan(lambda carry, row: (carry + row, row * carry), x[0], x)
 
 
 def _map(x: torch.Tensor) -> Any:
@@ -66,16 +57,8 @@ def _map(x: torch.Tensor) -> Any:
     return map_over(lambda row: row @ torch.ones(4, 4), x)
 
 
-def _associative_scan(x: torch.Tensor) -> Any:
-    return torch._higher_order_ops.associative_scan(lambda a, b: a * b, x, dim=0)
-
-
 def _combined_scan(x: torch.Tensor) -> Any:
     return torch.ops.higher_order.associative_scan(lambda a, b: a @ b, [x], ())
-
-
-def _nested_region(x: torch.Tensor) -> Any:
-    return torch.compiler.nested_compile_region(lambda x: x @ x.mT)(x)
 
 
 def _functionalised(x: torch.Tensor) -> Any:
@@ -87,11 +70,11 @@ def _functionalised(x: torch.Tensor) -> Any:
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
-    "cond": (_cond, X),
+    "cond": (lambda x: torch.cond(x.sum() > 0, lambda x: x @ x.mT, lambda x: x @ x.mT @ x @ x.mT, (x,)), X),
     "while loop": (_while_loop, X),
-    "scan": (_scan, X),
+    "scan": (lambda x: torch._higher_order_ops.scan(lambda carry, row: (carry + row, row * carry), x[0], x), X),
     "map": (_map, X),
-    "associative scan": (_associative_scan, X),
+    "associative scan": (lambda x: torch._higher_order_ops.associative_scan(lambda a, b: a * b, x, dim=0), X),
     "associative scan of matrices": (_combined_scan, (5, 2, 2)),
     "flex attention": (_flex, HEADS),
     "flex attention, scores changed": (_flex_scores, HEADS),
@@ -111,7 +94,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
         X,
     ),
     "out dtype": (lambda x: torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.float32, x, x.T), X),
-    "nested region": (_nested_region, X),
+    "nested region": (lambda x: torch.compiler.nested_compile_region(lambda x: x @ x.mT)(x), X),
     "export in forward": (_functionalised, X),
 }
 TRAINED = ("cond", "scan", "map", "flex attention", "flex attention, block mask", "flex attention, compiled")

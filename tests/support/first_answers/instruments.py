@@ -24,8 +24,6 @@ X = (3, 4)
 
 
 class Swish(torch.autograd.Function):
-    """An autograd.Function with a product."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -38,7 +36,6 @@ class Swish(torch.autograd.Function):
 
 
 def layers() -> nn.Sequential:
-    """Return a small network."""
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
 
 
@@ -80,26 +77,10 @@ def _pooled(x: torch.Tensor) -> Any:
         return sum(pool.map(layers(), [x, x]))
 
 
-def _through_numpy(x: torch.Tensor) -> Any:
-    return torch.from_numpy(x.detach().numpy() * 2) @ x.mT
-
-
 def _known_numpy(x: torch.Tensor) -> Any:
     import numpy
 
     return x @ torch.from_numpy(numpy.ones((4, 4), dtype="float32"))
-
-
-def _through_dlpack(x: torch.Tensor) -> Any:
-    return torch.from_dlpack(torch.arange(4.0)) + x
-
-
-def _branching(x: torch.Tensor) -> Any:
-    return x @ x.mT if x.sum() > 0 else x
-
-
-def _item(x: torch.Tensor) -> Any:
-    return x * float(x.sum())
 
 
 def _default_device(x: torch.Tensor) -> Any:
@@ -115,10 +96,6 @@ def _profiled(x: torch.Tensor) -> Any:
 def _saved_on_cpu(x: torch.Tensor) -> Any:
     with torch.autograd.graph.save_on_cpu():
         return layers()(x)
-
-
-def _future(x: torch.Tensor) -> Any:
-    return torch.jit.wait(torch.jit.fork(layers(), x))
 
 
 def _statistics(x: torch.Tensor) -> Any:
@@ -150,23 +127,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "selective checkpoint": _selective,
     "autocast": _autocast,
     "inference mode": _inference,
-    "through numpy": _through_numpy,
+    "through numpy": lambda x: torch.from_numpy(x.detach().numpy() * 2) @ x.mT,
     "numpy constant": _known_numpy,
-    "through dlpack": _through_dlpack,
-    "branch by value": _branching,
-    "item": _item,
+    "through dlpack": lambda x: torch.from_dlpack(torch.arange(4.0)) + x,
+    "branch by value": lambda x: x @ x.mT if x.sum() > 0 else x,
+    "item": lambda x: x * float(x.sum()),
     "default device": _default_device,
     "profiler range": _profiled,
     "saved on cpu": _saved_on_cpu,
-    "fork": _future,
+    "fork": lambda x: torch.jit.wait(torch.jit.fork(layers(), x)),
     "module imported": _statistics,
     "constants imported": _imported_constants,
 }
 
 
 class Hooked(nn.Module):
-    """A module with hooks of all kinds."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = layers()

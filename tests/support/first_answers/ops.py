@@ -18,12 +18,10 @@ HEADS = (1, 2, 16, 8)
 
 
 def positive(x: torch.Tensor) -> torch.Tensor:
-    """Return a positive definite matrix."""
     return x @ x.mT + torch.eye(x.shape[-2])
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    """Return indices from 0 to 3."""
     return (x * 4).long().clamp(0, 3)
 
 

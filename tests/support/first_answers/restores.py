@@ -42,16 +42,8 @@ class Keeping(nn.Module):
         return x + cached(4)
 
 
-def _append(model: Keeping, x: torch.Tensor) -> None:
-    model.kept.append(x)
-
-
 def _share(model: Keeping, x: torch.Tensor) -> None:
     Keeping.shared = x
-
-
-def _fill_global(model: Keeping, x: torch.Tensor) -> None:
-    TABLE.setdefault("x", x)
 
 
 def _step(model: Keeping, x: torch.Tensor) -> None:
@@ -91,9 +83,9 @@ def _patch(model: Keeping, x: torch.Tensor) -> None:
 
 
 KEEPERS = {
-    "list": _append,
+    "list": lambda model, x: model.kept.append(x),
     "class attribute": _share,
-    "global": _fill_global,
+    "global": lambda model, x: TABLE.setdefault("x", x),
     "buffers": _step,
     "attributes": _rename,
     "random numbers": _draw,

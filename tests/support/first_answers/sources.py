@@ -34,20 +34,12 @@ def _write_program(path: str) -> None:
     torch.export.save(torch.export.export(_network(), (torch.rand(2, 4, 9),)), path)
 
 
-def _write_script(path: str) -> None:
-    torch.jit.script(_network()).save(path)
-
-
 def _write_traced(path: str) -> None:
     torch.jit.trace(_network(), torch.rand(2, 4, 9)).save(path)
 
 
 def _write_pickle(path: str) -> None:
     torch.save(_network(), path)
-
-
-def _write_weights(path: str) -> None:
-    torch.save(_network().state_dict(), path)
 
 
 def _write_trace(path: str) -> None:
@@ -59,10 +51,6 @@ def _write_trace(path: str) -> None:
 def _write_folder(path: str) -> None:
     Path(path).mkdir()
     Path(path, "config.json").write_text(json.dumps(LLAMA))
-
-
-def _write_source(path: str) -> None:
-    Path(path).write_text(TOY)
 
 
 def count_file(path: str, write: Callable[[str], None], line: str) -> Any:
@@ -80,7 +68,6 @@ def count_file(path: str, write: Callable[[str], None], line: str) -> Any:
 
 
 def count_library(*lines: str) -> Any:
-    """Count models of a library."""
     define_torchvision_schemas()
     return run(*lines)
 
@@ -88,11 +75,11 @@ def count_library(*lines: str) -> Any:
 FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
     "program": ("x.pt2", _write_program, "count x.pt2 --unpickle"),
     "program, by operator": ("x.pt2", _write_program, "count x.pt2 --unpickle --by op"),
-    "script": ("x.pt", _write_script, "count x.pt --unpickle --input 2,4,9"),
+    "script": ("x.pt", lambda path: torch.jit.script(_network()).save(path), "count x.pt --unpickle --input 2,4,9"),
     "traced script": ("x.pt", _write_traced, "count x.pt --unpickle --input 2,4,9 --convention exact"),
     "pickle": ("x.pt", _write_pickle, "count x.pt --unpickle --input 2,4,9"),
     "pickle, refused": ("x.pt", _write_pickle, "count x.pt --input 2,4,9"),
-    "weights": ("x.pt", _write_weights, "count x.pt --input 2,4,9"),
+    "weights": ("x.pt", lambda path: torch.save(_network().state_dict(), path), "count x.pt --input 2,4,9"),
     "trace": ("x.json", _write_trace, "count x.json --convention exact"),
     "no model": ("x.json", _write_folder, "count x.json"),
     "hugging face folder": ("llama", _write_folder, "count hf:llama --build-on meta --seq 8"),
@@ -102,7 +89,7 @@ FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
         "count hf:llama --build-on meta --seq 8 --backward --train",
     ),
     "hugging face folder, memory": ("llama", _write_folder, "memory hf:llama --seq 8 --no-savings"),
-    "missing factory": ("net.py", _write_source, "count net.py:nothing"),
+    "missing factory": ("net.py", lambda path: Path(path).write_text(TOY), "count net.py:nothing"),
     "missing file": ("x.pt", lambda path: None, "count x.pt"),
 }
 LIBRARIES: dict[str, Sequence[str]] = {

@@ -15,7 +15,6 @@ X, WEIGHT = (3, 4), (4, 4)
 
 
 def square(x: torch.Tensor) -> torch.Tensor:
-    """Return a scalar of degree two."""
     return (x @ x.mT).sum()
 
 
@@ -85,10 +84,6 @@ def _reset_compiler(x: torch.Tensor) -> Any:
     return torch.compile(lambda x: x @ x.mT, backend=_fail, fullgraph=True)(x)
 
 
-def _disabled_compiler(x: torch.Tensor) -> Any:
-    return torch.compiler.disable(lambda x: x @ x.mT)(x)
-
-
 def _queried_compiler(x: torch.Tensor) -> Any:
     torch._dynamo.mark_dynamic(x, 0)
     torch._dynamo.graph_break()
@@ -107,14 +102,6 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
     if x.size(0) > 1:
         return torch.relu(x @ x.mT)
     return x
-
-
-def _scripted_in_forward(x: torch.Tensor) -> Any:
-    return torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU()))(x)
-
-
-def _traced_in_forward(x: torch.Tensor) -> Any:
-    return torch.jit.trace(nn.Linear(4, 5), torch.rand(3, 4))(x)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -144,25 +131,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "compiler imported": (_imported_compiler, X),
     "compiler imported by name": (_named_compiler, X),
     "compiler reset": (_reset_compiler, X),
-    "compiler disabled": (_disabled_compiler, X),
+    "compiler disabled": (lambda x: torch.compiler.disable(lambda x: x @ x.mT)(x), X),
     "compiler queried": (_queried_compiler, X),
     "compiled module": (_compiled_module, X),
     "script": (scripted, X),
-    "trace in forward": (_traced_in_forward, X),
+    "trace in forward": (lambda x: torch.jit.trace(nn.Linear(4, 5), torch.rand(3, 4))(x), X),
 }
-
-
-def _compiled_before() -> Any:
-    return count(torch.compile(nn.Linear(4, 5), backend=_fail), torch.rand(X))
 
 
 def _exported() -> Any:
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).eval()
     return count(torch.export.export(model, (torch.rand(X),)).module(), torch.rand(X))
-
-
-def _script_module() -> Any:
-    return count(torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU())), torch.rand(X))
 
 
 def _train_script() -> Any:
@@ -171,7 +150,7 @@ def _train_script() -> Any:
 
 def _script_in_forward() -> Any:
     # torch compiles a class once, and what it leaves then keeps the weights until a garbage collection.
-    return without_trace(count_function(_scripted_in_forward, X))
+    return without_trace(count_function(lambda x: torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU()))(x), X))
 
 
 def _fake() -> Any:
@@ -204,10 +183,10 @@ CASES = {
         f"{name}, real": partial(count_function, *FUNCTIONS[name], execution="real")
         for name in ("vmap", "compiled in forward", "compiler imported", "linearize", "make_fx")
     },
-    "compiled before": _compiled_before,
+    "compiled before": lambda: count(torch.compile(nn.Linear(4, 5), backend=_fail), torch.rand(X)),
     "exported": _exported,
     "script in forward": _script_in_forward,
-    "script module": _script_module,
+    "script module": lambda: count(torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU())), torch.rand(X)),
     "script module, training": _train_script,
     "fake tensors": _fake,
     "fused graph": _optimised,

@@ -60,7 +60,6 @@ class Draw:
         return self.rng.choice(choices)
 
     def divisor(self, number: int) -> int:
-        """Return one of the divisors of a number."""
         return self.rng.choice([part for part in range(1, number + 1) if number % part == 0])
 
     @property
@@ -91,7 +90,6 @@ class Function(nn.Module):
 
 
 def weight(*shape: int) -> nn.Parameter:
-    """Return a parameter of small random numbers."""
     return nn.Parameter(torch.randn(shape) / 4)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis, record
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import record_call
+from fvflops.measure.step_meter.call_costs import quiet_log
 from fvflops.trace import Status
 from tests.support.fuzz.network import Network, Plan
 from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences
@@ -32,7 +31,7 @@ def compare(plan: Plan) -> list[str]:
 def compare_ways(network: Network) -> list[str]:
     """Return what `compare` does, of a network."""
     lines: list[str] = []
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), quiet_log():
         warnings.simplefilter("ignore")
         for part in (_compare_forward, _compare_training):
             try:
@@ -41,18 +40,6 @@ def compare_ways(network: Network) -> list[str]:
                 add_up(network(network.input.detach().requires_grad_())).backward()
                 lines.append(f"{part.__name__.removeprefix('_compare_')}: {type(error).__name__}: {error}")
     return lines
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what fvflops says of ops without cost, unused modules, and a step in eval mode."""
-    logger = logging.getLogger("fvflops")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], object]) -> Plan:
@@ -68,7 +55,7 @@ def explain(plan: Plan) -> str:
     least = shrink(plan, compare)
     return "\n".join(
         [
-            f"seed {plan.seed}, run it again with tools/fuzz.py --seed {plan.seed}:",
+            f"seed {plan.seed}, shown again by tests.support.fuzz.comparison.explain(Plan({plan.seed})):",
             *compare(least),
             Network(least).describe(),
         ]

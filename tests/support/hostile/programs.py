@@ -65,7 +65,6 @@ def write_entries(path: Path, entries: Mapping[str, bytes], *, folder: str = "ne
 
 
 def change_json(entries: Mapping[str, bytes], name: str, change: Callable[[Any], Any]) -> Entries:
-    """Return the entries with the JSON of one changed in place."""
     value = json.loads(entries[name])
     change(value)
     return {**entries, name: json.dumps(value).encode()}

@@ -18,7 +18,6 @@ def linear(width):
 
 
 def hang():
-    """Never return."""
     while True:
         time.sleep(1)
 

@@ -107,5 +107,4 @@ def attention(query, key, value):
 
 
 def make_layers(count, hidden, heads, **options):
-    """Return `count` layers in bfloat16."""
     return nn.Sequential(*(TransformerLayer(hidden, heads, **options) for _ in range(count))).bfloat16()

@@ -124,26 +124,6 @@ def dlpack_capsule(x: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def ctypes_into_empty(x: torch.Tensor) -> torch.Tensor:
-    return _copy_memory(torch.empty_like(x), x)
-
-
-def ctypes_into_new_empty(x: torch.Tensor) -> torch.Tensor:
-    return _copy_memory(x.new_empty(x.shape), x)
-
-
-def ctypes_into_strided(x: torch.Tensor) -> torch.Tensor:
-    return _copy_memory(torch.empty_strided(x.shape, x.stride()), x)
-
-
-def ctypes_into_zeros(x: torch.Tensor) -> torch.Tensor:
-    return _copy_memory(torch.zeros_like(x), x)
-
-
-def ctypes_into_full(x: torch.Tensor) -> torch.Tensor:
-    return _copy_memory(torch.full_like(x, 7.0), x)
-
-
 def ctypes_in_place(x: torch.Tensor) -> torch.Tensor:
     return _double_memory(x + 1)
 
@@ -239,13 +219,17 @@ _PLAIN = (
     *(pickled, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
 )
 # Those that compute in a function of this file that others share.
-_SHARED = (
-    dlpack_capsule,
-    *(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),
-)
+_SHARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dlpack_capsule": dlpack_capsule,
+    "ctypes_into_empty": lambda x: _copy_memory(torch.empty_like(x), x),
+    "ctypes_into_new_empty": lambda x: _copy_memory(x.new_empty(x.shape), x),
+    "ctypes_into_strided": lambda x: _copy_memory(torch.empty_strided(x.shape, x.stride()), x),
+    "ctypes_into_zeros": lambda x: _copy_memory(torch.zeros_like(x), x),
+    "ctypes_into_full": lambda x: _copy_memory(torch.full_like(x, 7.0), x),
+}
 KINDS: dict[str, Kind] = {
     **{function.__name__: Kind(function, f"unseen::{function.__name__}") for function in _PLAIN},
-    **{function.__name__: Kind(function, "unseen::_copy_memory") for function in _SHARED},
+    **{name: Kind(compute, "unseen::_copy_memory") for name, compute in _SHARED.items()},
     "ctypes_in_place": Kind(ctypes_in_place, "unseen::_double_memory"),
     "ctypes_in_place_on_the_argument": Kind(ctypes_in_place_on_the_argument, "unseen::_double_memory"),
     "libc_memcpy": Kind(libc_memcpy, "unseen::libc_memcpy"),

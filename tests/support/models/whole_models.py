@@ -12,6 +12,7 @@ from torch import nn
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from tests.support.models.quick_weights import quick_weights
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
@@ -38,8 +39,6 @@ class Toy(nn.Module):
 
 
 class Function(nn.Module):
-    """A function as a model."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -187,7 +186,8 @@ MODELS: dict[str, Callable[[], Case]] = {
 
 
 def build_case(name: str, cases: Mapping[str, Callable[[], Case]] = MODELS) -> Case:
-    """Return the case of a name with fixed random weights, its model in eval mode, and its inputs."""
+    """Return the case of a name with fixed random weights, made quickly, its model in eval mode, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = cases[name]()
+    with quick_weights():
+        model, inputs = cases[name]()
     return model.eval(), inputs

@@ -8,20 +8,10 @@ from typing import Any
 
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.products import linear, transpose
-from tests.support.oracle.reductions import softmax_backward
+from tests.support.oracle.reductions import softmax, softmax_backward
 
 # Which weights dropout kept, 1 or 0 for each of [batch, heads, queries, keys], and what it multiplies them by.
 Dropped = tuple[Any, float]
-
-
-def softmax(tally: Tally, scores: list[Number]) -> list[Number]:
-    """Return the softmax of one row: maximum, differences, exponentials, sum and divisions."""
-    highest = tally.lowest()
-    for score in scores:
-        highest = highest.max(score)
-    exponentials = [(score - highest).call("exp", math.exp) for score in scores]
-    total = tally.sum(exponentials)
-    return [number / total for number in exponentials]
 
 
 def _visible(score: Number, visible: bool) -> Number:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.oracle.number import Complex, Number, Tally
-from tests.support.oracle.products import at, build, shape_of
+from tests.support.oracle.products import at, build, indexes, shape_of
 
 Places = tuple[int, ...]
 
@@ -30,11 +30,6 @@ class Window:
             p * stride + k * dilation
             for p, k, stride, dilation in zip(position, offset, self.stride, self.dilation, strict=True)
         )
-
-
-def places(sizes: Sequence[int]) -> Iterator[Places]:
-    """Yield every index of a shape."""
-    return itertools.product(*map(range, sizes))
 
 
 def pad(tally: Tally, image: Any, padding: Places) -> Any:
@@ -62,7 +57,6 @@ def crop(image: Any, padding: Places, sizes: Places) -> Any:
 
 
 def positions(image: Places, kernel: Places, window: Window) -> Places:
-    """Return the sizes of a convolution's output."""
     return tuple(
         (size + 2 * padding - dilation * (length - 1) - 1) // stride + 1
         for size, length, padding, dilation, stride in zip(
@@ -88,7 +82,7 @@ def convolution(tally: Tally, images: Any, weight: Any, bias: Any, window: Windo
             ) -> Any:
                 total = tally.zero()
                 for c in range(channels):
-                    for k in places(kernel):
+                    for k in indexes(kernel):
                         total = total.plus_product(at(padded[first + c], window.meet(position, k)), at(filters[c], k))
                 return total if bias is None else total + bias[o]
 
@@ -115,8 +109,8 @@ def transposed_convolution(tally: Tally, images: Any, weight: Any, bias: Any, wi
     in_of_group = channels // window.groups
     results = []
     for image in images:
-        written = [dict.fromkeys(places(full), tally.zero()) for _ in range(out_of_group * window.groups)]
-        for c, o, p, k in itertools.product(range(channels), range(out_of_group), places(spatial), places(kernel)):
+        written = [dict.fromkeys(indexes(full), tally.zero()) for _ in range(out_of_group * window.groups)]
+        for c, o, p, k in itertools.product(range(channels), range(out_of_group), indexes(spatial), indexes(kernel)):
             target = written[c // in_of_group * out_of_group + o]
             place = window.meet(p, k)
             target[place] = target[place].plus_product(at(image[c], p), at(weight[c][o], k))
@@ -154,12 +148,12 @@ def convolution_backward(
         met = [[pad(tally, channel, window.padding) for channel in sample] for sample in images]
         still, steps = grad, shape_of(grad)[2:]
     wanted_images = [
-        [{p: tally.zero() for p in places(shape_of(c))} for c in sample] for sample in (images if transposed else met)
+        [{p: tally.zero() for p in indexes(shape_of(c))} for c in sample] for sample in (images if transposed else met)
     ]
-    wanted_weight = {place: tally.zero() for place in places(shape_of(weight))}
+    wanted_weight = {place: tally.zero() for place in indexes(shape_of(weight))}
     # `still` are the channels that the kernel's first dimension names, `met` those of the second, one group at a time.
     per_group = first // window.groups
-    for b, f, s, p, k in itertools.product(range(batch), range(first), range(second), places(steps), places(kernel)):
+    for b, f, s, p, k in itertools.product(range(batch), range(first), range(second), indexes(steps), indexes(kernel)):
         channel = f // per_group * second + s
         place = window.meet(p, k)
         one, other = at(still[b][f], p), at(met[b][channel], place)
@@ -179,7 +173,7 @@ def convolution_backward(
     if mask[2]:
         outputs = range(second * window.groups if transposed else first)
         inner = [[crop(c, window.padding, sizes) for c in sample] for sample in grad] if transposed else grad
-        bias = [tally.sum(at(sample[o], p) for sample in inner for p in places(shape_of(sample[o]))) for o in outputs]
+        bias = [tally.sum(at(sample[o], p) for sample in inner for p in indexes(shape_of(sample[o]))) for o in outputs]
     return (
         build(shape_of(images), picked) if mask[0] else None,
         build(shape_of(weight), lambda *index: wanted_weight[index]) if mask[1] else None,
@@ -202,7 +196,7 @@ def deformable_convolution(
     for b, image in enumerate(images):
         columns: dict[tuple[int, Places, Places], Number] = {}
         per_offset = len(image) // offset_groups
-        for g, p, (i, k) in itertools.product(range(offset_groups), places(sizes), enumerate(places(kernel))):
+        for g, p, (i, k) in itertools.product(range(offset_groups), indexes(sizes), enumerate(indexes(kernel))):
             start = window.meet(p, k)
             first = 2 * (g * math.prod(kernel) + i)
             y = at(offsets[b][first], p) + (start[0] - window.padding[0])
@@ -222,7 +216,7 @@ def deformable_convolution(
             ) -> Any:
                 total = tally.zero()
                 for c in range(channels):
-                    for k in places(kernel):
+                    for k in indexes(kernel):
                         total = total.plus_product(columns[start + c, position, k], at(filters[c], k))
                 return total if bias is None else total + bias[o]
 
@@ -272,11 +266,11 @@ def deformable_convolution_backward(
     _, channels, *kernel = shape_of(weight)
     sizes, volume = shape_of(grad)[2:], math.prod(kernel)
     out_of_group, per_offset = len(weight) // window.groups, len(images[0]) // offset_groups
-    zeros = [{place: tally.zero() for place in places(shape_of(tensor))} for tensor in (images, weight, offsets)]
+    zeros = [{place: tally.zero() for place in indexes(shape_of(tensor))} for tensor in (images, weight, offsets)]
     of_images, of_weight, of_offsets = zeros
-    of_masks = {} if masks is None else {place: tally.zero() for place in places(shape_of(masks))}
+    of_masks = {} if masks is None else {place: tally.zero() for place in indexes(shape_of(masks))}
     for b, g, p, (i, k) in itertools.product(
-        range(len(images)), range(offset_groups), places(sizes), enumerate(places(kernel))
+        range(len(images)), range(offset_groups), indexes(sizes), enumerate(indexes(kernel))
     ):
         start, first = window.meet(p, k), 2 * (g * volume + i)
         y, x = (at(offsets[b][first + axis], p) + (start[axis] - window.padding[axis]) for axis in range(2))
@@ -311,7 +305,7 @@ def deformable_convolution_backward(
             for axis, change in enumerate(along):
                 place = (b, first + axis, *p)
                 of_offsets[place] = of_offsets[place] + change * slope
-    bias = [tally.sum(at(sample[o], p) for sample in grad for p in places(sizes)) for o in range(len(weight))]
+    bias = [tally.sum(at(sample[o], p) for sample in grad for p in indexes(sizes)) for o in range(len(weight))]
     pairs = ((images, of_images), (weight, of_weight), (offsets, of_offsets), (masks, of_masks))
     built = [
         None if tensor is None else build(shape_of(tensor), lambda *index, found=found: found[index])

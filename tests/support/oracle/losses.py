@@ -13,7 +13,6 @@ REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers 0, 1, 2
 
 
 def flat(grid: Any) -> list[Number]:
-    """Return the numbers of nested lists as one list."""
     return [number for part in grid for number in flat(part)] if isinstance(grid, list) else [grid]
 
 
@@ -33,13 +32,11 @@ def loss(step: Callable[..., Number], reduction: str) -> Callable[..., Any]:
 
 
 def squared(x: Number, y: Number) -> Number:
-    """Return (x − y)^2."""
     d = x - y
     return d * d
 
 
 def absolute(x: Number, y: Number) -> Number:
-    """Return |x − y|."""
     return abs(x - y)
 
 
@@ -66,7 +63,6 @@ def cross_entropy_of_logit(x: Number, y: Number) -> Number:
 
 
 def cross_entropy_of_logit_weighed(x: Number, y: Number, weight: Number) -> Number:
-    """Return (1 − y)*x − (1 + (weight − 1)*y)*log(sigmoid(x))."""
     return (1 - y) * x - ((weight - 1) * y + 1) * log_sigmoid(x)
 
 
@@ -76,27 +72,22 @@ def divergence(x: Number, y: Number) -> Number:
 
 
 def divergence_of_logs(x: Number, y: Number) -> Number:
-    """Return exp(y)*(y − x)."""
     return exp(y) * (y - x)
 
 
 def poisson_of_log(x: Number, y: Number) -> Number:
-    """Return exp(x) − y*x."""
     return exp(x) - y * x
 
 
 def poisson(x: Number, y: Number, eps: float) -> Number:
-    """Return x − y*log(x + eps)."""
     return x - y * log(x + eps)
 
 
 def soft_margin(x: Number, y: Number) -> Number:
-    """Return log(1 + exp(−y*x))."""
     return log(1 + exp(-y * x))
 
 
 def margin_ranking(x: Number, y: Number, sign: Number, margin: float) -> Number:
-    """Return max(0, margin − sign*(x − y))."""
     return (-sign * (x - y) + margin).max(0)
 
 

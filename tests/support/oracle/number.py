@@ -29,7 +29,6 @@ class Tally:
 
     @property
     def macs(self) -> int:
-        """The multiply-adds."""
         return self.done["mac"]
 
     def numbers(self, tensor: torch.Tensor) -> Any:

@@ -24,7 +24,6 @@ def each(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def depth_of(operand: Any) -> int:
-    """Return how many dimensions nested lists have."""
     return 1 + depth_of(operand[0]) if isinstance(operand, list) else 0
 
 
@@ -55,27 +54,22 @@ def select(condition: bool, chosen: Number | float, other: Number | float) -> Nu
 
 
 def exp(x: Number) -> Number:
-    """Return the exponential."""
     return x.call("exp", math.exp)
 
 
 def log(x: Number) -> Number:
-    """Return the natural logarithm."""
     return x.call("log", math.log)
 
 
 def tanh(x: Number) -> Number:
-    """Return the hyperbolic tangent."""
     return x.call("tanh", math.tanh)
 
 
 def erf(x: Number) -> Number:
-    """Return the error function."""
     return x.call("erf", math.erf)
 
 
 def power(x: Number, exponent: Number | float) -> Number:
-    """Return a power."""
     plain = exponent.value if isinstance(exponent, Number) else exponent
     return x.call("pow", lambda value: value**plain)
 
@@ -94,27 +88,22 @@ def scalar(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[float]
 
 
 def add(x: Number, y: Number, alpha: float = 1) -> Number:
-    """Return x + alpha*y."""
     return x + scaled(y, alpha)
 
 
 def subtract(x: Number, y: Number, alpha: float = 1) -> Number:
-    """Return x − alpha*y."""
     return x - scaled(y, alpha)
 
 
 def addcmul(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    """Return x + value*y*z."""
     return x + scaled(y, value) * z
 
 
 def addcdiv(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    """Return x + value*y/z."""
     return x + scaled(y, value) / z
 
 
 def lerp(x: Number, y: Number, weight: Number | float) -> Number:
-    """Return x + weight*(y − x)."""
     return x + (y - x) * weight
 
 
@@ -140,17 +129,14 @@ def reciprocal(x: Number) -> Number:
 
 
 def rsqrt(x: Number) -> Number:
-    """Return 1/sqrt(x)."""
     return 1 / x.sqrt()
 
 
 def remainder(x: Number, y: Number) -> Number:
-    """Return x less the whole multiples of y."""
     return x - (x / y).call("round", math.floor) * y
 
 
 def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
-    """Return the vector product of two vectors of three numbers."""
     return [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
 
 
@@ -158,17 +144,14 @@ def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
 
 
 def relu(x: Number) -> Number:
-    """Return max(x, 0)."""
     return x.max(0)
 
 
 def leaky_relu(x: Number, slope: Number | float) -> Number:
-    """Return x, or slope*x below 0."""
     return select(x.value > 0, x, x * slope)
 
 
 def prelu(x: Number, slope: Number) -> Number:
-    """Return x, or slope*x below 0."""
     return leaky_relu(x, slope)
 
 
@@ -191,12 +174,10 @@ def selu(x: Number) -> Number:
 
 
 def sigmoid(x: Number) -> Number:
-    """Return 1/(1 + exp(−x))."""
     return 1 / (1 + exp(-x))
 
 
 def silu(x: Number) -> Number:
-    """Return x*sigmoid(x)."""
     return x * sigmoid(x)
 
 
@@ -206,22 +187,18 @@ def gelu(x: Number) -> Number:
 
 
 def gelu_tanh(x: Number) -> Number:
-    """Return x/2*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3)))."""
     return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))) * 0.5
 
 
 def softplus(x: Number, beta: float = 1) -> Number:
-    """Return log(1 + exp(beta*x))/beta."""
     return scaled(log(1 + exp(scaled(x, beta))), 1 / beta)
 
 
 def mish(x: Number) -> Number:
-    """Return x*tanh(log(1 + exp(x)))."""
     return x * tanh(softplus(x))
 
 
 def softsign(x: Number) -> Number:
-    """Return x/(1 + |x|)."""
     return x / (1 + abs(x))
 
 
@@ -252,7 +229,6 @@ def softshrink(x: Number, bound: float) -> Number:
 
 
 def tanhshrink(x: Number) -> Number:
-    """Return x − tanh(x)."""
     return x - tanh(x)
 
 
@@ -268,7 +244,6 @@ def logit(x: Number, eps: float | None = None) -> Number:
 
 
 def glu(x: Number, gate: Number) -> Number:
-    """Return x*sigmoid(gate)."""
     return x * sigmoid(gate)
 
 
@@ -276,7 +251,6 @@ def glu(x: Number, gate: Number) -> Number:
 
 
 def sigmoid_backward(g: Number, y: Number) -> Number:
-    """Return g*y*(1 − y), y being the sigmoid."""
     return g * (1 - y) * y
 
 
@@ -296,7 +270,6 @@ def hardtanh_backward(g: Number, x: Number, low: float, high: float) -> Number:
 
 
 def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
-    """Return g, or g*slope below 0."""
     return select(x.value > 0, g, g * slope)
 
 
@@ -333,7 +306,6 @@ def elu_backward(g: Number, x: Number, alpha: float, scale: float, input_scale: 
 
 
 def elu_backward_of_result(g: Number, y: Number, alpha: float, scale: float, input_scale: float) -> Number:
-    """Return g*scale, or below 0 g*input_scale*(y + alpha*scale)."""
     below = scaled(g, input_scale) * (y + alpha * scale)
     return select(y.value > 0, g.value * scale, below)
 
@@ -356,7 +328,6 @@ def hardswish_backward(g: Number, x: Number) -> Number:
 
 
 def hardsigmoid_backward(g: Number, x: Number) -> Number:
-    """Return g/6 between −3 and 3."""
     return select(-3 < x.value < 3, g / 6, g.tally.zero())
 
 
@@ -372,7 +343,6 @@ def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
 
 
 def logit_backward(g: Number, x: Number) -> Number:
-    """Return g/(x*(1 − x))."""
     return g / (x * (1 - x))
 
 

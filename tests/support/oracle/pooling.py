@@ -8,26 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.pointwise import power
+from tests.support.oracle.products import at, indexes, shape_of
 
 Grid = Any  # nested lists of numbers, as deep as the space has dimensions
 Position = tuple[int, ...]
-
-
-def sizes_of(grid: Grid) -> tuple[int, ...]:
-    """Return the sizes of nested lists."""
-    return (len(grid), *sizes_of(grid[0])) if isinstance(grid, list) else ()
-
-
-def at(grid: Grid, position: Position) -> Any:
-    """Return what stands at a position."""
-    for index in position:
-        grid = grid[index]
-    return grid
 
 
 def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Position = ()) -> Grid:
@@ -35,11 +24,6 @@ def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Positio
     if not sizes:
         return make(before)
     return [build(sizes[1:], make, (*before, index)) for index in range(sizes[0])]
-
-
-def positions(sizes: Sequence[int]) -> Iterable[Position]:
-    """Return all positions of a grid."""
-    return itertools.product(*map(range, sizes))
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False) -> int:
@@ -55,7 +39,7 @@ def window(
     """Return the positions that the window of an output position covers, those over the edge too."""
     starts = [p * s - pad for p, s, pad in zip(place, stride, padding, strict=True)]
     return [
-        tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in positions(kernel)
+        tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in indexes(kernel)
     ]
 
 
@@ -72,8 +56,7 @@ def pooled_sizes(
     dilation: Sequence[int],
     ceil: bool,
 ) -> list[int]:
-    """Return the sizes of what pooling makes of a grid."""
-    each = zip(sizes_of(grid), kernel, stride, padding, dilation, strict=True)
+    each = zip(shape_of(grid), kernel, stride, padding, dilation, strict=True)
     return [pooled_size(*sizes, ceil) for sizes in each]
 
 
@@ -87,7 +70,7 @@ def max_pool(
     ceil: bool,
 ) -> Grid:
     """Return the largest number of each window."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def largest(place: Position) -> Number:
         top = tally.lowest()
@@ -101,7 +84,7 @@ def max_pool(
 def max_pool_backward(tally: Tally, gradient: Grid, chosen: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient was added at the place that its window chose, an index into the space."""
     result = [tally.zero() for _ in range(math.prod(sizes))]
-    for place in positions(sizes_of(gradient)):
+    for place in indexes(shape_of(gradient)):
         index = at(chosen, place)
         result[index] = result[index] + at(gradient, place)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
@@ -138,7 +121,7 @@ def avg_pool(
     override: int | None = None,
 ) -> Grid:
     """Return the mean of each window."""
-    sizes, flat = sizes_of(grid), (1,) * len(kernel)
+    sizes, flat = shape_of(grid), (1,) * len(kernel)
 
     def mean(place: Position) -> Number:
         covered = window(place, kernel, stride, padding, flat)
@@ -161,8 +144,8 @@ def avg_pool_backward(
     override: int | None = None,
 ) -> Grid:
     """Return zeros to which each gradient over its divisor was added, all over its window."""
-    result = {position: tally.zero() for position in positions(sizes)}
-    for place in positions(sizes_of(gradient)):
+    result = {position: tally.zero() for position in indexes(sizes)}
+    for place in indexes(shape_of(gradient)):
         share = at(gradient, place) / divisor_of(place, sizes, kernel, stride, padding, count_include_pad, override)
         for position in window(place, kernel, stride, padding, (1,) * len(kernel)):
             result[position] = result.get(position, tally.zero()) + share
@@ -177,7 +160,7 @@ def adaptive_window(place: Position, sizes: Sequence[int], results: Sequence[int
 
 def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
     """Return the mean of each of a given number of windows."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def mean(place: Position) -> Number:
         covered = adaptive_window(place, sizes, results)
@@ -188,9 +171,9 @@ def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
 
 def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int]) -> Grid:
     """Return zeros to which each gradient over its window's size was added, all over that window."""
-    result = {position: tally.zero() for position in positions(sizes)}
-    results = sizes_of(gradient)
-    for place in positions(results):
+    result = {position: tally.zero() for position in indexes(sizes)}
+    results = shape_of(gradient)
+    for place in indexes(results):
         covered = adaptive_window(place, sizes, results)
         share = at(gradient, place) / len(covered)
         for position in covered:
@@ -200,7 +183,7 @@ def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int
 
 def adaptive_max_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
     """Return the largest number of each of a given number of windows."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def largest(place: Position) -> Number:
         top = tally.lowest()
@@ -217,7 +200,7 @@ def lp_pool(tally: Tally, grid: Grid, order: float, kernel: Sequence[int], strid
     The sign of the mean is kept, and its absolute value taken by a relu, as torch.nn.functional.lp_pool2d does.
     """
     none = (0,) * len(kernel)
-    powers = build(sizes_of(grid), lambda place: power(at(grid, place), order))
+    powers = build(shape_of(grid), lambda place: power(at(grid, place), order))
     means = avg_pool(tally, powers, kernel, stride, none, False, True)
 
     def root(place: Position) -> Number:
@@ -225,4 +208,4 @@ def lp_pool(tally: Tally, grid: Grid, order: float, kernel: Sequence[int], strid
         sign = mean.call("sign", lambda value: (value > 0) - (value < 0))
         return power(sign * abs(mean).max(0) * math.prod(kernel), 1 / order)
 
-    return build(sizes_of(means), root)
+    return build(shape_of(means), root)

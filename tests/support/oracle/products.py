@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tests.support.oracle.number import Complex, Number, Tally
+from tests.support.oracle.pointwise import depth_of
 
 Vector = list[Any]
 Matrix = list[Vector]
 
 
 def transpose(matrix: Matrix) -> Matrix:
-    """Return the rows of a matrix as columns."""
     return [list(column) for column in zip(*matrix, strict=True)]
-
-
-def depth(nested: Any) -> int:
-    """Return how many lists are nested in each other: the dimensions of a tensor."""
-    return 1 + depth(nested[0]) if isinstance(nested, list) else 0
 
 
 def at(nested: Any, index: Iterable[int]) -> Any:
@@ -37,8 +32,12 @@ def build(shape: Sequence[int], element: Callable[..., Any]) -> Any:
     return [build(shape[1:], lambda *rest, first=first: element(first, *rest)) for first in range(shape[0])]
 
 
+def indexes(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield every index of a shape."""
+    return itertools.product(*map(range, sizes))
+
+
 def shape_of(nested: Any) -> tuple[int, ...]:
-    """Return the sizes of nested lists."""
     return (len(nested), *shape_of(nested[0])) if isinstance(nested, list) else ()
 
 
@@ -71,18 +70,15 @@ def linear_backward(
 
 
 def mm(tally: Tally, left: Matrix, right: Matrix) -> Matrix:
-    """Return a matrix product."""
     columns = transpose(right)
     return [[tally.dot(row, column) for column in columns] for row in left]
 
 
 def mv(tally: Tally, matrix: Matrix, vector: Vector) -> Vector:
-    """Return a matrix times a vector."""
     return [tally.dot(row, vector) for row in matrix]
 
 
 def bmm(tally: Tally, left: list[Matrix], right: list[Matrix]) -> list[Matrix]:
-    """Return the products of two batches of matrices."""
     return [mm(tally, one, other) for one, other in zip(left, right, strict=True)]
 
 
@@ -99,7 +95,7 @@ def add(product: Any, other: Any) -> Any:
     """Return a product plus what broadcasts to its shape: an addition for each element of the product."""
     if not isinstance(product, list):
         return product + other
-    if depth(other) < depth(product):
+    if depth_of(other) < depth_of(product):
         return [add(item, other) for item in product]
     return [add(item, other[index if len(other) > 1 else 0]) for index, item in enumerate(product)]
 
@@ -122,12 +118,12 @@ def _broadcast(nested: Any, index: Sequence[int]) -> Any:
 
 def matmul(tally: Tally, left: Any, right: Any) -> Any:
     """Return a matmul as numpy's: batches broadcast, a vector is one row on the left and one column on the right."""
-    if depth(left) == 1 and depth(right) == 1:
+    if depth_of(left) == 1 and depth_of(right) == 1:
         return tally.dot(left, right)
-    if depth(left) == 1:
-        return _drop(matmul(tally, [left], right), depth(right) - 2)
-    if depth(right) == 1:
-        return _drop(matmul(tally, left, transpose([right])), depth(left) - 1)
+    if depth_of(left) == 1:
+        return _drop(matmul(tally, [left], right), depth_of(right) - 2)
+    if depth_of(right) == 1:
+        return _drop(matmul(tally, left, transpose([right])), depth_of(left) - 1)
     one, other = shape_of(left)[:-2], shape_of(right)[:-2]
     rank = max(len(one), len(other))
     pairs = zip((1,) * (rank - len(one)) + one, (1,) * (rank - len(other)) + other, strict=True)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from tests.support.oracle.number import Number, Tally
+from tests.support.oracle.pointwise import sigmoid, tanh
 from tests.support.oracle.products import linear, transpose
 
 Weights = Sequence[Any]  # of the input, of the hidden state, their biases or none, and the projection or none
 Row = list[Number]
 Gradients = list[Any]  # of the input, of both weights, and of both biases if there are any
-
-
-def sigmoid(x: Number) -> Number:
-    """Return 1 / (1 + exp(-x)): four operations."""
-    return 1.0 / ((-x).call("exp", math.exp) + 1.0)
-
-
-def tanh(x: Number) -> Number:
-    """Return the hyperbolic tangent."""
-    return x.call("tanh", math.tanh)
 
 
 def gate_sums(tally: Tally, x: Row, hidden: Row, weights: Weights) -> Row:

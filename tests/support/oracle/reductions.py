@@ -32,7 +32,6 @@ def over(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sum_of(tally: Tally, row: Row) -> Number:
-    """Return the sum."""
     return tally.sum(row)
 
 
@@ -42,7 +41,6 @@ def mean_of(tally: Tally, row: Row) -> Number:
 
 
 def product_of(tally: Tally, row: Row) -> Number:
-    """Return the product, begun at 1."""
     total = tally.number(1)
     for x in row:
         total = total * x
@@ -82,7 +80,6 @@ def variance_and_mean_of(tally: Tally, row: Row, correction: int = 0) -> tuple[N
 
 
 def deviation_of(tally: Tally, row: Row, correction: int = 0) -> Number:
-    """Return the standard deviation."""
     return variance_of(tally, row, correction).sqrt()
 
 
@@ -161,5 +158,4 @@ def unit_row(tally: Tally, row: Row, eps: float) -> list[Number]:
 
 
 def cosine(tally: Tally, x: Row, y: Row, eps: float) -> Number:
-    """Return the product of two unit rows."""
     return tally.sum(a * b for a, b in zip(unit_row(tally, x, eps), unit_row(tally, y, eps), strict=True))

@@ -13,7 +13,8 @@ from typing import Any
 
 from tests.support.oracle.number import Number, Tally
 from tests.support.oracle.pointwise import select
-from tests.support.oracle.pooling import Grid, Position, at, build, inside, positions, sizes_of
+from tests.support.oracle.pooling import Grid, Position, build, inside
+from tests.support.oracle.products import at, indexes, shape_of
 
 # Where one output lies between the points along a dimension: their positions with their weights.
 Taps = list[tuple[int, float]]
@@ -42,7 +43,6 @@ def cubic_taps(index: int, size: int, result: int, align_corners: bool) -> Taps:
 
 
 def cubic_weight(distance: float) -> float:
-    """Return the weight of a point at a distance."""
     d, a = distance, CUBIC
     if d <= 1:
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -56,7 +56,7 @@ def nearest_taps(index: int, size: int, result: int, align_corners: bool) -> Tap
 
 def resample(tally: Tally, grid: Grid, results: Sequence[int], taps: Callable[..., Taps], align_corners: bool) -> Grid:
     """Return a grid of another size; with one tap an output is a copy."""
-    sizes = sizes_of(grid)
+    sizes = shape_of(grid)
 
     def read(place: Position) -> Number:
         total = None
@@ -87,9 +87,9 @@ def resample_backward(
     tally: Tally, gradient: Grid, sizes: Sequence[int], taps: Callable[..., Taps], align_corners: bool
 ) -> Grid:
     """Return zeros to which each gradient was added, times its weight, at the points that its output read."""
-    result = {position: tally.zero() for position in positions(sizes)}
-    results = sizes_of(gradient)
-    for place in positions(results):
+    result = {position: tally.zero() for position in indexes(sizes)}
+    results = shape_of(gradient)
+    for place in indexes(results):
         g = at(gradient, place)
         for position, weight in joint_taps(place, sizes, results, taps, align_corners):
             result[position] = result[position] + (g if weight is None else g * weight)
@@ -123,10 +123,10 @@ def bring_inside(x: Number, size: int, padding: str, align_corners: bool) -> Num
 
 def sample(tally: Tally, image: Grid, places: Grid, mode: str, padding: str, align_corners: bool) -> Grid:
     """Return C x space lists read at places, whose last dimension holds x, y (and z) between −1 and 1."""
-    sizes = sizes_of(image[0])
-    results = sizes_of(places)[:-1]
+    sizes = shape_of(image[0])
+    results = shape_of(places)[:-1]
     read = {}
-    for place in positions(results):
+    for place in indexes(results):
         pairs = zip(reversed(at(places, place)), sizes, strict=True)
         coordinates = [unnormalise(x, size, align_corners) for x, size in pairs]
         if mode == "bicubic":
@@ -157,12 +157,10 @@ def cubic_points(x: Number, size: int, padding: str, align_corners: bool) -> lis
 
 
 def inner_cubic(d: Number) -> Number:
-    """Return the weight of a point at a distance of at most 1."""
     return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
 
 
 def outer_cubic(d: Number) -> Number:
-    """Return the weight of a point at a distance between 1 and 2."""
     return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
 
@@ -228,10 +226,10 @@ def sample_backward(
     A corner adds to its pixel the gradient times its weight, and to the place, for each dimension, the gradient times
     its pixel times what its weight has from the other dimensions; at last that goes through the coordinate's scale.
     """
-    sizes, results = sizes_of(image[0]), sizes_of(places)[:-1]
-    of_image = [{position: tally.zero() for position in positions(sizes)} for _ in image]
+    sizes, results = shape_of(image[0]), shape_of(places)[:-1]
+    of_image = [{position: tally.zero() for position in indexes(sizes)} for _ in image]
     of_places = {}
-    for place in positions(results):
+    for place in indexes(results):
         given = list(zip(reversed(at(places, place)), sizes, strict=True))
         coordinates = [unnormalise(x, size, align_corners) for x, size in given]
         inner = [bring_inside(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)]
@@ -292,7 +290,7 @@ def roi_align(
     aligned: bool,
 ) -> Grid:
     """Return C x pooled lists: the means over `sampling` squared points in each bin of a region (arXiv 1703.06870)."""
-    sizes = sizes_of(image[0])
+    sizes = shape_of(image[0])
     left, top, right, bottom = (x * scale - 0.5 if aligned else x * scale for x in roi)
     axes = []
     for low, high, bins in ((top, bottom, pooled[0]), (left, right, pooled[1])):
@@ -307,7 +305,7 @@ def roi_align(
         each = itertools.product(*(range(p * sampling, (p + 1) * sampling) for p in place))
         return [linear_points([coordinate(axis, k) for axis, k in enumerate(ks)]) for ks in each]
 
-    read = {place: bin_points(place) for place in positions(pooled)}
+    read = {place: bin_points(place) for place in indexes(pooled)}
 
     def mean(channel: Grid, place: Position) -> Number:
         return tally.sum(weighted(tally, channel, points, sizes) for points in read[place]) / sampling**2

@@ -19,7 +19,6 @@ CHIP = Device("chip", matrix={"fp32": 10**15})
 
 
 def rows_of(rank: int) -> int:
-    """Return the rows of a rank's batch."""
     return 4 * (rank + 1)
 
 

@@ -1,11 +1,11 @@
-"""Run a peer that patches torch in a process of its own: write what it says of models as JSON."""
+"""Run peers that patch torch in a process of their own: write what they say of models as JSON."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -23,17 +23,18 @@ from tests.support.peer_counts import count_by
 Numbers = dict[str, int] | str
 
 
-def run_peer(peer: str, names: Sequence[str], folder: Path, table: str) -> dict[str, Numbers]:
-    """Return what a peer says of the models of `peer_cases.build` by name, asked in a process of its own.
+def run_peers(names: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dict[str, Numbers]]:
+    """Return what each peer says of the models of `peer_cases.build` by name, asked in a process of their own.
 
-    Meanwhile this process counts them by the table.
+    Meanwhile this process counts them by the tables of the same names.
     """
     path, log = folder / "numbers.json", folder / "log"
     path.write_text(json.dumps(names))
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.peer_process", peer, str(path)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.peer_process", str(path)]
     with log.open("w") as errors, subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors) as process:
-        for name in names:
-            count_by(table, name)
+        for peer in names:
+            for name in names[peer]:
+                count_by(peer, name)
     assert process.returncode == 0, log.read_text()
     return json.loads(path.read_text())
 
@@ -95,9 +96,9 @@ def _ask(peer: str, name: str) -> Numbers:
 
 def main() -> None:
     torch.set_num_threads(1)
-    peer, path = sys.argv[1:]
-    names = json.loads(Path(path).read_text())
-    Path(path).write_text(json.dumps({name: _ask(peer, name) for name in names}))
+    path = Path(sys.argv[1])
+    names = json.loads(path.read_text())
+    path.write_text(json.dumps({peer: {name: _ask(peer, name) for name in names[peer]} for peer in names}))
 
 
 if __name__ == "__main__":

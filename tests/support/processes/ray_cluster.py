@@ -7,6 +7,7 @@ It is a program of its own, since Ray reads its settings when it is imported.
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 # Ray's nodes and its driver on 127.0.0.1, as on systems without clusters.
@@ -18,7 +19,7 @@ from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings
 from fvflops.sweep.counted_models import plan_sweep, run_sweep
 from fvflops.sweep.local_pool import WorkerLimits
-from fvflops.sweep.ray_pool import RayPool
+from fvflops.sweep.ray_pool import run_on_cluster
 
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
 _PATIENCE = 20  # seconds
@@ -31,8 +32,9 @@ def main(output, names):
         nodes = [cluster.add_node(num_cpus=1, memory=4 << 30, **NODE) for _ in range(2)]
         cluster.wait_for_nodes()
         settings = CountSettings(peak_memory=False, memory=2 << 30)
-        pool = RayPool(cluster.address, WorkerLimits(timeout=100, memory=2 << 30))
-        for row in run_sweep(plan_sweep(names, output, SourceOptions(), settings), pool):
+        limits = WorkerLimits(timeout=100, memory=2 << 30)
+        run = partial(run_on_cluster, address=cluster.address, limits=limits)
+        for row in run_sweep(plan_sweep(names, output, SourceOptions(), settings), run):
             print(row.model, flush=True)
             if len(nodes) == 2 and is_building(nodes[1].all_processes["raylet"][0].process.pid):
                 cluster.remove_node(nodes.pop(), allow_graceful=False)

@@ -9,19 +9,16 @@ from fvflops.sweep.result_files import ResultError
 from fvflops.text import parse_json
 
 
-class Known:
-    """Yields rows without running a model."""
-
-    def run(self, tasks, on_tick):
-        for task in tasks:
-            yield ModelCount(task.name, flops=len(task.name), table="default")
+def run_known(tasks, on_tick):
+    """Yield rows without running a model."""
+    return (ModelCount(task.name, flops=len(task.name), table="default") for task in tasks)
 
 
 def main() -> None:
     for line in sys.stdin:
         output, *names = parse_json(line)
         try:
-            list(run_sweep(plan_sweep(names, output, SourceOptions(), CountSettings()), Known()))
+            list(run_sweep(plan_sweep(names, output, SourceOptions(), CountSettings()), run_known))
             print("done", flush=True)
         except ResultError as error:
             print("refused" if "open in another sweep" in str(error) else error, flush=True)

@@ -1,6 +1,6 @@
 """Write chrome traces of training steps with torch.profiler alone, in one of several ranks.
 
-Usage: `python -m tests.support.processes.trace_writer FOLDER RANK RANKS`. A rank writes FOLDER/ddp_RANK.json and
+Usage: `python -m tests.support.processes.trace_writer RANK FOLDER RANKS`. A rank writes FOLDER/ddp_RANK.json and
 FOLDER/fsdp_RANK.json. The first then writes, as a process alone, FOLDER/NAME.json for each of MODELS, one of them
 compressed, one without shapes and one with stacks.
 """
@@ -20,17 +20,14 @@ from fvflops.zoo.resnet50 import ResNet50
 
 
 def make_resnet50() -> tuple[nn.Module, torch.Tensor]:
-    """Return ResNet-50 on a small image."""
     return ResNet50(), torch.randn(2, 3, 64, 64)
 
 
 def make_gpt2() -> tuple[nn.Module, torch.Tensor]:
-    """Return a GPT-2 of 4 layers."""
     return GPT2(GPT2Config(vocab_size=512, width=128, layers=4, heads=4)), torch.randint(0, 512, (2, 32))
 
 
 def make_llama() -> tuple[nn.Module, torch.Tensor]:
-    """Return a Llama of 2 layers."""
     config = LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2)
     return Llama(config), torch.randint(0, 256, (2, 32))
 
@@ -66,7 +63,6 @@ def write_alone(folder: Path) -> None:
 
 
 def write_rank(folder: Path, rank: int, ranks: int) -> None:
-    """Write the traces of a rank."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
@@ -86,6 +82,6 @@ def write_rank(folder: Path, rank: int, ranks: int) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    write_rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    if sys.argv[2] == "0":
-        write_alone(Path(sys.argv[1]))
+    write_rank(Path(sys.argv[2]), int(sys.argv[1]), int(sys.argv[3]))
+    if sys.argv[1] == "0":
+        write_alone(Path(sys.argv[2]))

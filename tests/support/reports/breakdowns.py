@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fvflops.trace import ModuleInfo, ModuleTree
+from fvflops.trace import Event, ModuleInfo, ModuleTree
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from fvflops.views.breakdown import Breakdown, Cell, Measure, Peaks
 
@@ -129,14 +129,25 @@ def break_run_down() -> Breakdown:
         Callee("op", "aten::relu"),
         Callee("op", "aten::mm_backward"),
     )
-    spans = (
-        Span(0, 0, depth=0, start=1000, duration=80_000),
-        Span(1, 1, depth=1, start=1000, duration=60_000),
-        Span(3, 1, depth=2, start=1000, duration=60_000, memory_after=500),
-        Span(2, 2, depth=1, start=61_000, duration=20_000),
-        Span(4, 2, depth=2, start=61_000, duration=20_000, memory_after=900),
-        Span(5, 1, "backward", depth=0, start=81_000, duration=20_000, memory_after=300),
-    )
+    # Callee, depth, stack, start and duration in µs, bytes after an op.
+    rows = ((0, 0, 0, 1, 80, None), (1, 1, 1, 1, 60, None), (3, 2, 1, 1, 60, 500), (2, 1, 2, 61, 20, None))
+    rows = (*rows, (4, 2, 2, 61, 20, 900), (5, 0, 1, 81, 20, 300))
+    spans = [
+        Span(
+            callee,
+            Event(
+                "op" if nbytes else "exit",
+                0,
+                stack,
+                "backward" if callee == 5 else "forward",
+                start_ns=1000 * start,
+                duration_ns=1000 * duration,
+                memory_after=nbytes,
+            ),
+            depth,
+        )
+        for callee, depth, stack, start, duration, nbytes in rows
+    ]
     timeline = Timeline(frames, ((0,), (0, 1), (0, 2)), callees, {}, spans, weights=("time",))
     measures = {
         "flops": Measure("FLOPs", {mm: 60_000, relu: 100, back: 20_000}),
@@ -162,7 +173,6 @@ def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
-    """Return the values of a column."""
     if not isinstance(column, dict):
         return list(column)
     values: list[Any] = []

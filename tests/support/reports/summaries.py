@@ -23,7 +23,6 @@ def walk_places(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modu
 
 
 def read_modules(model: nn.Module) -> ModuleTree:
-    """Return the module tree of a model."""
     canonical: dict[nn.Module, str] = {}
     identities: dict[int, int] = {}
     places = {}

@@ -1,15 +1,24 @@
-"""Patch what exposes a tensor's data to code outside torch: NumPy, DLPack, pointer, list, pickle.
+"""Patch the calls by which computation leaves torch.
 
-A run that is restored saves the contents first, since writes outside torch bypass dispatch modes; and exports are
-recorded, since their results do too.
+They expose a tensor's data (NumPy, DLPack, pointer, list, pickle), or have another process, or a thread that is not
+recorded, compute. A run that is restored saves exposed contents first, since writes outside torch bypass dispatch
+modes; and such calls are recorded, since their results do too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing.connection
+import multiprocessing.process
+import multiprocessing.queues
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
+from multiprocessing.pool import Pool, ThreadPool
 from types import FrameType
 from typing import Any
 
@@ -43,6 +52,20 @@ _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 # Where torch calls a storage's methods for the program's calls of its older class of storages.
 _TYPED_STORAGE = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "storage.py")
 
+# Functions that start a process, or send it data.
+_STARTS = (
+    *(Patch(os, name) for name in ("fork", "posix_spawn", "system") if hasattr(os, name)),
+    Patch(subprocess.Popen, "__init__"),
+    Patch(multiprocessing.process.BaseProcess, "start"),
+    Patch(multiprocessing.connection.Connection, "_send_bytes"),
+    Patch(multiprocessing.queues.Queue, "put"),
+    *(Patch(socket.socket, name) for name in ("connect", "send", "sendall")),
+)
+_POOL = Patch(Pool, "_check_running")  # called by all methods that submit
+_FUTURES = Patch(Future, "__init__")
+_ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
+_THREAD_POOL = os.path.join("concurrent", "futures", "thread.py")
+
 # What notes a call in an unseen work: it gets the frame of the calling code and the arguments.
 Note = Callable[[UnseenWork, FrameType, tuple[Any, ...]], None]
 
@@ -72,20 +95,26 @@ def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any], is_recorded: Call
     ]
 
 
-def data_exports(recorder: Recorder) -> list[Wrapper]:
-    """Return the wrappers that record exports of tensor data and imports of foreign memory."""
+def outside_calls(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record exports of data, imports of foreign memory, and work in other processes."""
     if recorder.unseen is None:
         return []
+    notes: list[tuple[Patch, Note]] = [
+        *((patch, partial(_note_export, recorder, name)) for name, patch in _EXPORTS.items()),
+        *((patch, partial(_note_export, recorder, "to_dlpack")) for patch in _FUNCTIONS),
+        *((patch, _note_storage_export) for patch in _STORAGE_EXPORTS),
+        *((patch, _note_start) for patch in _STARTS),
+        (_POOL, _note_pool),
+        (_FUTURES, _note_future),
+    ]
     return [
-        *((patch, partial(noted, recorder, partial(_note_export, recorder, name))) for name, patch in _EXPORTS.items()),
-        *((patch, partial(noted, recorder, partial(_note_export, recorder, "to_dlpack"))) for patch in _FUNCTIONS),
+        *((patch, partial(_noted, recorder, note)) for patch, note in notes),
         (_SHARE, partial(_around_share, recorder)),
-        *((patch, partial(noted, recorder, _note_storage_export)) for patch in _STORAGE_EXPORTS),
         *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
     ]
 
 
-def noted(recorder: Recorder, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(recorder: Recorder, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function, so that its calls in recorded threads are noted."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -138,3 +167,25 @@ def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable
         return tensor
 
     return import_
+
+
+def _note_start(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    if frame.f_code.co_name != "_write_to_self":  # asyncio wakes its own loop through a socket
+        unseen_work.record_elsewhere(frame)
+
+
+def _note_pool(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    if not isinstance(args[0], ThreadPool):
+        unseen_work.record_elsewhere(frame)
+
+
+def _note_future(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    """Record a new future of work that an executor, or another thread's event loop, runs.
+
+    Functions submitted to a pool of threads are recorded, by `model_threads`.
+    """
+    code = frame.f_code
+    if code.co_filename.endswith(_THREAD_POOL):
+        return
+    if code.co_name == "submit" or code.co_filename.startswith(_ASYNCIO):
+        unseen_work.record_elsewhere(frame)

@@ -1,1 +1,0 @@
-"""Cases of distributed runs, shared by tests and the processes that they start."""
