@@ -13,9 +13,9 @@ from fvflops.comparison.convention_differences import Difference, comparison_rep
 from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import write_document
 from fvflops.trace import Counts, Entry, ModuleTree, Status
-from tests.support.command import run
-from tests.support.reports.report_formats import output_of
 from tests.support.models.whole_models import build_case
+from tests.support.processes.command import run
+from tests.support.reports.report_formats import output_of
 
 
 def entry(label, macs=0, flops=0, *, scope=("",), unit=1, calls=1, status=Status.COUNTED, op=None):

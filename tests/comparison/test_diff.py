@@ -25,11 +25,10 @@ from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
-from tests.support.command import run
-from tests.support.reports.report_formats import output_of
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
-from tests.support.reports.report_formats import check_report
+from tests.support.processes.command import run
+from tests.support.reports.report_formats import check_report, output_of
 
 ROWS, WIDTH = 3, 8
 X = torch.ones(ROWS, 4)

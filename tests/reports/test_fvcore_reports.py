@@ -30,9 +30,9 @@ from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Summary
-from tests.support.reports.report_formats import output_of
 from tests.support.random_cases import random_cases
 from tests.support.reports.fvcore_text import TAKES_OPTION, print_as_fvcore
+from tests.support.reports.report_formats import output_of
 from tests.support.reports.summaries import make_deep, make_wide, read_modules, summarise
 
 SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.source == "summary"}

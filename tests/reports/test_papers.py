@@ -29,8 +29,8 @@ from fvflops.reports.escaping import escape_latex, printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in
-from tests.support.reports.report_formats import output_of
 from tests.support.reports import summaries
+from tests.support.reports.report_formats import output_of
 
 # A convolution 3 → 8 of 3 by 3 on 8 by 8: 216 weights, 8 biases, 6 * 6 * 8 = 288 outputs, 288 * 27 = 7,776
 # multiply-adds. A Linear 288 → 10: 2,880 weights and multiply-adds, 10 biases and outputs.

@@ -33,9 +33,8 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
-from tests.support.command import run
-from tests.support.reports.report_formats import output_of
-from tests.support.reports.report_formats import take_cells
+from tests.support.processes.command import run
+from tests.support.reports.report_formats import output_of, take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
