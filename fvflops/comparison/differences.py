@@ -134,8 +134,8 @@ class Side(NamedTuple):
 class ModelDifference(Displayed):
     """Differences between two runs by module and operator; true if there are any.
 
-    `modules` are all modules, those of the second run in their order and then the removed ones; `operators` are all
-    operators. The costs of the modules add up to those of the runs. `print` shows the report, and a notebook an
+    `modules` are all modules: the second run's in their order, then the removed ones; `operators` are all
+    operators. The costs of the modules add up to the runs' costs. `print` shows the report, and a notebook an
     interactive page of both models, the `runs`, with the names of the report.
 
     >>> same = ModuleChange("fc", "fc", "Linear", "Linear", Costs(6), Costs(6))

@@ -32,7 +32,7 @@ from fvflops.measure.kernels.alignment import align
 from fvflops.measure.kernels.kernel_sums import KernelAverages, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
 from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
-from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
+from fvflops.reports.files.timeline_files import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.support.old_torch import VERSION

@@ -234,7 +234,6 @@ def damage(folder, change):
         (lambda index, _: index.pop("unet"), {}, "has no unet and no transformer"),
         (lambda index, _: index.update(controlnet=["diffusers", "ControlNetModel"]), {}, None),
         (lambda _, folder: (folder / "vae" / "config.json").unlink(), {}, "vae: this folder has no config.json"),
-        (lambda _, folder: (folder / "vae" / "config.json").write_text("{"), {}, "vae: Expecting property name"),
         (lambda index, _: index.update(vae=["diffusers", "AutoencoderK"]), {}, "the nearest are 'AutoencoderKL'"),
         (lambda index, _: index.update(vae=["mine", "AutoencoderKL"]), {}, "diffusers has no pipeline library 'mine'"),
         (lambda index, _: None, {"args": ("heigth=64",)}, "has no such size: did you mean 'height'?"),
@@ -252,7 +251,6 @@ def test_a_wrong_pipeline_is_an_error_that_says_what_to_do(tmp_path, change, opt
         (folder / "controlnet" / "config.json").write_text("{}")
         message = "the component controlnet (ControlNetModel) cannot be counted in a pipeline: count it alone"
     with pytest.raises(ValueError) as caught:
-        load_model(f"diffusers:{folder}", SourceOptions(**options))
         load_model(f"diffusers:{folder}", SourceOptions(**options))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 

@@ -278,7 +278,7 @@ class RunPosition(ThreadState):
 
 
 def _is_library_checkpoint(node_class: type) -> bool:
-    """Return whether a class of nodes is that of a library's copy of torch's CheckpointFunction."""
+    """Return whether nodes of a class belong to a library's copy of torch's CheckpointFunction."""
     return node_class.__name__ == _REENTRANT and node_class is not _TORCH_CHECKPOINT_NODE
 
 

@@ -234,7 +234,7 @@ def _group_symbol(group: Any) -> Symbol:
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor; that of a nested one has the maximum sizes as shape and all sizes as values."""
+    """Return the spec of a tensor; a nested one's has the maximum sizes as shape and all sizes as values."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")

@@ -33,7 +33,7 @@ EXAMPLES = (
 
 
 def _list_models(source: str) -> Sequence[str]:
-    return load_source(source).list_names()
+    return list(load_source(source).list_names())
 
 
 # What can be listed → the function that returns its names.

@@ -28,7 +28,7 @@ def count_convolution(call: Call) -> Cost:
 def count_convolution_backward(call: Call) -> Cost:
     """Return the cost of a convolution's backward: the forward's, once for each gradient in `output_mask`.
 
-    The gradient of the input is the transposed convolution of grad_output with the weight, that of the weight
+    The gradient of the input is the transposed convolution of grad_output with the weight, the gradient of the weight
     correlates input and grad_output: each has as many products as the forward. The gradient of the bias is a sum.
     For aten::convolution_backward and its variants.
     """
