@@ -14,8 +14,7 @@ from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import write_document
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from tests.support.models.whole_models import build_case
-from tests.support.processes.command import run
-from tests.support.reports.report_formats import output_of
+from tests.support.reports.report_formats import output_of, run
 
 
 def entry(label, macs=0, flops=0, *, scope=("",), unit=1, calls=1, status=Status.COUNTED, op=None):

@@ -27,8 +27,7 @@ from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
-from tests.support.processes.command import run
-from tests.support.reports.report_formats import check_report, output_of
+from tests.support.reports.report_formats import check_report, output_of, run
 
 ROWS, WIDTH = 3, 8
 X = torch.ones(ROWS, 4)

@@ -24,9 +24,8 @@ from fvflops.reports.pictures.picture import kind_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
 from fvflops.zoo.llama import Llama, LlamaConfig
-from tests.support.processes.command import run
 from tests.support.random_cases import random_cases
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, run
 
 
 def polynomial(variables: str, terms: dict) -> Polynomial:

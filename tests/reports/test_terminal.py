@@ -33,8 +33,7 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
-from tests.support.processes.command import run
-from tests.support.reports.report_formats import output_of, take_cells
+from tests.support.reports.report_formats import output_of, run, take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
