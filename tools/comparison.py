@@ -26,7 +26,7 @@ from comparing.counters import COUNTERS  # noqa: E402
 from comparing.measuring import find_version, measure  # noqa: E402
 from comparing.page import count_table, is_right, write_tables  # noqa: E402
 
-from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 TIMED = ("ResNet-50",)
 

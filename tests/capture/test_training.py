@@ -22,8 +22,8 @@ from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_s
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
-from tests.support.backward_owner_oracle import Witness
 from tests.support.old_torch import REPEATS_DETACH, checkpoint_to_the_end
+from tests.support.oracle.backward_owners import Witness
 from tests.support.recording_checks import (
     BEFORE,
     EXECUTIONS,

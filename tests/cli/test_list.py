@@ -13,7 +13,7 @@ from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
 from tests.support.reports.report_formats import output_of
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

@@ -13,7 +13,7 @@ from fvflops.cli import main
 from tests.support.checkout import ROOT
 from tests.support.models.diffusers_pipelines import write_pipeline
 from tests.support.reports.report_formats import run
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

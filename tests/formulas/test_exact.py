@@ -13,11 +13,11 @@ from fvflops.capture.run import record_call
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas.loading import shipped_tables
 from fvflops.trace import Status
-from tests.support.library_schemas import define_library_schemas
 from tests.support.models.whole_models import build_case
 from tests.support.old_torch import OLDER, VERSION
+from tests.support.schemas.library_schemas import define_library_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.tools import load_tool
-from tests.support.torchvision_schemas import define_torchvision_schemas
 
 coverage = load_tool("op_coverage.py")
 

@@ -11,8 +11,8 @@ from fvflops.formulas.row_validation import check_module, check_op
 from fvflops.formulas.schema import overloads_of
 from tests.support.checkout import ROOT
 from tests.support.old_torch import OLDER, may_lack
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.table_folder import TableFolder, signature
-from tests.support.torchvision_schemas import define_torchvision_schemas
 
 
 @pytest.fixture

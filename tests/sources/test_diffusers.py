@@ -12,7 +12,7 @@ from fvflops import FlopCountAnalysis, parameter_count
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from tests.support.models.diffusers_pipelines import PIPELINES, write_pipeline
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")

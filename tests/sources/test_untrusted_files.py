@@ -16,7 +16,7 @@ from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep.count_model import count_model
 from tests.support.hostile.forbidden_actions import forbidding_actions
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()  # onnx2torch imports torchvision
 X = torch.randn(2, 4)

@@ -23,7 +23,7 @@ from tests.support.models.small_transformers import EXPERTS, HEADS, NAMES, TOP_K
 from tests.support.processes.layout_worker import RANKS, Family, make_mesh, record_step
 from tests.support.processes.layout_worker import TOKENS as MICROBATCH
 from tests.support.processes.rank_worker import keep_stage
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 TOKENS = torch.arange(2 * 16).view(2, 16)
 
