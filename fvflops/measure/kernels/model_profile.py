@@ -70,9 +70,7 @@ def profile_kernels(
     args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
     check_repeatable(args, keywords)
     inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model
-    model_index, inputs = ModelIndex(inner), (args, keywords)
-    leaves = [*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)]
-    with deferred(), unchanged(model_index, inputs), _own_gradients(leaves) as clear_gradients:
+    with deferred(), _own_gradients(ModelIndex(inner), (args, keywords)) as clear_gradients:
         stops_at = TableCostModel(table, "flops").stops_at
         with allowed():
             counted = record_call(inner, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
@@ -81,20 +79,25 @@ def profile_kernels(
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    scalar = loss(result)
-                    if not number:
-                        clear_gradients(leaves_of(scalar))
-                    scalar.backward()
-                    del scalar
+                    _run_backward(loss(result), clear_gradients, is_first=not number)
                 del result
                 profile.step()
                 clear_gradients()
     return profile
 
 
+def _run_backward(scalar: torch.Tensor, clear_gradients: Callable[..., None], *, is_first: bool) -> None:
+    if is_first:
+        clear_gradients(leaves_of(scalar))
+    scalar.backward()
+
+
 @contextmanager
-def _own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[Callable[..., None]]:
-    """Clear gradients, so that each run creates its own; the function that is yielded clears them, and more, again."""
+def _own_gradients(model_index: ModelIndex, inputs: Any) -> Iterator[Callable[..., None]]:
+    """Clear gradients, so that each run creates its own; the function that is yielded clears them, and more, again.
+
+    At the end gradients, model and inputs are as before.
+    """
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by id: a leaf, and its gradient before
 
     def clear(more: Iterable[torch.Tensor] = ()) -> None:
@@ -102,9 +105,10 @@ def _own_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[Callable[..., No
         for leaf, _ in gradients.values():
             leaf.grad = None
 
-    clear(tensors)
-    try:
-        yield clear
-    finally:
-        for leaf, gradient in gradients.values():
-            leaf.grad = gradient
+    with unchanged(model_index, inputs):
+        clear([*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)])
+        try:
+            yield clear
+        finally:
+            for leaf, gradient in gradients.values():
+                leaf.grad = gradient
