@@ -35,7 +35,7 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals
 EXCEPTIONS = {
     # Classes are sorted by the beginnings of their modules' names.
     "capture/restore/containers.py": {
-        *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses"),
+        *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses")
     },
     # The module that a checked program's functions must be of.
     "analysis/files/program_archive.py": {"torch._functorch.predispatch"},

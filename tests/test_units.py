@@ -7,12 +7,7 @@ from fvcore.nn.print_model_statistics import _format_size
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvflops.units import (
-    format_elements,
-    format_percent,
-    format_seconds,
-    format_size,
-)
+from fvflops.units import format_elements, format_percent, format_seconds, format_size
 
 # Every power of ten and its neighbours: the edges of the steps are among them.
 EDGES = [10**exponent + step for exponent in range(19) for step in (-1, 0, 1)]

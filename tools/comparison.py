@@ -55,13 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write_text(json.dumps(results, indent=1))
 
     results: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
-    measure(
-        [case for case in CASES if case.title in names],
-        installed,
-        TIMED,
-        results,
-        save,
-    )
+    measure([case for case in CASES if case.title in names], installed, TIMED, results, save)
     if arguments.page:
         page = Path(arguments.page)
         page.write_text(write_tables(page.read_text(), results))

@@ -233,11 +233,7 @@ class _RoutingWalk:
                     self._weights[index] = copied
 
     def _copied_weights(
-        self,
-        op: str,
-        event: Event,
-        specs: Mapping[int, TensorSpec],
-        weights: Mapping[int, tuple[str, ...]],
+        self, op: str, event: Event, specs: Mapping[int, TensorSpec], weights: Mapping[int, tuple[str, ...]]
     ) -> tuple[str, ...]:
         """Return the parameters that an op casts, concatenates, stacks, or gathers from a stack of experts."""
         others = [index for index in event.reads if index not in weights]

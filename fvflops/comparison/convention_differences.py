@@ -217,10 +217,7 @@ def compare(
 
 
 def compare_by(
-    tables: Sequence[FormulaTable],
-    analyse: Callable[[FormulaTable], FlopCountAnalysis],
-    *,
-    may_leave_out: bool = False,
+    tables: Sequence[FormulaTable], analyse: Callable[[FormulaTable], FlopCountAnalysis], *, may_leave_out: bool = False
 ) -> Comparison:
     """Return the counts of one model by several conventions; `analyse` returns its analysis by one of them.
 
@@ -307,10 +304,7 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     for name, convention in comparison.totals.items():
         if name != against:
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
-    parts: list[Any] = [
-        Table("conventions", _TOTALS, rows, noun="convention", notes=notes),
-        Items("", descriptions),
-    ]
+    parts: list[Any] = [Table("conventions", _TOTALS, rows, noun="convention", notes=notes), Items("", descriptions)]
     if reasons:
         columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"

@@ -97,8 +97,5 @@ def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
             error.args = (f"{error.args[0]} (the program accepts {subject.accepts})", *error.args[1:])
         elif subject.assumed and error.args and describe_module(error):
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
-            error.args = (
-                f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",
-                *error.args[1:],
-            )
+            error.args = (f"{error.args[0]} (default inputs: {shapes}; pass others by --input)", *error.args[1:])
         raise

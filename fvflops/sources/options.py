@@ -49,13 +49,7 @@ class SourceOptions:
 
 DEFAULT_OPTIONS = SourceOptions()
 # Field → its option on the command line, where it has another name.
-_OPTIONS = {
-    "inputs": "--input",
-    "args": "--arg",
-    "paths": "--path",
-    "trust": "--trust-file",
-    "device": "--build-on",
-}
+_OPTIONS = {"inputs": "--input", "args": "--arg", "paths": "--path", "trust": "--trust-file", "device": "--build-on"}
 
 
 def option_of(field: str) -> str:

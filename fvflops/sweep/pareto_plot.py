@@ -76,13 +76,7 @@ class _Point(NamedTuple):
 
 
 def draw_pareto(
-    table: Table,
-    *,
-    x: str,
-    y: str,
-    kind: str,
-    higher: Collection[str] = (),
-    titles: dict[str, str] | None = None,
+    table: Table, *, x: str, y: str, kind: str, higher: Collection[str] = (), titles: dict[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
     """Return a picture of one point a row, 3.4 inches wide, and the names of the Pareto front in the order of `x`.
 

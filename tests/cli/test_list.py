@@ -85,14 +85,7 @@ def test_a_required_package_that_is_missing_is_one_line(module, package):
         assert len(lines) == (exit_code == 2) and all(f"run pip install {package}" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["count", "zoo:lenet5"],
-        ["memory", "zoo:lenet5"],
-        ["list", "zoo"],
-    ],
-)
+@pytest.mark.parametrize("argv", [["count", "zoo:lenet5"], ["memory", "zoo:lenet5"], ["list", "zoo"]])
 def test_output_minus_is_standard_output(capsys, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert output_of(capsys, *argv, "--output", "-") == output_of(capsys, *argv)

@@ -298,10 +298,7 @@ def linear(batch):
         ({"vary": {"batch": (0, 4)}}, "sizes and steps must be at least 1"),
         ({"vary": {"batch": 4}}, "batch must be .first, last., .* or a range; got 4"),
         ({"vary": {}}, "vary is empty: pass the range of a size"),
-        (
-            {"vary": {"batch": (1, 4), "seq": (1, 4)}},
-            "seq is varied, but neither the model nor the inputs are",
-        ),
+        ({"vary": {"batch": (1, 4), "seq": (1, 4)}}, "seq is varied, but neither the model nor the inputs are"),
         ({"vary": {"sequence": (1, 4)}}, "'batch' is an argument of the inputs, but vary has only sequence"),
     ],
     ids=["one", "reversed", "empty", "zero", "number", "none", "untaken", "unvaried"],
@@ -578,10 +575,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
     part = {"half": CostExpression("flops", axes, half, axes, {(2,): 1})}
     none = {
         name: CostExpression("flops", axes, None, axes, counted)
-        for name, counted in (
-            ("none", {(1,): 1, (2,): 3}),
-            ("constant", {(1,): 4_000, (2,): 4_000}),
-        )
+        for name, counted in (("none", {(1,): 1, (2,): 3}), ("constant", {(1,): 4_000, (2,): 4_000}))
     }
     cost = CostExpression("flops", axes, half, axes, {(2,): 1}, modules={"": part["half"], **part, **none})
     text = write_document(scaling_report(cost, title="Net"))
@@ -612,10 +606,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
         (["zoo:gpt2", "--generate", "prompt=8"], "new is missing"),
-        (
-            ["zoo:gpt2", "--generate", "prompts=8,new=1"],
-            "must be one of prompt=N, new=N, batch=N; got 'prompts=8'",
-        ),
+        (["zoo:gpt2", "--generate", "prompts=8,new=1"], "must be one of prompt=N, new=N, batch=N; got 'prompts=8'"),
         (["zoo:gpt2", "--generate", "prompt=8,new=1", "--vary", "seq=1..9"], "omit --vary"),
         (["zoo:mpt_tiny", "--generate", "prompt=8,new=1"], "MPT takes no past_key_values and use_cache"),
     ],

@@ -59,9 +59,7 @@ def test_products_keep_their_multiply_adds():
         for name, row in DEFAULT.rows.items()
         if row.macs is not None and "".join(row.macs.split()) != "".join((EXACT.rows[name].macs or "").split())
     }
-    assert {name: EXACT.rows[name].use for name in changed} == {
-        "aten::_triton_scaled_dot_attention": "exact_attention",
-    }
+    assert {name: EXACT.rows[name].use for name in changed} == {"aten::_triton_scaled_dot_attention": "exact_attention"}
 
 
 MODELS = ["toy", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "torchvision:swin_t", "timm:gmlp_ti16_224"]

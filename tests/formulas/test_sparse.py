@@ -48,22 +48,10 @@ CASES = {
     "from the right": (lambda a: right().t().mm(a.t()), COLUMNS, LAYOUTS),
     "smm": (lambda a: torch.smm(a, right()), COLUMNS, ["sparse_coo"]),
     "hspmm": (lambda a: torch.hspmm(a, right()), COLUMNS, ["sparse_coo"]),
-    "sspaddmm": (
-        lambda a: torch.sspaddmm(torch.rand(ROWS, COLUMNS).to_sparse(), a, right()),
-        COLUMNS,
-        ["sparse_coo"],
-    ),
-    "sampled": (
-        lambda a: torch.sparse.sampled_addmm(a, torch.rand(ROWS, 5), torch.rand(5, INNER)),
-        5,
-        ["sparse_csr"],
-    ),
+    "sspaddmm": (lambda a: torch.sspaddmm(torch.rand(ROWS, COLUMNS).to_sparse(), a, right()), COLUMNS, ["sparse_coo"]),
+    "sampled": (lambda a: torch.sparse.sampled_addmm(a, torch.rand(ROWS, 5), torch.rand(5, INNER)), 5, ["sparse_csr"]),
     "reduced": (lambda a: torch.sparse.mm(a, right(), "sum"), COLUMNS, ["sparse_csr"]),
-    "batch": (
-        lambda a: torch.bmm(torch.stack([a, a]), torch.stack([right(), right()])),
-        2 * COLUMNS,
-        ["sparse_coo"],
-    ),
+    "batch": (lambda a: torch.bmm(torch.stack([a, a]), torch.stack([right(), right()])), 2 * COLUMNS, ["sparse_coo"]),
 }
 
 

@@ -21,12 +21,7 @@ pytest.importorskip("transformers", reason="pipelines have text encoders of tran
 # Pipelines that call the denoiser twice instead of with a doubled batch, or once, as Flux's guidance is an input.
 SINGLE = ("FluxPipeline", "WanPipeline")
 # Pipelines whose text has one length, or none.
-FIXED_TEXT = (
-    "StableDiffusionPipeline",
-    "StableDiffusionXLPipeline",
-    "DiTPipeline",
-    "StableVideoDiffusionPipeline",
-)
+FIXED_TEXT = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "DiTPipeline", "StableVideoDiffusionPipeline")
 VIDEOS = ("CogVideoXPipeline", "WanPipeline", "LTXPipeline", "StableVideoDiffusionPipeline")
 
 

@@ -79,12 +79,7 @@ def write_old_pickle(path, canary):
     torch.save([Opens(canary)], path, _use_new_zipfile_serialization=False)
 
 
-WRITERS = {
-    "program": write_program,
-    "script": write_script,
-    "pickle": write_pickle,
-    "old pickle": write_old_pickle,
-}
+WRITERS = {"program": write_program, "script": write_script, "pickle": write_pickle, "old pickle": write_old_pickle}
 # Names, and whether a file of that name is data.
 NAMES = {
     **dict.fromkeys(("x.pt2", "x.pt", "x.bin", "x", "x.json.pt2"), False),

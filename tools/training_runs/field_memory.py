@@ -250,13 +250,7 @@ CASES: tuple[Case, ...] = (
         model=lambda: lora(classifier("Roberta"), 8, "query value", modules_to_save=["classifier"], lora_dropout=0.1),
         **_ROBERTA,
     ),
-    Case(
-        model=automodel_llama,
-        tokens=(2, 4096),
-        quantity="fits",
-        device="H100",
-        assumes="its peft_benchmark.yaml",
-    ),
+    Case(model=automodel_llama, tokens=(2, 4096), quantity="fits", device="H100", assumes="its peft_benchmark.yaml"),
     Case(
         model=_TITAN,
         tokens=(1, 8192),

@@ -31,12 +31,7 @@ _ARGUMENT_NAMES = {
 }
 # Objects with weight and bias of a quantized convolution: its kernel size does not follow from the output.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
-_SYMBOLS = {
-    torch.dtype: "dtype",
-    torch.device: "device",
-    torch.layout: "layout",
-    torch.memory_format: "memory_format",
-}
+_SYMBOLS = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 # The argument by which functional collectives name their group. Names are reused when a program creates new groups.

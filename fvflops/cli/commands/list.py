@@ -24,12 +24,7 @@ from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
 from fvflops.units import format_bytes, format_quantity, format_ratio
 
-EXAMPLES = (
-    "fvflops list",
-    "fvflops list zoo",
-    "fvflops list timm 'vit_*_224'",
-    "fvflops list devices",
-)
+EXAMPLES = ("fvflops list", "fvflops list zoo", "fvflops list timm 'vit_*_224'", "fvflops list devices")
 
 
 def _list_models(source: str) -> Sequence[str]:

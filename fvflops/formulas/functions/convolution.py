@@ -37,8 +37,7 @@ def count_convolution_backward(call: Call) -> Cost:
     mask = call.arguments["output_mask"]
     wants_image, wants_weight = bool(mask[0]), bool(mask[1])  # type: ignore[index]
     return Cost(
-        macs=forward * (wants_image + wants_weight),
-        activations=image.numel * wants_image + weight.numel * wants_weight,
+        macs=forward * (wants_image + wants_weight), activations=image.numel * wants_image + weight.numel * wants_weight
     )
 
 

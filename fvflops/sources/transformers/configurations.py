@@ -54,10 +54,7 @@ def _long_defaults() -> dict[str, Any]:
         "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + 31 * ["sparse"]}},
         # The tokens of an image and of its codes, which a checkpoint's vocabulary names.
         "chameleon": {"image_token_id": 8711, "vocabulary_map": {"<image>": 8711} | codes},
-        "emu3": {
-            "image_token_id": 151_600,
-            "vocabulary_map": {"<image>": 151_600, "<|extra_200|>": 151_601} | tokens,
-        },
+        "emu3": {"image_token_id": 151_600, "vocabulary_map": {"<image>": 151_600, "<|extra_200|>": 151_601} | tokens},
     }
 
 

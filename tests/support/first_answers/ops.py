@@ -43,10 +43,7 @@ FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
     "interpolation of a signal": (lambda x: F.interpolate(x, size=8, mode="linear"), (BATCH,)),
     "attention": (F.scaled_dot_product_attention, (HEADS, HEADS, HEADS)),
     "causal attention": (partial(F.scaled_dot_product_attention, is_causal=True), (HEADS, HEADS, HEADS)),
-    "grouped attention": (
-        partial(F.scaled_dot_product_attention, enable_gqa=True),
-        ((1, 4, 16, 8), HEADS, HEADS),
-    ),
+    "grouped attention": (partial(F.scaled_dot_product_attention, enable_gqa=True), ((1, 4, 16, 8), HEADS, HEADS)),
     "masked attention": (
         lambda q: F.scaled_dot_product_attention(q, q, q, torch.ones(16, 16, dtype=torch.bool).tril()),
         (HEADS,),

@@ -44,10 +44,7 @@ CASES = {
     "sequence parallel stages": ({"pp": 2, "tp": 2}, {"microbatches": 2, "sequence_parallel": True}),
     "four stages": ({"pp": 4}, {"microbatches": 5, "stage_layers": [1, 1, 1, 1]}),
     "interleaved": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "interleaved"}),
-    "interleaved sequences": (
-        {"pp": 2, "tp": 2},
-        {"microbatches": 2, "sequence_parallel": True, "stages_per_rank": 2},
-    ),
+    "interleaved sequences": ({"pp": 2, "tp": 2}, {"microbatches": 2, "sequence_parallel": True, "stages_per_rank": 2}),
     "zero bubble": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zero-bubble"}),
     "zero bubble in a V": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zbv"}),
     "dual pipe": ({"pp": 2}, {"microbatches": 4, "schedule": "dualpipev"}),
