@@ -6,7 +6,7 @@ The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Context, Decimal
@@ -238,15 +238,6 @@ def format_quantity(count: int, noun: str) -> str:
     """
     plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{format_thousands(count)} {noun}{'' if count == 1 else plural}"
-
-
-def format_shape(shape: Sequence[int]) -> str:
-    """Return the shape of a tensor as Python writes a tuple.
-
-    >>> format_shape([4, 3]), format_shape([4]), format_shape([])
-    ('(4, 3)', '(4,)', '()')
-    """
-    return str(tuple(shape))
 
 
 def parse_size(text: str) -> int:

@@ -15,7 +15,7 @@ from hypothesis import settings
 from tests.support import random_cases  # noqa: F401  its profiles
 from tests.support.long_files import LONG_FILES
 from tests.support.old_torch import forget_later_formulas
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 # Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -121,7 +121,11 @@ def test_what_was_there_stays_where_the_writing_fails(tmp_path):
     assert path.read_text() == "old"
     paths.write_text(str(path), ["a", "\ud800"])
     assert path.read_text() == "a\\ud800" and path.stat().st_mode & 0o777 == 0o640
+    link = tmp_path / "new" / "link"
     paths.append_text(str(tmp_path / "new" / "b.txt"), "c")
+    link.symlink_to(path)
+    paths.write_text(str(link), "d")
+    assert link.is_symlink() and path.read_text() == "d"
     with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
         paths.write_text("/dev/full", "x")
     with pytest.raises(IsADirectoryError) as caught:  # what may not be opened for writing is not replaced either

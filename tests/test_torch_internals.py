@@ -35,7 +35,7 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals
 EXCEPTIONS = {
     # Classes are sorted by the beginnings of their modules' names.
     "capture/restore/containers.py": {
-        *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses"),
+        *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses")
     },
     # The module that a checked program's functions must be of.
     "analysis/files/program_archive.py": {"torch._functorch.predispatch"},
@@ -46,14 +46,8 @@ EXCEPTIONS = {
 PYTHONS = {
     *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),  # named tuples
     *("_current_frames", "_getframe"),  # sys
-    *(
-        "_ActionsContainer",
-        "_AppendAction",
-        "_ArgumentGroup",
-        "_SubParsersAction",
-        "_action_groups",
-        "_group_actions",
-    ),  # argparse
+    *("_ActionsContainer", "_AppendAction", "_ArgumentGroup"),  # argparse
+    *("_SubParsersAction", "_action_groups", "_group_actions"),  # argparse
 }
 # Private attributes that are of other libraries.
 LIBRARIES = {

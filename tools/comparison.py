@@ -26,7 +26,7 @@ from comparing.counters import COUNTERS  # noqa: E402
 from comparing.measuring import find_version, measure  # noqa: E402
 from comparing.page import count_table, is_right, write_tables  # noqa: E402
 
-from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 TIMED = ("ResNet-50",)
 
@@ -55,13 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write_text(json.dumps(results, indent=1))
 
     results: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
-    measure(
-        [case for case in CASES if case.title in names],
-        installed,
-        TIMED,
-        results,
-        save,
-    )
+    measure([case for case in CASES if case.title in names], installed, TIMED, results, save)
     if arguments.page:
         page = Path(arguments.page)
         page.write_text(write_tables(page.read_text(), results))

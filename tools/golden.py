@@ -135,11 +135,7 @@ def main(argv: list[str]) -> int:
         from goldens.comparison import compare
 
         return compare(
-            arguments.old,
-            arguments.new,
-            lines=arguments.lines,
-            words=arguments.words,
-            words_file=arguments.words_file,
+            arguments.old, arguments.new, lines=arguments.lines, words=arguments.words, words_file=arguments.words_file
         )
     return write(arguments.folder, arguments.only, arguments.jobs, list_only=arguments.list)
 

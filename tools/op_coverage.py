@@ -24,7 +24,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 
 from fvflops.formulas import FormulaTable, load_table  # noqa: E402
-from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 CLASSES = ("counted", "zero_flop", "ignored", "decomposed", "script", "unsupported", "unclassified")
 

@@ -31,7 +31,7 @@ from fvflops.comparison.model_budget import measure  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
 from fvflops.reports.formats.csv import write_rows  # noqa: E402
-from fvflops.reports.fvcore_table import pipe_table  # noqa: E402
+from fvflops.reports.fvcore_format import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
 

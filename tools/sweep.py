@@ -78,17 +78,16 @@ def choose(names: Sequence[str], pattern: str, limit: int | None) -> list[str]:
 def sweep(names: Sequence[str], output: str, arguments: argparse.Namespace, way: str | None, retry: bool) -> None:
     """Count the models without a row, built by a way of the library where execution is real."""
     limits = WorkerLimits(arguments.timeout, arguments.memory * _GIB, ("sweeping.libraries", arguments.library))
+    run = partial(run_in_workers, workers=arguments.jobs, limits=limits)
     is_real = way is not None
     execution = "real" if is_real else "auto"
     settings = CountSettings(arguments.table, execution, peak_memory=not is_real, memory=limits.memory)
     options = SourceOptions(device="cpu" if is_real else None)
     plan = plan_sweep(names, output, options, settings, again=arguments.again and not retry, retry_failed=retry)
     if way is not None:
-        tasks = tuple(replace(task, factory=make_factory(task.name, way)) for task in plan.tasks)
-        plan = replace(plan, tasks=tasks)
+        plan = replace(plan, tasks=tuple(replace(task, factory=make_factory(task.name, way)) for task in plan.tasks))
     progress = SweepProgress(len(plan.tasks))
     try:
-        run = partial(run_in_workers, workers=arguments.jobs, limits=limits)
         for row in run_sweep(plan, run, progress.show_running):
             progress.add(row)
     finally:

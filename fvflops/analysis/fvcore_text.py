@@ -8,7 +8,7 @@ from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.capture.model.model_index import read_modules
-from fvflops.reports import fvcore_table, fvcore_tree
+from fvflops.reports import fvcore_format
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
 from fvflops.text import require_int
 from fvflops.trace import Summary
@@ -57,7 +57,7 @@ def flop_count_table(
     """
     summary = _summarise_without_warnings(flops, activations)
     summary = collapse_runs(summary) if collapse else summary
-    return fvcore_table.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
+    return fvcore_format.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
 
 def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> str:
@@ -71,7 +71,7 @@ def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = Non
       #params: 15, #flops: 24
     )
     """
-    return fvcore_tree.write_tree(_summarise_without_warnings(flops, activations))
+    return fvcore_format.write_tree(_summarise_without_warnings(flops, activations))
 
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
@@ -85,7 +85,7 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
     |  bias   |  (3,)                |
     """
     require_int("max_depth", max_depth, least=0)
-    return fvcore_table.write_parameter_table(read_modules(model), depth=max_depth)
+    return fvcore_format.write_parameter_table(read_modules(model), depth=max_depth)
 
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:

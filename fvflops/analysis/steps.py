@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
+
+import torch
 
 from fvflops.counting import CostModel, count
 from fvflops.reports.escaping import printable_short
@@ -37,22 +40,13 @@ def schedule(
     numbers |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
     for name, number in numbers.items():
         require_int(name, number, least=1 if name == "active" else 0)
-    cycle = wait + warmup + active
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a profiler should have warm-up steps, a count needs none
+        plan = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
 
     def act(step: int) -> str:
-        step -= skip_first
-        if step < 0:
-            return "none"
-        if skip_first_wait:
-            step += wait
-        if repeat and step >= repeat * cycle:
-            return "none"
-        position = step % cycle
-        if position < wait:
-            return "none"
-        if position < wait + warmup:
-            return "warmup"
-        return "record_and_save" if position == cycle - 1 else "record"
+        begun = step - skip_first
+        return "none" if begun < 0 else action_at(plan, begun + wait * bool(skip_first_wait))
 
     return act
 

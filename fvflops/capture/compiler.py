@@ -144,7 +144,7 @@ _NESTED_CONSTANT = None if nested_constant is None else Patch(*nested_constant)
 
 
 def fresh_scripts(recorder: Recorder) -> Wrapper:
-    """Discard what TorchScript's executor made of a function in earlier calls, at its first call in a recording.
+    """Discard TorchScript's optimised versions of a function at its first call in a recording.
 
     From the second or third call of a function on, the executor replaces ops.
     """

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
-from fvflops.capture.recorder.tensor_specs import ExplicitValue, tensors_of
+from fvflops.capture.recorder.tensor_specs import ExplicitValue, nodes_between
 from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
@@ -59,16 +59,8 @@ def _is_matrix_of(spec: TensorSpec, pairs: Pairs) -> bool:
 
 def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
     """Mark the autograd nodes between an attention's arguments and its result."""
-    seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
-    pending = [tensor.grad_fn for tensor in tensors_of(results)]
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        metadata: Any = node.metadata
-        metadata[_MARK] = pairs
-        pending += [inner for inner, _ in node.next_functions]
+    for node in nodes_between(results, arguments):
+        node.metadata[_MARK] = pairs
 
 
 def pairs_of_node(node: Any) -> Pairs | None:
@@ -99,7 +91,7 @@ def attention_pairs(recorder: Any, has_values: Callable[[list[Any]], bool]) -> W
     """Return the wrapper that finds the unmasked pairs of each attention; `recorder` is the run's Recorder.
 
     With autograd, torch decomposes attention that its kernels on a device do not support: on the CPU and the meta
-    device, that with heads of values of another size than those of queries.
+    device, attention whose value heads have another size than its query heads.
     """
     reader = ValueReader(has_values)
 
@@ -112,7 +104,7 @@ def attention_pairs(recorder: Any, has_values: Callable[[list[Any]], bool]) -> W
 def call_with_pairs(
     recorder: Any, reader: ValueReader, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call an attention; if it is masked, mark the matrix products in it, and those of its backward."""
+    """Call an attention; if it is masked, mark the matrix products in it and in its backward."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, mask = values.get("query"), values.get("key"), values.get("attn_mask")
@@ -174,7 +166,7 @@ def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int,
     """Return the pairs in the blocks of a block mask, with blocks clipped to the sequence lengths.
 
     `counts` [..., rows] is the number of blocks in a row, `indices` [..., rows, columns] starts with their columns.
-    `lengths` are the numbers of queries and keys, `sizes` those of a block.
+    `lengths` are the numbers of queries and keys, `sizes` of queries and keys in a block.
 
     >>> count_pairs(torch.tensor([1, 2]), torch.tensor([[0, 1], [0, 1]]), (5, 5), (4, 4))
     21

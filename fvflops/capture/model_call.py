@@ -1,4 +1,4 @@
-"""Call a model for a recording: the forward pass, the backward pass from its loss, and what both leave behind."""
+"""Call a model for a recording: the forward pass, the backward pass from its loss, and their effects on arrays."""
 
 from __future__ import annotations
 
@@ -94,10 +94,8 @@ class ModelCall:
 def report_changed_arrays(recorder: Recorder, model_index: ModelIndex, snapshot: Snapshot) -> None:
     """Report the NumPy arrays that a run has changed as work of the modules that own them."""
     for array in snapshot.changed_arrays():
-        owners = (name for module, name in model_index.names.items() if _has_attribute(module, array))
+        owners = (
+            name for module, name in model_index.names.items() if any(item is array for item in vars(module).values())
+        )
         if recorder.unseen is not None:
             recorder.unseen.report_array(array, recorder.stack_at(next(owners, "")))
-
-
-def _has_attribute(module: nn.Module, value: Any) -> bool:
-    return any(item is value for item in vars(module).values())

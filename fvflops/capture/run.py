@@ -16,18 +16,12 @@ import torch
 from torch import nn
 
 from fvflops.capture.errors.model_errors import noting_remedies
-from fvflops.capture.execution import ExecutionError as ExecutionError
-from fvflops.capture.execution import choose_device as choose_device
-from fvflops.capture.execution import needs_real_execution as needs_real_execution
-from fvflops.capture.execution import suspend_outer_recordings as suspend_outer_recordings
-from fvflops.capture.instrument.autograd_use import AutogradUsed
+from fvflops.capture.execution import ExecutionError, choose_device, needs_real_execution, suspend_outer_recordings
+from fvflops.capture.instrument.backward import AutogradUsed
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
-from fvflops.capture.model_call import CostEstimate as CostEstimate
-from fvflops.capture.model_call import Loss as Loss
-from fvflops.capture.model_call import Model as Model
-from fvflops.capture.model_call import ModelCall
+from fvflops.capture.model_call import CostEstimate, Loss, Model, ModelCall
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
@@ -285,7 +279,7 @@ def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
 
 
 def _is_offloaded(model_index: ModelIndex) -> bool:
-    """Return whether accelerate offloads the weights and loads those of each module for its call."""
+    """Return whether accelerate offloads the weights and loads a module's for its call."""
     return any("_hf_hook" in vars(module) for module in model_index.names)
 
 

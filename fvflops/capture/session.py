@@ -28,8 +28,7 @@ from fvflops.capture.execution import (
     needs_real_execution,
     suspend_outer_recordings,
 )
-from fvflops.capture.instrument.autograd_use import AutogradUse
-from fvflops.capture.instrument.backward import gradients_restored
+from fvflops.capture.instrument.backward import AutogradUse, gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.patching import Wrapper
@@ -44,12 +43,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import Snapshot, UndoLog
-from fvflops.capture.restore.torch_state import (
-    TorchState,
-    close_interrupted_contexts,
-    model_runs,
-    restore_modes,
-)
+from fvflops.capture.restore.torch_state import TorchState, close_interrupted_contexts, model_runs, restore_modes
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.rules.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
@@ -61,11 +55,7 @@ from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.outside_calls import saved_exports
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.torch_internals import (
-    TorchDispatchMode,
-    dispatch_mode_stack,
-    is_any_autocast_enabled,
-)
+from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack, is_any_autocast_enabled
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
@@ -156,7 +146,7 @@ class Session:
     def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
         """Start recording; a session can be started once.
 
-        `created` are storages that earlier steps of the same program created, those of its last session's recorder.
+        `created` are the storages that earlier steps of the same program created, from its last session's recorder.
         """
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
@@ -267,7 +257,7 @@ class Session:
         wrappers: list[Wrapper],
         scripts: Mapping[int, ScriptCopy],
     ) -> Callable[[Optimizer], None] | None:
-        """Give the run shape tensors for tensors on other devices; return what does so for an optimizer."""
+        """Give the run shape tensors for tensors on other devices; return a function that prepares an optimizer."""
         under_autograd = self._op_set == "core"
         parameters = self._shape_parameters = ShapeParameters(mode)
         replace = partial(parameters.replace_in, index, scripts.values())
@@ -288,7 +278,7 @@ class Session:
         return optimizers.prepare
 
     def _save(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UndoLog:
-        """Save what the end of the stack restores; return the log of the storages that the run overwrites."""
+        """Save the state that the end of the stack restores; return the log of the storages that the run overwrites."""
         if self.call is not None:
             self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
         snapshot, undo_log = Snapshot(index, self.inputs, self.code, program=not self.code), UndoLog()
@@ -296,7 +286,7 @@ class Session:
         # Under a caller's autocast the run cast weights without autograd: the cache must not return those.
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
-        if self.call is not None:  # what is freed by restoring is not the call's
+        if self.call is not None:  # frees by restoring are not the call's
             stack.callback(recorder.close)
         if self.draws is not None:
             stack.callback(self.draws.compare, snapshot, recorder)
@@ -312,7 +302,7 @@ class Session:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs while the context lasts."""
+        """Record while the context lasts."""
         self.start()
         complete = False
         try:
@@ -380,7 +370,7 @@ class Session:
             self.abandon()
 
     def release(self, *, describe: bool = True) -> str:
-        """Remove shape tensors from objects that outlive the run; return in one line what still refers to them.
+        """Remove shape tensors from objects that outlive the run; name in one line objects that keep some.
 
         Only for callers that use none themselves: a program may go on with shape tensors that its run returned. Without
         `describe` it returns "".
@@ -415,7 +405,7 @@ class Session:
         return values if self._shape_parameters is None else self._shape_parameters.in_values(values)
 
     def trace(self) -> Trace:
-        """Return what was recorded; during the recording, the Trace so far, marked incomplete."""
+        """Return the Trace; during the recording, the Trace so far, marked incomplete."""
         recorder = self.recorder
         metadata = {
             "torch": str(torch.__version__),
@@ -435,7 +425,7 @@ class Session:
 
     @property
     def recorder(self) -> Recorder:
-        """What records; RuntimeError before `start`."""
+        """The Recorder; RuntimeError before `start`."""
         if self._recorder is None:
             raise RuntimeError("nothing has been recorded yet")
         return self._recorder

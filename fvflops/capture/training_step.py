@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
-    CostEstimate,
     ExecutionError,
     Loss,
     choose_device,
@@ -36,7 +35,7 @@ from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
-from fvflops.trace import StopsAt, Trace
+from fvflops.trace import Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
@@ -51,69 +50,62 @@ def record_step(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    stops_at: StopsAt,
     loss: Loss | None = None,
     optimizers: Sequence[OptimizerMaker] = (),
     checkpointed: Checkpointed = (),
     checkpoint_options: Mapping[str, Any] | None = None,
     micro_batches: int = 1,
     device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
-    estimate_cost: CostEstimate | None = None,
     autocast: torch.dtype | None = None,
+    **options: Any,
 ) -> Trace:
     """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
     The forward pass and the loss run in `autocast` to a dtype, if one is given. The step starts without gradients.
     `loss` maps the model's result to a scalar; by default that is the result's `loss`, or the result itself if it is a
     scalar. Calls of `checkpointed` modules are recomputed in the backward pass (`checkpoint_options` are those of
-    torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent step raises ExecutionError.
+    torch.utils.checkpoint.checkpoint, non-reentrant by default). `options` are as in `record_run`. A data-dependent
+    step raises ExecutionError.
     """
-
     weights = [weight for _, module in module_paths(model) for weight in module._parameters.values()]
     kind = choose_device(device, [weight.device for weight in weights if weight is not None]).type
     forward = nullcontext if autocast is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, autocast)
 
     def run(session: Session) -> dict[str, str]:
+        # In a function, so that its tensors are freed while signals are deferred.
         checkpoints = checkpointed_calls(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
-        return _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches, forward)
+        instances = [make_optimizer(item, model) for item in optimizers]
+        session.recorder.resume()
+        shapes, named_shapes = session.in_shapes((args, dict(kwargs)))
+        with checkpoints, torch.enable_grad(), model_runs():
+            for _ in range(micro_batches):
+                # As in a trainer, the result is freed when its loss is computed, and the loss after the backward pass.
+                with forward():
+                    scalar = loss_of(model(*shapes, **named_shapes), loss)
+                scalar.backward()
+                del scalar
+        with model_runs():
+            for optimizer in instances:
+                optimizer.step()
+        return describe_optimizers(instances)
 
-    options: Any = {"stops_at": stops_at, "device": device, "assume": assume, "estimate_cost": estimate_cost}
-    return record_run(model, (args, kwargs), run, code=(loss,), **options)
+    return record_run(model, (args, kwargs), run, code=(loss,), device=device, **options)
 
 
 def record_run(
     model: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     run: Callable[[Session], Mapping[str, str]],
-    *,
-    stops_at: StopsAt,
-    code: Iterable[Any] = (),
-    device: str | torch.device | None = None,
-    kernels: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
-    estimate_cost: CostEstimate | None = None,
+    **options: Any,
 ) -> Trace:
-    """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
+    """Return the Trace of `run` with a model in shape execution; model, inputs and optimizers are restored.
 
-    The model has no gradients. `run` gets the session, paused, and resumes it, and returns what `about` gets; it is
-    called again if the model draws numbers outside torch. `device` and `kernels` are those of Session. A data-dependent
-    run raises ExecutionError.
+    The model has no gradients. `run` gets the session, paused, and resumes it, and returns entries for `about`; it is
+    called again if the model draws numbers outside torch. `options` are as in Session. A data-dependent run raises
+    ExecutionError.
     """
     draws = DrawFinder()
-    begin = partial(
-        Session,
-        model,
-        execution="shapes",
-        inputs=inputs,
-        stops_at=stops_at,
-        code=code,
-        device=device,
-        kernels=kernels,
-        assume=assume,
-        estimate_cost=estimate_cost,
-        draws=draws,
-    )
+    begin = partial(Session, model, execution="shapes", inputs=inputs, draws=draws, **options)
     with (
         noting_remedies(),
         interrupts.deferred(),
@@ -150,33 +142,6 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     trace = session.trace()
     del session  # exceptions of signal handlers inside a finalizer are lost
     return replace(trace, about={**trace.about, **about, "inputs": input_text})
-
-
-def _make_step(
-    session: Session,
-    model: nn.Module,
-    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    loss: Loss | None,
-    optimizers: Sequence[OptimizerMaker],
-    checkpoints: AbstractContextManager[None],
-    micro_batches: int,
-    forward: Callable[[], AbstractContextManager[Any]],
-) -> dict[str, str]:
-    """Run a step; in a function, so that its tensors are freed while signals are deferred."""
-    instances = [make_optimizer(item, model) for item in optimizers]
-    session.recorder.resume()
-    args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
-    with checkpoints, torch.enable_grad(), model_runs():
-        for _ in range(micro_batches):
-            # As in a trainer, the result is freed when its loss is computed, and the loss after the backward pass.
-            with forward():
-                scalar = loss_of(model(*args, **kwargs), loss)
-            scalar.backward()
-            del scalar
-    with model_runs():
-        for optimizer in instances:
-            optimizer.step()
-    return describe_optimizers(instances)
 
 
 def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:

@@ -8,12 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fvflops.cli.argument_values import (
-    parse_count,
-    parse_depth,
-    parse_sides,
-    parse_trace_name,
-)
+from fvflops.cli.argument_values import parse_count, parse_depth, parse_sides, parse_trace_name
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
@@ -42,11 +37,7 @@ def add_convention(parser: argparse.ArgumentParser, default: str | None = "defau
 
 
 def add_model(
-    parser: argparse.ArgumentParser,
-    *,
-    nargs: str | None = None,
-    shape: str = "shape of an input",
-    assume: bool = True,
+    parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input", assume: bool = True
 ) -> None:
     """Add MODEL, its inputs, and with `assume` the output sizes of data-dependent ops."""
     parser.add_argument(
@@ -92,10 +83,7 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
 
 
 def model_options(
-    arguments: argparse.Namespace,
-    *,
-    inputs: Sequence[str] | None = None,
-    device: str | None = None,
+    arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
     """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to the arguments'."""
     return SourceOptions(

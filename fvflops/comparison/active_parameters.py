@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
-from fvflops.comparison.token_routing import ALL, ExpertStack, ModuleCall, TokenSelection, floats_in, is_batch, is_float
 from fvflops.formulas import load_table
-from fvflops.trace import Event, ModuleTree, Signature, TensorSpec, Trace, TraceError, tensors_in
+from fvflops.trace import Event, ModuleTree, Signature, TensorSpec, Trace, TraceError, Value, tensors_in
 from fvflops.trace.module_tree import modules_above
 
 
@@ -59,6 +58,83 @@ _SCATTERS = frozenset({"aten::index_put", "aten::index_put_", "aten::scatter", "
 _LOOKUPS = frozenset({"aten::embedding", "aten::embedding_bag", "aten::_embedding_bag"})
 
 
+_ALL = Fraction(1)
+
+
+@dataclass(eq=False, slots=True)
+class _ModuleCall:
+    """One call of a module: the stack of regions under which its ops ran, the index of its first event, its inputs."""
+
+    path: tuple[int, ...]
+    start: int = -1
+    inputs: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenSelection:
+    """Rows that were selected from a storage by value.
+
+    `source` is the storage and `spec` the tensor that was read, `call` the call of the module that selected, and
+    `caller` the enclosing call, at whose end the selection expires. `of_weights` means that experts' weights were
+    selected instead of tokens.
+    """
+
+    source: int
+    spec: TensorSpec
+    call: _ModuleCall
+    caller: _ModuleCall
+    of_weights: bool
+
+    @property
+    def width(self) -> int:
+        return self.spec.shape[-1] if self.spec.shape else 1
+
+    def tokens(self) -> int:
+        """Return how many rows enter the selecting call, before any is duplicated."""
+        specs = _floats_in(self.call.inputs)
+        for spec in specs:
+            if spec.shape[-1] == self.width:
+                return _rows_of(spec)
+            if spec.ndim > 3 and spec.shape[1] == self.width:  # an image, channels first
+                return spec.numel // self.width if spec.numel else 0
+        input_rows = max(map(_rows_of, specs), default=0)
+        source_rows = _rows_of(self.spec)
+        # The source can contain each input row several times; otherwise it was computed from something else.
+        return input_rows if self.of_weights or (input_rows and source_rows % input_rows == 0) else source_rows
+
+
+@dataclass(slots=True)
+class _ExpertStack:
+    """The use of a weight that stacks several experts: its MACs, and the selection of each call."""
+
+    macs: Fraction = field(default_factory=Fraction)
+    selections: dict[_ModuleCall, _TokenSelection | None] = field(default_factory=dict)
+
+    def share(self, elements: int) -> Fraction:
+        """Return the share of its elements that is active for an average token."""
+        tokens = 0
+        for call, selection in self.selections.items():
+            tokens += next(map(_rows_of, _floats_in(call.inputs)), 0) if selection is None else selection.tokens()
+        return min(_ALL, self.macs / (elements * tokens)) if elements and tokens else _ALL
+
+
+def _floats_in(values: tuple[Value, ...]) -> list[TensorSpec]:
+    return [spec for spec in tensors_in(values) if _is_float(spec) and spec.shape]
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.is_floating_point or spec.is_complex
+
+
+def _is_batch(spec: TensorSpec) -> bool:
+    return spec.ndim > 2 and spec.shape[0] > 1
+
+
+def _rows_of(spec: TensorSpec) -> int:
+    """Return how many rows a tensor has along its last axis."""
+    return spec.numel // spec.shape[-1] if spec.numel and spec.shape else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """The use of each parameter in a run, by its canonical name.
@@ -90,7 +166,7 @@ def read_routing(trace: Trace) -> Routing:
 
 
 class _RoutingWalk:
-    """Walk the events of a trace, tracking which storages hold weights, selectors and selected rows."""
+    """Walk the events of a trace, tracking which storages contain weights, selectors and selected rows."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -105,22 +181,21 @@ class _RoutingWalk:
         self._with_storage = {name for names in self._weights.values() for name in names}
         self._selectors: set[int] = set()
         # Storage → the selection that it derives from, and whether no parameter has been applied to it since.
-        self._selected: dict[int, tuple[TokenSelection, bool]] = {}
+        self._selected: dict[int, tuple[_TokenSelection, bool]] = {}
         self._created_at: dict[int, int] = {}
-        self._calls: dict[tuple[int, ...], ModuleCall] = {(): ModuleCall(())}
+        self._calls: dict[tuple[int, ...], _ModuleCall] = {(): _ModuleCall(())}
         self._used: set[str] = set()
         self._looked_up: set[str] = set()
         self._computed_with: set[str] = set()
         self._multiplied: set[str] = set()
         self._dense: set[str] = set()
-        self._stacks: defaultdict[str, ExpertStack] = defaultdict(ExpertStack)
+        self._stacks: defaultdict[str, _ExpertStack] = defaultdict(_ExpertStack)
         self._groups = list(find_expert_groups(trace.modules))
         self._grouped = {name for group in self._groups for name in group}
         # Module → its calls that selected rows entered → storage → the selection.
-        self._arrivals: defaultdict[str, dict[ModuleCall, dict[int, TokenSelection]]] = defaultdict(dict)
+        self._arrivals: defaultdict[str, dict[_ModuleCall, dict[int, _TokenSelection]]] = defaultdict(dict)
 
     def add_event(self, position: int, event: Event) -> None:
-        """Process the next event."""
         if event.phase != "forward":
             return
         trace = self._trace
@@ -128,7 +203,7 @@ class _RoutingWalk:
             self._add_op(position, event, trace.signatures[event.item])
         elif event.kind == "enter" and trace.regions[event.item].kind == "module":
             path = (*trace.stacks[event.stack], event.item)
-            self._calls[path] = ModuleCall(path, position)
+            self._calls[path] = _ModuleCall(path, position)
         elif event.kind == "exit":
             signature = trace.region_signatures[event.item]
             call = self._calls.get((*trace.stacks[event.stack], signature.region))
@@ -158,24 +233,20 @@ class _RoutingWalk:
                     self._weights[index] = copied
 
     def _copied_weights(
-        self,
-        op: str,
-        event: Event,
-        specs: Mapping[int, TensorSpec],
-        weights: Mapping[int, tuple[str, ...]],
+        self, op: str, event: Event, specs: Mapping[int, TensorSpec], weights: Mapping[int, tuple[str, ...]]
     ) -> tuple[str, ...]:
         """Return the parameters that an op casts, concatenates, stacks, or gathers from a stack of experts."""
         others = [index for index in event.reads if index not in weights]
         if not weights or op in _PRODUCTS or op in _LOOKUPS:
             return ()
-        if any(index not in specs or is_float(specs[index]) for index in others):
+        if any(index not in specs or _is_float(specs[index]) for index in others):
             return ()
         names = tuple(dict.fromkeys(name for names in weights.values() for name in names))
         # Rows gathered from a matrix may be an embedding lookup, whose result is not a weight.
         return () if op in _GATHERS and not any(self._is_stack(name) for name in names) else names
 
     def _is_stack(self, name: str) -> bool:
-        return name in self._parameters and is_batch(self._parameters[name].spec)
+        return name in self._parameters and _is_batch(self._parameters[name].spec)
 
     def _add_product(
         self,
@@ -193,7 +264,7 @@ class _RoutingWalk:
             others = [other for other in event.reads if other not in weights]
             selection = self._find_selection([*others, index], event)
             grouped = signature.packet in _GROUPED
-            batched = grouped or (spec is not None and is_batch(spec))
+            batched = grouped or (spec is not None and _is_batch(spec))
             if selection is None and not grouped:
                 self._dense.update(names)
                 continue
@@ -210,7 +281,7 @@ class _RoutingWalk:
     def _elements(self, name: str) -> int:
         return self._parameters[name].spec.numel if name in self._parameters else 0
 
-    def _find_selection(self, storages: Iterable[int], event: Event) -> TokenSelection | None:
+    def _find_selection(self, storages: Iterable[int], event: Event) -> _TokenSelection | None:
         """Return the selection that one of some storages derives from, if its module is still running."""
         stack = self._trace.stacks[event.stack]
         for index in storages:
@@ -221,8 +292,7 @@ class _RoutingWalk:
                     return selection
         return None
 
-    def _enclosing_call(self, path: tuple[int, ...]) -> ModuleCall:
-        """Return the innermost module call on a stack."""
+    def _enclosing_call(self, path: tuple[int, ...]) -> _ModuleCall:
         while path not in self._calls:
             path = path[:-1]
         return self._calls[path]
@@ -259,11 +329,11 @@ class _RoutingWalk:
                 index for index in reads if index not in self._selected and not (op in _SCATTERS and index in writes)
             ]
             specs = _specs_of_reads(signature, event) if others else {}
-            only_selected = not any(index not in specs or is_float(specs[index]) for index in others)
+            only_selected = not any(index not in specs or _is_float(specs[index]) for index in others)
             unprocessed = only_selected and not with_weights and all(unprocessed for _, unprocessed in selections)
             self._selected.update(dict.fromkeys(writes, (selections[0][0], unprocessed)))
 
-    def _new_selection(self, op: str, event: Event, signature: Signature, with_weights: bool) -> TokenSelection | None:
+    def _new_selection(self, op: str, event: Event, signature: Signature, with_weights: bool) -> _TokenSelection | None:
         """Return the selection that an op makes; rows selected from selected rows belong to the first selection."""
         reads = event.reads
         selectors = [index for index in reads if index in self._selectors]
@@ -278,19 +348,16 @@ class _RoutingWalk:
         if self._is_unprocessed(source):
             return self._selected[source][0]
         spec = _specs_of_reads(signature, event).get(source)
-        if spec is None or not is_float(spec):
+        if spec is None or not _is_float(spec):
             return None
         call = self._enclosing_call(self._trace.stacks[event.stack])
         caller = self._enclosing_call(call.path[:-1])
-        return TokenSelection(source, spec, call, caller, source in self._weights)
+        return _TokenSelection(source, spec, call, caller, source in self._weights)
 
     def _is_unprocessed(self, index: int) -> bool:
         return index in self._selected and self._selected[index][1]
 
-    # --- results ---
-
     def routing(self) -> Routing:
-        """Return the routing of the events so far."""
         running = {scope[-1] for stack in self._trace.active if (scope := self._trace.scopes()[stack])}
         used = self._used | {
             name for name in self._parameters if name not in self._with_storage and self._forward_owner(name) in running
@@ -312,15 +379,11 @@ class _RoutingWalk:
             ) is not None:
                 share = experts[expert]
             elif name in self._multiplied or self._parameters[name].spec.ndim < 2:
-                share = ALL
+                share = _ALL
             else:
-                share = leading.get(self._leading_size(name), ALL)
+                share = leading.get(self._leading_size(name), _ALL)
             shares[name] = share
-        return Routing(
-            shares,
-            frozenset(self._looked_up - self._computed_with),
-            frozenset(self._parameters) - used,
-        )
+        return Routing(shares, frozenset(self._looked_up - self._computed_with), frozenset(self._parameters) - used)
 
     def _forward_owner(self, name: str) -> str | None:
         """Return the nearest module above a parameter that has a forward: a container of packed weights has none."""
@@ -332,7 +395,6 @@ class _RoutingWalk:
         return name.rpartition(".")[0], self._parameters[name].spec.shape[0]
 
     def _expert_shares(self) -> dict[str, Fraction]:
-        """Return the share of each module that is an expert."""
         shares: dict[str, Fraction] = {}
         for group in self._groups:
             arrivals = {name: self._arrivals[name] for name in group if name in self._arrivals}
@@ -343,11 +405,11 @@ class _RoutingWalk:
             for name, calls in arrivals.items():
                 if elements:
                     shares[name] = min(
-                        ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), elements)
+                        _ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), elements)
                     )
         return shares
 
-    def _is_partitioned(self, arrivals: Mapping[str, Mapping[ModuleCall, Mapping[int, TokenSelection]]]) -> bool:
+    def _is_partitioned(self, arrivals: Mapping[str, Mapping[_ModuleCall, Mapping[int, _TokenSelection]]]) -> bool:
         """Return whether modules split a selection of one tensor, instead of each processing all of it or its own."""
         names: defaultdict[int, set[str]] = defaultdict(set)
         for name, calls in arrivals.items():
@@ -359,14 +421,14 @@ class _RoutingWalk:
         return any(len(sharing) > 1 for sharing in names.values()) and consumed <= available
 
 
-def _pairs(calls: Mapping[ModuleCall, Mapping[int, TokenSelection]]) -> Iterator[tuple[int, TokenSelection]]:
+def _pairs(calls: Mapping[_ModuleCall, Mapping[int, _TokenSelection]]) -> Iterator[tuple[int, _TokenSelection]]:
     return (pair for selections in calls.values() for pair in selections.items())
 
 
-def _selected_input(call: ModuleCall, selections: Mapping[int, TokenSelection]) -> TensorSpec:
+def _selected_input(call: _ModuleCall, selections: Mapping[int, _TokenSelection]) -> TensorSpec:
     """Return the tensor of selected rows that entered a call, an empty one where none is found."""
     widths = {selection.width for selection in selections.values()}
-    specs = floats_in(call.inputs)
+    specs = _floats_in(call.inputs)
     first = specs[0] if specs else TensorSpec((0,))
     return next((spec for spec in specs if spec.shape[-1] in widths), first)
 

@@ -19,11 +19,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
 
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas.loading import require_table_name
-from fvflops.formulas.yaml_document import Node, parse_document, read_document
+from fvflops.formulas.yaml_document import Node, make_error, parse_document, read_document
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.units import parse_share, parse_size
 
@@ -33,7 +35,6 @@ OLD_KEYS = {"unknown": "unsupported"}  # of older files
 
 
 def budget_keys() -> tuple[str, ...]:
-    """Return the keys that a budget may limit."""
     return (*METRICS, *OTHER_KEYS)
 
 
@@ -95,7 +96,7 @@ def load_budgets(path: str) -> dict[str, Budget]:
 
 
 def parse_budgets(text: str, file: str) -> dict[str, Budget]:
-    """Return name → budget of a text; errors are those of `load_budgets`.
+    """Return name → budget of a text; errors are as in `load_budgets`.
 
     >>> parse_budgets("models: {net: {flops: 1.2K}}", "budget.yaml")["net"].limits["flops"].value
     1200
@@ -151,20 +152,12 @@ def update_text(
     """Return the text of a budget file with the values of one model; comments and other lines are unchanged.
 
     The limits of a model in the file are rewritten; a new model is added with all values and the table. `recorded` maps
-    "modules" and "operators" to name → FLOPs. A line that cannot be rewritten raises TableError.
+    "modules" and "operators" to name → FLOPs, which need lines of their own: else TableError is raised.
     """
     text = _NEW_FILE if text is None or not text.strip() else text
     if text != _NEW_FILE and name in parse_budgets(text, file):
-        update = _rewrite(text, file, name, values, recorded or {})
-    else:
-        update = _append(text, file, name, values, recorded or {}, table)
-    limits = parse_budgets(update.text, file)[name].limits  # checks the result
-    unwritten = [metric for metric in limits if metric in values and limits[metric].value != values[metric]]
-    if unwritten:
-        raise ValueError(
-            f"{file}: {', '.join(unwritten)} of {name} cannot be rewritten: write each on a line of its own"
-        )
-    return update
+        return _rewrite(text, file, name, values, recorded or {})
+    return _append(text, file, name, values, recorded or {}, table)
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
@@ -236,64 +229,39 @@ def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
 def _rewrite(
     text: str, file: str, name: str, values: Mapping[str, int], recorded: Mapping[str, Mapping[str, int]]
 ) -> Update:
-    lines = text.split("\n")
-    models = parse_document(text, file).fields("a budget file")["models"].fields("models")
-    fields = _fields_of_budget(name, models[name])
+    budget = _child(_child(yaml.compose(text, Loader=yaml.SafeLoader), "models"), name)
+    entries = {OLD_KEYS.get(key.value, key.value): (key, value) for key, value in budget.value}
     changes: list[tuple[str, str | None, str]] = []
-    for metric in (metric for metric in values if metric in fields):
-        changes += _rewrite_limit(lines, fields[metric], name, metric, values[metric])
-    # From the bottom, so that the lines above keep their numbers.
-    blocks = [(fields[kind].line, kind) for kind in _RECORDED_KEYS if kind in fields and kind in recorded]
-    for first_line, kind in sorted(blocks, reverse=True):
-        changes += _replace_block(lines, fields[kind], first_line, kind, recorded[kind])
-    added = [kind for kind in _RECORDED_KEYS if kind in recorded and kind not in fields]
+    edits: list[tuple[int, int, str]] = []  # start and end in the text, and the new text
+    for metric in (metric for metric in values if metric in entries):
+        _, limit = entries[metric]
+        if isinstance(limit, yaml.MappingNode):
+            limit = next(value for key, value in limit.value if key.value != "tolerance")
+        if parse_size(limit.value) != values[metric]:
+            changes.append((metric, limit.value, f"{values[metric]:_}"))
+            edits.append((limit.start_mark.index, limit.end_mark.index, f"{values[metric]:_}"))
+    blocks = {kind: _write_block(kind, recorded[kind], " " * budget.start_mark.column) for kind in recorded}
+    written = [(*entries[kind], kind) for kind in recorded if kind in entries]
+    for key, block, kind in sorted(written, key=lambda item: item[0].start_mark.index, reverse=True):
+        if found := _compare_block(kind, block, recorded[kind]):
+            changes += found
+            edits.append((key.start_mark.index, _end_of(block), "\n".join(blocks[kind]).lstrip()))
+    added = [kind for kind in recorded if kind not in entries]
     if added:
-        first = next(iter(fields.values()))
-        indent = _indent(lines[first.line - 1])
-        # The blocks above were rewritten, so they may have got longer or shorter.
-        end = _last_line(Node(file, first.line, fields)) + sum(
-            len(recorded[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
-        )
-        if not lines[first.line - 1].strip().startswith((*fields, *OLD_KEYS)):
-            raise first.error(f"{', '.join(added)} cannot be added here: write each metric of {name} on its own line")
-        lines[end:end] = [line for kind in added for line in _write_block(kind, recorded[kind], indent)]
         changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in added]
-    return Update("\n".join(lines), tuple(changes))
+        end = _end_of_line(text, budget)
+        edits.append((end, end, "".join(f"\n{line}" for kind in added for line in blocks[kind])))
+    if budget.flow_style and any("\n" in new for _, _, new in edits):
+        kinds = " and ".join(recorded)
+        problem = f"{kinds} cannot be written here: write each metric of {name} on its own line"
+        raise make_error(file, budget.start_mark.line + 1, problem)
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return Update(text, tuple(changes))
 
 
-def _rewrite_limit(
-    lines: list[str], node: Node, name: str, metric: str, value: int
-) -> list[tuple[str, str | None, str]]:
-    """Write a value into the line of its limit; return the change, [] if the limit has that value."""
-    named = "|".join([metric, *(old for old, new in OLD_KEYS.items() if new == metric)])
-    key = f"(?:{named})"
-    if not isinstance(node.value, str):
-        key = "exact" if "exact" in node.fields(metric) else "max"
-        node = node.fields(metric)[key]
-    old, new = node.text(metric), f"{value:_}"
-    if parse_size(old) == value:
-        return []
-    line = lines[node.line - 1]
-    # Several metrics on one line may each have a max or exact: search from this metric's name.
-    metric_at = re.search(rf"\b(?:{named})[\"']?\s*:", line) if key in _LIMIT_KEYS else None
-    start = metric_at.start() if metric_at else 0
-    rest, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line[start:], count=1)
-    if not count:
-        raise node.error(f"{metric} of {name} cannot be rewritten here: write {metric}: {old} on one line")
-    lines[node.line - 1] = line[:start] + rest
-    return [(metric, old, new)]
-
-
-def _replace_block(
-    lines: list[str], node: Node, first_line: int, kind: str, values: Mapping[str, int]
-) -> list[tuple[str, str | None, str]]:
-    line = lines[first_line - 1]
-    if not line.strip().startswith(kind):
-        raise node.error(f"{kind} cannot be rewritten here: write it on lines of its own")
-    old = {key: parse_size(item.text(key)) for key, item in node.fields(kind).items()}
-    if old == dict(values):
-        return []
-    lines[first_line - 1 : _last_line(node)] = _write_block(kind, values, _indent(line))
+def _compare_block(kind: str, block: Any, values: Mapping[str, int]) -> list[tuple[str, str | None, str]]:
+    old = {key.value: parse_size(number.value) for key, number in block.value}
     return [
         (f"{kind}, {key}", _format_flops(old.get(key)), _format_flops(values.get(key)))
         for key in [*(key for key in old if key not in values), *values]
@@ -313,24 +281,21 @@ def _append(
     recorded: Mapping[str, Mapping[str, int]],
     table: str | None,
 ) -> Update:
-    lines = text.rstrip("\n").split("\n")
-    indent, end = "  ", len(lines)
-    if text != _NEW_FILE:
-        models = parse_document(text, file).fields("a budget file")["models"]
-        entries = models.fields("models")
-        if entries:
-            first = next(iter(entries.values()))
-            indent, end = _indent(lines[first.line - 1]), _last_line(models)
-            if first.line == models.line:
-                raise models.error("a model cannot be added here: write each model on lines of its own")
+    text = text.rstrip("\n")
+    indent, end = "  ", len(text)
+    if f"{text}\n" != _NEW_FILE:
+        models = _child(yaml.compose(text, Loader=yaml.SafeLoader), "models")
+        if models.flow_style:
+            line = models.start_mark.line + 1
+            raise make_error(file, line, "a model cannot be added here: write each model on lines of its own")
+        indent, end = " " * models.start_mark.column, _end_of_line(text, models)
     new = [f"{indent}{_quote(name)}:"]
     new += [f"{indent}  table: {_quote(table)}"] if table else []
     new += [f"{indent}  {metric}: {value:_}" for metric, value in values.items()]
     new += [line for kind in recorded for line in _write_block(kind, recorded[kind], indent + "  ")]
-    lines[end:end] = new
     changes = [(metric, None, f"{value:_}") for metric, value in values.items()]
     changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in recorded]
-    return Update("\n".join(lines) + "\n", tuple(changes))
+    return Update("\n".join([text[:end], *new]) + text[end:] + "\n", tuple(changes))
 
 
 def _write_block(kind: str, values: Mapping[str, int], indent: str) -> list[str]:
@@ -347,10 +312,18 @@ def _quote(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
+def _child(node: Any, key: str) -> Any:
+    return next(value for item, value in node.value if item.value == key)
 
 
-def _last_line(node: Node) -> int:
-    nested = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
-    return max([node.line, *map(_last_line, nested)])
+def _end_of(node: Any) -> int:
+    """Return where the text of a node ends; the mark of a block is beyond the comments that follow it."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        return _end_of(node.value[-1][1])
+    end: int = node.end_mark.index
+    return end
+
+
+def _end_of_line(text: str, node: Any) -> int:
+    end = text.find("\n", _end_of(node))
+    return len(text) if end < 0 else end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fvflops.reports.document import Document, Items, Table, Value, number_colum
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.text import record_repr, short_repr, suggest
-from fvflops.trace import Counts, Entry, Status, TraceError
+from fvflops.trace import Counts, Entry, Status, Trace, TraceError
 from fvflops.units import format_quantity, format_short
 
 
@@ -216,10 +217,7 @@ def compare(
 
 
 def compare_by(
-    tables: Sequence[FormulaTable],
-    analyse: Callable[[FormulaTable], FlopCountAnalysis],
-    *,
-    may_leave_out: bool = False,
+    tables: Sequence[FormulaTable], analyse: Callable[[FormulaTable], FlopCountAnalysis], *, may_leave_out: bool = False
 ) -> Comparison:
     """Return the counts of one model by several conventions; `analyse` returns its analysis by one of them.
 
@@ -227,7 +225,7 @@ def compare_by(
     the first are left out.
     """
     counts: dict[str, Counts] = {}
-    ignored: dict[str, str] = {}
+    totals: dict[str, ConventionTotal] = {}
     left_out: list[str] = []
     inputs_text = ""
     for table in tables:
@@ -240,26 +238,20 @@ def compare_by(
             left_out.append(table.name)
             continue
         trace = analysis.trace()
-        ignored[table.name] = describe_ignored_work(trace, counts[table.name], table)
         inputs_text = trace.info.inputs
-    tables = [table for table in tables if table.name in counts]
+        totals[table.name] = _sum_up(table, trace, counts[table.name])
     units = {table.name: table.multiply_add for table in tables}
-    return Comparison(
-        inputs_text,
-        {table.name: _convention_total(table, counts[table.name], ignored[table.name]) for table in tables},
-        {
-            (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
-            for first in counts
-            for second in counts
-            if first != second
-        },
-        tuple(left_out),
-    )
+    differences = {
+        (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
+        for first, second in permutations(counts, 2)
+    }
+    return Comparison(inputs_text, totals, differences, tuple(left_out))
 
 
-def _convention_total(table: FormulaTable, counts: Counts, ignored: str) -> ConventionTotal:
+def _sum_up(table: FormulaTable, trace: Trace, counts: Counts) -> ConventionTotal:
     macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
     unsupported = tuple(counts.ledger()[Status.UNSUPPORTED])
+    ignored = describe_ignored_work(trace, counts, table)
     return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported, ignored)
 
 
@@ -312,10 +304,7 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     for name, convention in comparison.totals.items():
         if name != against:
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
-    parts: list[Any] = [
-        Table("conventions", _TOTALS, rows, noun="convention", notes=notes),
-        Items("", descriptions),
-    ]
+    parts: list[Any] = [Table("conventions", _TOTALS, rows, noun="convention", notes=notes), Items("", descriptions)]
     if reasons:
         columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"

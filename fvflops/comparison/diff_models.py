@@ -49,7 +49,7 @@ def diff(
 
     Each of `a` and `b` is a Trace, an analysis (whose Trace is used), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
-    file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
+    file. `names` are their names in the report. `options` are as in FlopCountAnalysis. Renamed modules are matched
     by the rules of `module_matching`. A program can run code when it is loaded: `trust` says that
     the files are trusted. A file that cannot be read raises TraceError or ValueError.
 

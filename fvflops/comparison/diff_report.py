@@ -20,7 +20,7 @@ from fvflops.comparison.differences import (
 from fvflops.counting.metrics import METRICS
 from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
-from fvflops.reports.escaping import list_ops, plain_name, printable_short
+from fvflops.reports.escaping import list_ops, plain_name, printable_short, show_status
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
@@ -28,14 +28,12 @@ TOP = 20  # rows of a table
 _MAX_NAMES = 6  # in one sentence
 _ARROW = " → "
 _HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
-# Value of a Status → its text in reports.
-_STATUSES = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "unsupported"}
 _USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
 
 
 @dataclass(frozen=True, slots=True)
 class _Row(Changed):
-    """The sum of modules with equal changes, such as those of repeated layers."""
+    """The sum of modules with equal changes, such as repeated layers."""
 
     name: str
     modules: tuple[ModuleChange, ...]
@@ -44,12 +42,11 @@ class _Row(Changed):
 
 
 def shortened_report(difference: ModelDifference) -> Document:
-    """Return the report as `print` shows it."""
     return difference_report(difference).ranked(top=TOP)
 
 
 def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
-    """Return the totals, and the modules and operators that differ, those of which `measure` changed most first.
+    """Return the totals, and the modules and operators that differ, the largest change of `measure` first.
 
     Equal changes of modules whose names differ in numbers only are one row. An unknown measure raises ValueError.
     """
@@ -97,7 +94,6 @@ def _list_totals(difference: ModelDifference) -> Table:
 
 
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
-    """Return the modules with a difference in any measure."""
     rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
     columns = (
         text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
@@ -113,7 +109,7 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
 
 def _list_operators(difference: ModelDifference, measure: str) -> Table:
     operators = difference.by_operator(measure)
-    statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
+    statuses = [show_status(operator.status) for operator in operators]
     columns = text_column("operator", form=printable_short), text_column("status")
     cells = [(operator.label, status) for operator, status in zip(operators, statuses, strict=True)]
     hidden = [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]

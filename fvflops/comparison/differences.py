@@ -11,7 +11,7 @@ from fvflops import paths
 from fvflops.reports import html, notebook_page
 from fvflops.reports.display import Displayed
 from fvflops.reports.formats import write_document
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.units import format_short
 from fvflops.views.analysed_run import AnalysedRun
 from fvflops.views.breakdown import Breakdown, read_breakdown
@@ -59,15 +59,13 @@ class Change(NamedTuple):
         return self.after / self.before if self.before else None
 
 
+@shown_by_fields
 class Changed:
     """Something with costs before and after."""
 
     __slots__ = ()
     before: Costs
     after: Costs
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
     def change(self, measure: str) -> Change:
         """Return the change of one cost, a name in `MEASURES` or "calls"."""
@@ -122,6 +120,7 @@ class ModuleChange(Changed):
         return "renamed" if self.before_name != self.after_name else "unchanged"
 
 
+@shown_by_fields
 class Side(NamedTuple):
     """One of the two runs: its name, inputs, calls by unsupported op, and notes for the report."""
 
@@ -130,16 +129,13 @@ class Side(NamedTuple):
     unsupported: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        return record_repr(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelDifference(Displayed):
     """Differences between two runs by module and operator; true if there are any.
 
-    `modules` are all modules, those of the second run in their order and then the removed ones; `operators` are all
-    operators. The costs of the modules add up to those of the runs. `print` shows the report, and a notebook an
+    `modules` are all modules: the second run's in their order, then the removed ones; `operators` are all
+    operators. The costs of the modules add up to the runs' costs. `print` shows the report, and a notebook an
     interactive page of both models, the `runs`, with the names of the report.
 
     >>> same = ModuleChange("fc", "fc", "Linear", "Linear", Costs(6), Costs(6))

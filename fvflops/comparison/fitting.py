@@ -21,7 +21,7 @@ HIGHEST = 4
 PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
 # Indices of sizes in a long range: at its low end, where a run is cheapest, unevenly spaced.
 _NODE_INDICES = (0, 1, 3, 7, 12, 20)
-# Fractions of a range at which the fit is verified; those of the golden ratio rarely hit multiples.
+# Fractions of a range at which the fit is verified; fractions by the golden ratio rarely hit multiples.
 _FRACTIONS = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
 
 

@@ -129,11 +129,9 @@ class _Decoder:
         self._device = next(iter(devices), torch.device("cpu"))
 
     def prefill(self, sizes: Sizes) -> Sample:
-        """Return the counts of a prefill."""
         return self.run(sizes[0], 0)[0]
 
     def decode(self, sizes: Sizes) -> Sample:
-        """Return the counts of one decoded token at a cache length."""
         return self.run(sizes[0], 1)[1]
 
     def run(self, prompt: int, tokens: int) -> list[Sample]:

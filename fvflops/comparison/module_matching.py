@@ -142,7 +142,7 @@ def _match_subtrees(
             levels = [(level(before), level(after)) for level in _LEVELS]
             queue += _align(left, right, levels)
         else:
-            queue += _match_names(before, after, left, right)
+            queue += _match_by_name(before, after, left, right)
 
 
 def _is_number(name: str) -> bool:
@@ -183,8 +183,7 @@ def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, 
     yield len(left) - suffix, len(right) - suffix, suffix
 
 
-def _match_names(before: _TreeFingerprint, after: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
-    """Return the pairs of two sets of submodules by rule 2."""
+def _match_by_name(before: _TreeFingerprint, after: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
 
     def last_part(name: str) -> str:
         return name.rpartition(".")[2]

@@ -12,7 +12,7 @@ from fvflops.capture.errors.model_check import Recorded, trace_of
 from fvflops.capture.model.model_index import read_modules
 from fvflops.comparison.active_parameters import Routing, read_routing
 from fvflops.reports.escaping import printable_short
-from fvflops.reports.fvcore_table import pipe_table
+from fvflops.reports.fvcore_format import pipe_table
 from fvflops.text import explaining_arguments, record_repr, require_int, short_repr
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, TensorSpec, Trace, tensors_in
 from fvflops.trace.module_tree import add_up

@@ -58,7 +58,7 @@ class Polynomial:
         return value.numerator if value.denominator == 1 else value
 
     def degree(self, variable: str | None = None) -> int:
-        """Return the highest exponent of a variable, or that of all together; zero has the degree 0.
+        """Return the highest exponent of a variable, or of all together; zero has the degree 0.
 
         >>> cost = Polynomial.of("xy", {(1, 2): 1, (2, 0): 1})
         >>> cost.degree("x"), cost.degree()

@@ -56,11 +56,11 @@ def cost_of(
     """Return a model's cost as a function of sizes: an exact polynomial where there is one, verified at other sizes.
 
     `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
-    `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return them. `model`
+    `inputs` and `kwargs` are as for an analysis, or functions of sizes, by their names, that return them. `model`
     is a model, or a function of sizes that builds one, or returns (model, inputs) where `inputs` is None; it is called
     under the meta device where that works. `metric` is "flops", "macs",
     "activations", "parameters" or "bytes"; with `loss`, a function of the model's result that returns a scalar, the
-    backward pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run
+    backward pass is counted too. The other options are as in FlopCountAnalysis. `progress` is called after each run
     with the number of runs.
 
     A name that nothing uses, sizes that the model does not accept, and a range of fewer than two sizes raise
@@ -90,7 +90,7 @@ def cost_of(
         with BoundsCheckedEmbedding():
             if loss is not None:
                 return _count_step(built, args, loss, metric, options)
-            return _count_run(built, args, metric, options)
+            return read_sample(FlopCountAnalysis(built, args, warn=False, **options).trace(), table, metric)
 
     return describe_costs(metric, axes, count, progress=progress)
 
@@ -247,12 +247,7 @@ def _count_parameters(model: Any) -> Sample:
     return Sample(counts[""], dict(counts), {}, {})
 
 
-def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
-    return read_sample(FlopCountAnalysis(model, inputs, warn=False, **options).trace(), options["table"], metric)
-
-
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
-    """Count the forward and the backward pass."""
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
     run_options = {name: options[name] for name in ("execution", "device", "assume")}
     table = options["table"]

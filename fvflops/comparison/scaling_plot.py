@@ -9,8 +9,17 @@ from typing import Any
 from fvflops.comparison.cost_functions import Axis, CostExpression, Sizes, format_sizes
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_logarithmic, style_axes
+from fvflops.reports.pictures.picture import (
+    as_text,
+    encode,
+    escape,
+    fit,
+    label_logarithmic,
+    make_figure,
+    plain,
+    style_axes,
+    width_of,
+)
 from fvflops.units import format_short
 
 _POINTS = 200  # of a curve

@@ -32,7 +32,7 @@ _MAX_TOKEN_ROWS = 8
 
 
 def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Document:
-    """Return the polynomial of a cost, those of the modules down to a depth, and what was counted.
+    """Return the polynomials of a cost and of the modules down to a depth, and the counts.
 
     `title` says what was counted, and in which convention. JSON has every module and operator.
     """
@@ -81,7 +81,6 @@ def _write_equation(name: str, cost: CostExpression) -> str:
 
 
 def _explain_symbols(cost: CostExpression) -> list[str]:
-    """Return for each size its letter and its range."""
     return [
         f"{cost.symbols[axis.name]} = {axis.describe()}" if cost.symbols[axis.name] != axis.name else axis.describe()
         for axis in cost.axes
@@ -156,7 +155,6 @@ def _write_coefficient(value: int | Fraction) -> str:
 
 
 def _write_note(cost: CostExpression) -> str:
-    """Return the note on a module without a polynomial."""
     if cost.polynomial is not None:
         return ""
     counts = set(cost.counted.values())

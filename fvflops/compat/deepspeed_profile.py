@@ -11,7 +11,7 @@ from fvflops.counting.timing import Times, read_times
 from fvflops.formulas import FormulaTable, load_table, resolve_table
 from fvflops.formulas.functions.classes import name_class
 from fvflops.reports import escaping
-from fvflops.reports.fvcore_tree import draw_tree
+from fvflops.reports.fvcore_format import draw_tree
 from fvflops.text import short_repr
 from fvflops.trace import PHASES, Entry, ModuleInfo, ModuleTree, Trace, TraceError, tensors_in
 from fvflops.trace.module_tree import modules_above

@@ -70,8 +70,8 @@ def short_dtype(dtype: object) -> str:
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
-    `matrix` is those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those outside
-    the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown: as
+    `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
+    outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown: as
     torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
     a GPU, a die, a module. `multiprocessors` are those of
     NVIDIA, compute units of AMD. `source` names the document. `capability` is CUDA's compute capability, (9, 0) of an H100,

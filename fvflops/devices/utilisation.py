@@ -110,7 +110,7 @@ def mfu(
 
     `device` is a name, as `torch.cuda.get_device_name()` gives it, a Device, or FILE.yaml or FILE.yaml:NAME, which
     `fvflops peak` writes. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
-    sparsity where a dtype has one; the FLOPs are still those of the dense product.
+    sparsity where a dtype has one; the FLOPs still count the dense product.
 
     `float32_matmul` is how float32 products ran: "ieee", or "tf32", which applies the peak for tf32 to the products of
     Counts, and to all float32 FLOPs of a number or mapping. None is torch's default on NVIDIA: "ieee", but "tf32" for
@@ -251,7 +251,7 @@ def _read_entries(
 def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | None = None) -> str:
     """Return the dtype whose peak bounds an op's products: its own, by the short name, or tf32 where fp32 runs as tf32.
 
-    `float32_matmul` is that of `mfu`.
+    `float32_matmul` is as in `mfu`.
     """
     default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
     return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)
@@ -372,7 +372,7 @@ def model_flops(
     Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
     `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
     mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
-    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as those of norms. `table` is the convention.
+    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as in norms. `table` is the convention.
 
     >>> import torch
     >>> from fvflops import TrainingStepAnalysis

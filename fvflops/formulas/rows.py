@@ -93,7 +93,8 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     if isinstance(node.value, str):
         kind = OLD_WORDS.get(node.value, node.value)
         if kind not in SHORT_FORMS:
-            raise node.error(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{_near(node)}")
+            near = suggest(node.value, SHORT_FORMS, quote=False)
+            raise node.error(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{near}")
         return Row(name, kind, node.file, node.line, label)
     fields = node.fields(name)
     for key, field in fields.items():
@@ -151,13 +152,10 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
         subject = "the row" if row.use is None else f"the formula {row.use}"
         text = f"{call.op}: {subject} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise make_error(row.file, row.line, text) from error
-    extra = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
-    flops = cost.flops + (extra if extra and _is_complex(call) else 0)
+    flops, extra = cost.flops, cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
+    if extra and any(spec.is_complex for spec in tensors_in(tuple(call.arguments.values()))):
+        flops += extra
     return OpCost.in_flops(row.label, row.status, multiply_add, cost.macs, flops, cost.activations, cost.recomputed)
-
-
-def _is_complex(call: Call) -> bool:
-    return any(spec.is_complex for spec in tensors_in(tuple(call.arguments.values())))
 
 
 def show_call(call: Call) -> str:
@@ -205,10 +203,6 @@ def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:
 def _read_values(name: str, fields: Mapping[str, Node]) -> list[str]:
     items = fields["values"].items(f"values of {name}", "[offsets]") if "values" in fields else ()
     return [item.name(f"values of {name}") for item in items]
-
-
-def _near(node: Node) -> str:
-    return suggest(str(node.value), SHORT_FORMS, quote=False)
 
 
 def _near_key(key: str, keys: tuple[str, ...]) -> str:

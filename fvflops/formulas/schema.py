@@ -67,7 +67,7 @@ def suggest_op(op: str) -> str:
 
 
 def suggest_namespace(op: str) -> str:
-    """Return the namespace closest to that of an op; "" if the op's namespace exists, or none is close.
+    """Return the namespace closest to an op's; "" if the op's namespace exists, or none is close.
 
     >>> suggest_namespace("Aten::mm"), suggest_namespace("aten::mm"), suggest_namespace("mylib::scan")
     ('aten', '', '')

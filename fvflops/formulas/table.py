@@ -63,7 +63,7 @@ FUNCTION_PREFIX = "prim::PythonOp."
 class FormulaTable:
     """A convention: rows of ops, functions and module classes.
 
-    `name` is that of a shipped table, or the path; `multiply_add` the FLOPs of one multiply-add. With `opaque`,
+    `name` is a shipped table's, or the path; `multiply_add` the FLOPs of one multiply-add. With `opaque`,
     composite ops and functions are counted as a whole; with `floating_point_only`, integer arithmetic is zero-FLOP,
     except matrix products; with `registered_formulas`, formulas registered with torch's flop counter apply to ops
     without a row. `constants` are names for expressions and formulas; `stops_at` are the composite ops and regions that

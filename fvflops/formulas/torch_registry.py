@@ -46,7 +46,8 @@ def is_halved(signature: Signature) -> bool | None:
 def _find(signature: Signature) -> tuple[Callable[..., Any], Any] | None:
     """Return the formula that the program registered for a call's op, and the overload that was called."""
     for target, formula in _formulas().items():
-        if _name_of(target) == signature.packet and not _is_from_torch(formula):
+        is_from_torch = (getattr(formula, "__module__", None) or "").partition(".")[0] == "torch"
+        if not is_from_torch and _name_of(target) == signature.packet:
             return formula, getattr(target, signature.op.partition(".")[2] or "default", None)
     return None
 
@@ -70,10 +71,6 @@ def _name_of(target: Any) -> str:
     if isinstance(target, OpOverloadPacket):
         return str(target).replace(".", "::", 1)
     return f"higher_order::{target.name()}" if isinstance(target, HigherOrderOperator) else ""
-
-
-def _is_from_torch(formula: Callable[..., Any]) -> bool:
-    return (getattr(formula, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> int:

@@ -37,7 +37,7 @@ def make_error(file: str, line: int, text: str) -> TableError:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A string, a list or a mapping in a document, with its line or that of its key."""
+    """A string, a list or a mapping in a document, with its line or its key's."""
 
     file: str
     line: int

@@ -120,7 +120,7 @@ class Roofline(Displayed):
         return sum_loads(entry.load for entry in self.entries)
 
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
-        """Return module name → load, for every module in which an op ran; `ancestors` is that of `Counts`."""
+        """Return module name → load, for every module in which an op ran; `ancestors` is as in `Counts`."""
         counts = Counts("bytes", self.modules, ())
         loads = sum_by((name, one.load) for one in self.entries for name in counts.of_scope(one.scope, ancestors))
         return {name: loads[name] for name in self.modules.by_name if name in loads}
@@ -156,16 +156,16 @@ def roofline(
 ) -> Roofline:
     """Return what bounds each op call of a run on a device, and the least time that the device needs for it.
 
-    The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; that of a module, an operator or the model
-    is the sum over its calls, which run one after the other. A run is faster only where caches and fusion save memory
+    The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; for a module, an operator or the model it
+    is the sum over the calls, which run one after the other. A run is faster only where caches and fusion save memory
     traffic (see `fvflops.counting.traffic.traffic`), or where a kernel skips work, such as the masked half of causal
     attention. Kernel launch overhead is excluded.
 
     `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
-    counts those of all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
-    the matrix units takes longer. `device` is that of `mfu`: a name, a file or a Device; one without a bandwidth raises
-    ValueError. With `dtype`, its peak applies to all FLOPs, else that of each op's dtype; bytes are always those of the
-    recorded dtypes. `float32_matmul` is that of `mfu`. A device without a peak for any of the dtypes raises ValueError.
+    counts all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
+    the matrix units takes longer. `device` is as in `mfu`: a name, a file or a Device; one without a bandwidth raises
+    ValueError. With `dtype`, its peak applies to all FLOPs, else each op's dtype has its own; bytes are always of the
+    recorded dtypes. `float32_matmul` is as in `mfu`. A device without a peak for any of the dtypes raises ValueError.
 
     Source: Williams, Waterman, Patterson 2009, Roofline: An Insightful Visual Performance Model.
 

@@ -51,8 +51,7 @@ class ProfileRow:
     retained: int | None = None
     peak: int | None = None
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     @property
     def bytes(self) -> int:

@@ -6,15 +6,24 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fvflops import paths
 from fvflops.measure.op_roofline import DEPTH, VIEWS, Load, Roofline, sum_by
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, Label, LabelCost, around, leader_of, place_labels
-from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
-from fvflops.reports.pictures.scales import label_logarithmic
+from fvflops.reports.pictures.labels import Frame, around, circle, leader_of, place_labels
+from fvflops.reports.pictures.picture import (
+    as_text,
+    encode,
+    escape,
+    fit,
+    label_logarithmic,
+    make_figure,
+    plain,
+    prepare,
+    width_of,
+)
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
 from fvflops.views.summary_rows import check_view
@@ -25,16 +34,11 @@ _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
 _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Offsets at which the label of a point is tried, right and up, in inches: near ones, then those that need a leader.
-_NEAR = tuple(
-    (0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+# Offsets at which the label of a point is tried, right and up, in inches: near ones, then such that need a leader.
+_RINGS = (
+    [(0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))],
+    *map(circle, (0.18, 0.27, 0.38, 0.52, 0.7)),
 )
-_OFFSETS = _NEAR + tuple(
-    (ring * math.cos(step * math.pi / 8), ring * math.sin(step * math.pi / 8))
-    for ring in (0.18, 0.27, 0.38, 0.52, 0.7)
-    for step in range(16)
-)
-_SQUARE = 0.06  # inches between places of a line on which no label may be
 _TICKS = 8  # of a scale
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
@@ -209,19 +213,18 @@ def _label(axes: Any, points: list[Point]) -> None:
         for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
     ]
     labelled = points[:_LABELS]
-    lines = [tuple(map(tuple, axes.transData.transform(line.get_xydata()) / dpi)) for line in axes.lines]
+    lines: list[Any] = [tuple(map(tuple, axes.transData.transform(line.get_xydata()) / dpi)) for line in axes.lines]
     frames = place_labels(
         positions[:_LABELS],
         [(width_of(_label_text(point), _TEXT), height) for point in labelled],
         page=page,
-        occupied=[*(around(position, 0.03) for position in positions), *roofs, *_list_squares(lines)],
-        offsets=_OFFSETS,
-        near=_NEAR,
-        cost=LabelCost(positions, []),
+        occupied=[*(around(position) for position in positions), *roofs],
+        lines=lines,
+        rings=_RINGS,
     )
     for point, (x, y), frame in zip(labelled, positions, frames, strict=False):
         if frame is not None:
-            if leader := leader_of(Label((x, y), frame)):
+            if leader := leader_of((x, y), frame):
                 axes.annotate(
                     "",
                     (point.load.intensity, _height(point.load)),
@@ -240,18 +243,6 @@ def _label(axes: Any, points: list[Point]) -> None:
                 zorder=4,
                 path_effects=[withStroke(linewidth=2, foreground="white")],
             )
-
-
-def _list_squares(lines: Sequence[Any]) -> list[Frame]:
-    """Return squares along lines, on which there is no label."""
-    squares = []
-    for start, end in lines:
-        count = max(round(math.dist(start, end) / _SQUARE), 1)
-        for index in range(count + 1):
-            share = index / count
-            place = (start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]))
-            squares.append(around(place, _SQUARE / 4))
-    return squares
 
 
 def _label_text(point: Point) -> str:

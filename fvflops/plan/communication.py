@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, printable_short
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.trace import Signature, Trace, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -36,6 +36,7 @@ class Volume(NamedTuple):
         return Volume(self.calls + other.calls, self.payload + other.payload, wire)
 
 
+@shown_by_fields
 class Transfer(NamedTuple):
     """All calls of one collective with one size of payload, in one scope and phase.
 
@@ -50,9 +51,6 @@ class Transfer(NamedTuple):
     scope: tuple[str, ...]
     phase: str
     volume: Volume
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 class CollectiveKey(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.communication import communication_parts
-from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.memory.step_settings import Verdict, lead
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
@@ -33,8 +33,9 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes += [f"Not included: {part}." for part in plan.left_out]
     notes += [f"{text}." for text in plan.describe_offload()]
     verdict = _need(plan.memory().peak, plan.settings)
+    texts, about = lead(verdict, plan.settings, command)
     parts: list[Part] = [
-        *lead(verdict, plan.settings),
+        *texts,
         f"Inputs of this rank: {plan.trace.about['inputs']}.",
         _list_costs(plan, flops, table.name),
         *_list_unsupported(flops),
@@ -42,7 +43,6 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
         Items("", notes),
     ]
     title = f"{plain_name(name or plan.trace.modules.root.class_name)} on {mesh}: {rank}"
-    about = encode_lead(verdict, plan.settings, command)
     return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name), about=about)
 
 
@@ -76,8 +76,9 @@ def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str 
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
     verdict = _need(max(row[-1] for row in rows), first.settings)
-    parts: list[Part] = [*lead(verdict, first.settings), Table("ranks", columns, rows, noun="rank"), Items("", notes)]
-    return Document("plan", title, parts, main="ranks", about=encode_lead(verdict, first.settings))
+    texts, about = lead(verdict, first.settings)
+    parts: list[Part] = [*texts, Table("ranks", columns, rows, noun="rank"), Items("", notes)]
+    return Document("plan", title, parts, main="ranks", about=about)
 
 
 def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
 
 # A call that was not run: its signature, its phase, and its number of calls.
@@ -26,6 +26,7 @@ class Gradient(NamedTuple):
     replicas: int
 
 
+@shown_by_fields
 class Action(NamedTuple):
     """One action of a rank.
 
@@ -42,9 +43,6 @@ class Action(NamedTuple):
     kind: str
     stage: int = 0
     microbatch: int = -1
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

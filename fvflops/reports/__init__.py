@@ -66,17 +66,17 @@ WRITERS: Mapping[str, Report] = {
         "a page that needs no network", "fvflops.reports.html:render", "breakdown", options=(), documents=True
     ),
     "latex": Report(
-        "tables of the booktabs package", "fvflops.reports.paper_tables:write_latex", options=_RANKED, documents=True
+        "tables of the booktabs package", "fvflops.reports.count_report:write_latex", options=_RANKED, documents=True
     ),
     "fvcore": Report(
-        "fvcore's flop_count_table", "fvflops.reports.fvcore_table:write_covered_table", options=_COLLAPSED
+        "fvcore's flop_count_table", "fvflops.reports.fvcore_format:write_covered_table", options=_COLLAPSED
     ),
     "tree": Report(
-        "the text of fvcore's flop_count_str", "fvflops.reports.fvcore_tree:write_covered_tree", views=_MODULE
+        "the text of fvcore's flop_count_str", "fvflops.reports.fvcore_format:write_covered_tree", views=_MODULE
     ),
     "paper": Report(
         "a Markdown table with the columns of papers",
-        "fvflops.reports.paper_tables:write_paper",
+        "fvflops.reports.count_report:write_paper",
         views=_MODULE,
         options=_RANKED,
     ),
@@ -102,16 +102,16 @@ WRITERS: Mapping[str, Report] = {
     "trace": Report("the Trace, which diff reads", "fvflops.trace.codec:encode", "trace", _MODULE, ()),
     "chrome-trace": Report(
         "a timeline for Perfetto and chrome://tracing",
-        "fvflops.reports.files.chrome_trace:write_events",
+        "fvflops.reports.files.timeline_files:write_events",
         "timeline",
         _MODULE,
         (),
     ),
     "speedscope": Report(
-        "a timeline for speedscope", "fvflops.reports.files.flame_graph:write_speedscope", "timeline", _MODULE, ()
+        "a timeline for speedscope", "fvflops.reports.files.timeline_files:write_speedscope", "timeline", _MODULE, ()
     ),
     "flame-graph": Report(
-        "collapsed stacks", "fvflops.reports.files.flame_graph:write_stacks", "timeline", _MODULE, ()
+        "collapsed stacks", "fvflops.reports.files.timeline_files:write_stacks", "timeline", _MODULE, ()
     ),
 }
 # Format of documents → its help text.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fvflops import __version__
 from fvflops.reports.document import Column, Document, Items, Table, Value, module_column, number_column, text_column
-from fvflops.reports.escaping import plain_name
+from fvflops.reports.escaping import list_ops, show_status
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.units import (
@@ -28,7 +28,7 @@ _TITLES = {"op": "op calls", "call": "module calls", "line": "lines of source"}
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unsupported"
 _LINE = "line calls flops macs activations bytes unsupported"
-# View → the keys of its columns, without those of measurements.
+# View → the keys of its columns, without measurements.
 CALL_COLUMNS = {"op": tuple(_OP.split()), "call": tuple(_MODULE.split()), "line": tuple(_LINE.split())}
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
 # Argument `sort` of `op_call_table` → the key of a column.
@@ -39,7 +39,6 @@ SORTS: Mapping[str, str] = {
     "peak": "memory_peak",
     "name": "name",
 }
-_STATUS = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "unsupported"}
 _NO_LINE = "(outside the model's code)"
 
 
@@ -105,16 +104,12 @@ def op_call_notes(calls: Sequence[OpCall], *, ignored: Mapping[str, int], conven
     notes = []
     unsupported = Counter(call.op for call in calls if call.flops is None)
     if unsupported:
-        notes.append(f"Unsupported by {convention}, so not counted: {_list_counts(unsupported)}.")
+        notes.append(f"Unsupported by {convention}, so not counted: {list_ops(unsupported)}.")
     if any(call.status == "ignored" for call in calls):
         notes.append(f"ignored: arithmetic that the convention {convention} does not count.")
     if any(call.status == "covered" for call in calls):
         notes.append("covered: counted in the row of the enclosing module or function.")
-    return [*notes, f"Not listed: {_list_counts(ignored)}."] if ignored else notes
-
-
-def _list_counts(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
+    return [*notes, f"Not listed: {list_ops(ignored)}."] if ignored else notes
 
 
 def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
@@ -143,7 +138,6 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
 
 
 def line_table(lines: Sequence[LineCount]) -> Table:
-    """Return a row for each source line, in the given order."""
     total = sum(line.flops for line in lines)
     columns = {
         "line": text_column("line", form=lambda line: line or _NO_LINE),
@@ -158,7 +152,7 @@ def line_table(lines: Sequence[LineCount]) -> Table:
 
 
 def _count_columns(rows: Sequence[ModuleCall | LineCount]) -> dict[str, Column]:
-    """Return the columns of counts of module calls and of lines; that of unsupported ops is shown if there are any."""
+    """Return the columns of counts of module calls and of lines; unsupported ops are shown if there are any."""
     unsupported = number_column(
         "unsupported", "unsupported ops", form=str, only_for="" if any(row.unsupported for row in rows) else "data"
     )
@@ -186,7 +180,6 @@ def _time(nanoseconds: int) -> str:
 
 
 def _data_column(key: str) -> Column:
-    """Return a column that only CSV and JSON have."""
     return Column(key, key, only_for="data")
 
 
@@ -199,7 +192,7 @@ _OP_COLUMNS: Mapping[str, Column] = {
     "module": text_column("module", form=lambda name: name or "model"),
     "inputs": _INPUTS,
     "outputs": _OUTPUTS,
-    "status": text_column("status", form=lambda status: _STATUS.get(status, status)),
+    "status": text_column("status", form=show_status),
     "flops": number_column("flops", "FLOPs", form=format_thousands, missing="unsupported"),
     "duration_ns": number_column("duration_ns", "time", form=_time),
     "memory_before": number_column("memory_before", "before"),

@@ -15,7 +15,7 @@ class Displayed:
     """A result that is shown by its report; a class has its own `__repr__`, which is short and computes nothing.
 
     `_report` names the function of the result that returns its report, as "module:function": a report imports the
-    class of its result, which therefore cannot import the report. `_page` names that of a notebook, if it is another.
+    class of its result, which therefore cannot import the report. `_page` does so for a notebook's page.
     """
 
     __slots__ = ()

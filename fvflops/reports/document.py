@@ -22,7 +22,7 @@ class Column:
     """A column of a table: its key in CSV and JSON, its heading in the other formats, and how its values are shown.
 
     `form` formats a value; `missing` is shown for None. `is_text` columns are left-aligned and in natural order when
-    sorted; the others hold numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
+    sorted; the others are numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
     module names, parents before their children, "" being the model. Where a line is too long, columns with the largest
     `hide_order` are dropped first, then text is truncated, last in `shorten_last` columns. `only_for` is "people" for a
     column that CSV and JSON lack, "data" for one that only they have. A column with `bar_total` is a bar in plain text,
@@ -204,7 +204,7 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
 class Items:
     """A list of sentences under a heading.
 
-    `tones`, one for each sentence, are those of `fvflops.reports.terminal.op_coverage`: text shows them as colours.
+    `tones`, one for each sentence, are as in `fvflops.reports.terminal.op_coverage`: text shows them as colours.
     """
 
     heading: str
@@ -246,8 +246,7 @@ class Chart:
     def sample(self, count: int) -> Chart:
         """Return the chart with `count` points: of each of as many equal parts, the point with the largest total."""
         totals = self.totals()
-        starts = [len(totals) * index // count for index in range(count + 1)]
-        points = [max(range(start, max(end, start + 1)), key=totals.__getitem__) for start, end in pairwise(starts)]
+        points = find_peaks(totals, count)
         ends = [round(end * count / len(totals)) for end in accumulate(length for _, length in self.sections)]
         lengths = [end - start for start, end in pairwise([0, *ends])]
         return replace(
@@ -255,6 +254,12 @@ class Chart:
             layers={name: [values[point] for point in points] for name, values in self.layers.items()},
             sections=[(name, length) for (name, _), length in zip(self.sections, lengths, strict=True)],
         )
+
+
+def find_peaks(totals: Sequence[int], count: int) -> list[int]:
+    """Return the index of the largest total in each of `count` equal parts."""
+    starts = [len(totals) * index // count for index in range(count + 1)]
+    return [max(range(start, max(end, start + 1)), key=totals.__getitem__) for start, end in pairwise(starts)]
 
 
 class Slice(NamedTuple):
@@ -294,7 +299,7 @@ class Gantt:
     length: float = 0
 
     def end(self) -> float:
-        """Return the end of the chart: that of the last slice, or `length` if that is later."""
+        """Return the end of the last slice, or `length` if that is later."""
         return max((self.length, *(piece.end for slices in self.lanes.values() for piece in slices)))
 
     def sample(self, lane: str, count: int) -> list[Slice | None]:
@@ -318,7 +323,7 @@ def _share_of(piece: Slice, cell: int, width: float) -> float:
 
 
 class Point(NamedTuple):
-    """A point of a scatter plot; `marked` ones, such as those of a Pareto front, are drawn stronger."""
+    """A point of a scatter plot; `marked` ones, such as a Pareto front, are drawn stronger."""
 
     x: float
     y: float
@@ -349,7 +354,7 @@ class Scatter:
     notes: Sequence[str] = ()
 
     def spans(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the least and the largest `x`, and those of `y`, with the limit."""
+        """Return the least and the largest `x`, then `y`, with the limit."""
         xs = [point.x for point in self.points]
         ys = [point.y for point in self.points] + ([] if self.limit is None else [self.limit[0]])
         return (min(xs), max(xs)), (min(ys), max(ys))

@@ -59,6 +59,10 @@ def plain_name(name: str) -> str:
     return printable(truncate(name, _MAX_LENGTH))
 
 
+def show_status(status: str) -> str:
+    return "zero-FLOP" if status == "zero_flop" else status
+
+
 def list_ops(calls: Mapping[str, int]) -> str:
     """Return the ops with their numbers of calls, for a sentence."""
     return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
@@ -90,4 +94,5 @@ __all__ = [
     "plain_name",
     "printable",
     "printable_short",
+    "show_status",
 ]

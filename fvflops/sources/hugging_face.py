@@ -26,6 +26,7 @@ from fvflops.sources.transformers.configurations import (
     make_config_of_type,
     merge_settings,
     read_changes,
+    read_tables,
 )
 from fvflops.sources.weights.adapters import ADAPTER_CONFIG
 from fvflops.text import list_nearest, truncate
@@ -35,39 +36,6 @@ CONFIG = "config.json"
 CONFIGURATIONS = (CONFIG, INDEX, ADAPTER_CONFIG)
 # Small files: no weights, tokenizers or vocabularies.
 _FILES = [*CONFIGURATIONS, "preprocessor_config.json", "processor_config.json", "*/*config.json"]
-# Task of transformers' pipelines → Auto classes, of which the first with a model of the configuration's type is built.
-TASKS: Mapping[str, tuple[str, ...]] = {
-    "any-to-any": ("AutoModelForMultimodalLM",),
-    "audio-classification": ("AutoModelForAudioClassification",),
-    "automatic-speech-recognition": ("AutoModelForCTC", "AutoModelForTDT", "AutoModelForSpeechSeq2Seq"),
-    "decision": ("AutoModelForDecision", "AutoModelForImageTextToText", "AutoModelForCausalLM"),
-    "depth-estimation": ("AutoModelForDepthEstimation",),
-    "document-question-answering": ("AutoModelForDocumentQuestionAnswering",),
-    "feature-extraction": ("AutoModel",),
-    "fill-mask": ("AutoModelForMaskedLM",),
-    "image-classification": ("AutoModelForImageClassification",),
-    "image-feature-extraction": ("AutoModel",),
-    "image-segmentation": ("AutoModelForImageSegmentation", "AutoModelForSemanticSegmentation"),
-    "image-text-to-text": ("AutoModelForImageTextToText",),
-    "keypoint-matching": ("AutoModelForKeypointMatching",),
-    "mask-generation": ("AutoModelForMaskGeneration",),
-    "object-detection": ("AutoModelForObjectDetection",),
-    "table-question-answering": ("AutoModelForTableQuestionAnswering",),
-    "text-classification": ("AutoModelForSequenceClassification",),
-    "text-generation": ("AutoModelForCausalLM",),
-    "text-to-audio": ("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
-    "token-classification": ("AutoModelForTokenClassification",),
-    "video-classification": ("AutoModelForVideoClassification",),
-    "zero-shot-audio-classification": ("AutoModel",),
-    "zero-shot-classification": ("AutoModelForSequenceClassification",),
-    "zero-shot-image-classification": ("AutoModelForZeroShotImageClassification",),
-    "zero-shot-object-detection": ("AutoModelForZeroShotObjectDetection",),
-}
-TASK_ALIASES = {
-    "ner": "token-classification",
-    "sentiment-analysis": "text-classification",
-    "text-to-speech": "text-to-audio",
-}
 
 
 def list_names() -> Sequence[str]:
@@ -157,13 +125,16 @@ def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
 
 def check_task(task: str) -> None:
     """Raise ValueError for an unknown task."""
-    if TASK_ALIASES.get(task, task) not in TASKS:
-        near = list_nearest(task, [*TASKS, *TASK_ALIASES]) or f": use one of {', '.join(TASKS)}"
+    tasks, aliases = read_tables()["tasks"], read_tables()["task_aliases"]
+    if aliases.get(task, task) not in tasks:
+        near = list_nearest(task, [*tasks, *aliases]) or f": use one of {', '.join(tasks)}"
         raise ValueError(f"--task {task}: there is no such task{near}")
 
 
-def _name_task_classes(task: str) -> tuple[str, ...]:
-    return TASKS[TASK_ALIASES.get(task, task)]
+def _name_task_classes(task: str) -> Sequence[str]:
+    tables = read_tables()
+    names: Sequence[str] = tables["tasks"][tables["task_aliases"].get(task, task)]
+    return names
 
 
 def _find_task_class(task: str, config: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from inspect import getattr_static
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,20 +75,13 @@ _LIBRARIES = ("zoo", "timm", "torchvision")
 _CLASSES = ("transformers", "diffusers")
 
 
-class Source(Protocol):
-    """What the module of a source contains."""
+def load_source(name: str) -> Any:
+    """Return the module of a source, a key of SOURCES.
 
-    def list_names(self) -> Sequence[str]:
-        """Return the names of its models, without building one."""
-
-    def build(self, name: str, options: SourceOptions) -> BuiltModel:
-        """Return a model without pretrained weights; an unknown name raises ValueError."""
-
-
-def load_source(name: str) -> Source:
-    """Return the module of a source, a key of SOURCES."""
-    source: Source = importlib.import_module(SOURCES[name])
-    return source
+    Its `list_names()` returns the names of its models without building one; its `build(name, options)` returns a
+    BuiltModel without pretrained weights, and raises ValueError for an unknown name.
+    """
+    return importlib.import_module(SOURCES[name])
 
 
 def is_built_on_meta(name: str) -> bool:
@@ -118,7 +111,7 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
 
 
 def load_from_factory(factory: Any, name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedModel:
-    """Return the model that a function returns, on its inputs; the options are those of a factory that has a name."""
+    """Return the model that a function returns, on its inputs; with the options of a factory that has a name."""
     check_applies(options, "", name)
     with building_on(options.device):
         built = call_factory(factory, name, options)

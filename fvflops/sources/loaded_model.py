@@ -47,10 +47,10 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """What a source returns: a model with its library's input shapes, with inputs of its own, or what makes its inputs.
+    """Result of a source: a model with its library's input shapes, with own inputs, or with a function that makes them.
 
     `make_inputs` returns argument name → value in the sizes of the options, on the model's device and in its dtype.
-    `is_program` and `accepts` are those of LoadedModel.
+    `is_program` and `accepts` are as in LoadedModel.
     """
 
     model: nn.Module
@@ -83,8 +83,8 @@ def cast_inputs(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
     """Return the result of `analyse`; an error of the model's forward includes inputs that are defaults.
 
-    That of an exported program includes the inputs that it accepts. Where the meta device is the default, an error that
-    calls for real execution says how to build weights.
+    An error of an exported program includes the inputs that it accepts. Where the meta device is the default, an error
+    that calls for real execution says how to build weights.
     """
     try:
         return analyse()
@@ -97,8 +97,5 @@ def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
             error.args = (f"{error.args[0]} (the program accepts {subject.accepts})", *error.args[1:])
         elif subject.assumed and error.args and describe_module(error):
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
-            error.args = (
-                f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",
-                *error.args[1:],
-            )
+            error.args = (f"{error.args[0]} (default inputs: {shapes}; pass others by --input)", *error.args[1:])
         raise

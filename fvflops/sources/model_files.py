@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +23,8 @@ _REFUSED = {
 }
 # Endings that belong to files: a name with one that does not exist is a missing file.
 _ENDINGS = (
-    ".pt2",
-    ".pt",
-    ".pth",
-    ".ts",
-    ".onnx",
-    ".bin",
-    ".ckpt",
-    ".pkl",
-    ".safetensors",
-    ".gguf",
-    ".json",
-    ".json.gz",
+    *(".pt2", ".pt", ".pth", ".ts", ".onnx", ".bin", ".ckpt", ".pkl"),
+    *(".safetensors", ".gguf", ".json", ".json.gz"),
 )
 
 
@@ -57,10 +47,12 @@ def load_file(path: str, options: SourceOptions) -> BuiltModel:
             f"{path} is a file of no kind that contains a model: pass a program of torch.export (.pt2), TorchScript, "
             "ONNX, a pickled module or file.py:factory"
         )
-    return _LOADERS[kind](path, options)
+    module, function = _LOADERS[kind]
+    built: BuiltModel = getattr(importlib.import_module(module), function)(path, options)
+    return built
 
 
-def _build_program(path: str, options: SourceOptions) -> BuiltModel:
+def build_program(path: str, options: SourceOptions) -> BuiltModel:
     """Return the module that runs a program, which keeps the mode and the shapes for which it was exported."""
     # Programs and their classes take long to import.
     from fvflops.analysis.files.run_exported import load_program, program_module
@@ -102,7 +94,7 @@ def _describe_size(size: int | torch.SymInt, ranges: dict[str, Any]) -> str:
     return f"{limits.lower}.." + (upper if upper.isdecimal() else "")
 
 
-def _build_script(path: str, options: SourceOptions) -> BuiltModel:
+def build_script(path: str, options: SourceOptions) -> BuiltModel:
     """Return a TorchScript module; its file does not contain the shapes of its inputs."""
     from fvflops.analysis.files.archive_checks import check_script
 
@@ -118,22 +110,11 @@ def _build_script(path: str, options: SourceOptions) -> BuiltModel:
     return BuiltModel(module)
 
 
-def _build_onnx(path: str, options: SourceOptions) -> BuiltModel:
-    from fvflops.sources.onnx import build
-
-    return build(path, options)
-
-
-def _build_pickled(path: str, options: SourceOptions) -> BuiltModel:
-    from fvflops.sources.weights.pickled import build
-
-    return build(path, options)
-
-
-# Kind of file → what returns its model; a kind that can run code is loaded by way of `require_trust`.
-_LOADERS: Mapping[str, Callable[[str, SourceOptions], BuiltModel]] = {
-    "program": _build_program,
-    "script": _build_script,
-    "onnx": _build_onnx,
-    "pickle": _build_pickled,
+# Kind of file → the module and function that return its model; a kind that can run code is loaded by way of
+# `require_trust`.
+_LOADERS = {
+    "program": (__name__, "build_program"),
+    "script": (__name__, "build_script"),
+    "onnx": ("fvflops.sources.onnx", "build"),
+    "pickle": ("fvflops.sources.weights.pickled", "build"),
 }

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from torch import fx, nn
@@ -40,7 +41,8 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
         raise ValueError(f"{path} has names of modules that cannot be read: {_first_line(error)}") from error
     _check_names(path, model, scopes.values())
     try:
-        converted = onnx2torch.convert(_lower(model, onnx), save_input_names=_has_usable_names(model))
+        are_usable = all(item.name.isidentifier() for item in model.graph.input)
+        converted = onnx2torch.convert(_lower(model, onnx), save_input_names=are_usable)
     except Exception as error:  # of a converter of onnx2torch: it may be any
         raise ValueError(
             f"{path}: onnx2torch cannot convert it: {_first_line(error)}; export it with opset_version={_NEWEST_OPSET} "
@@ -150,7 +152,7 @@ def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, s
     graph = converted.graph
     for node in graph.nodes:
         if node.op == "get_attr":
-            contents[node.target] = _attribute(converted, node.target)
+            contents[node.target] = attrgetter(node.target)(converted)
         if node.op != "call_module":
             continue
         module = converted.get_submodule(node.target)
@@ -170,17 +172,6 @@ def _choose_name(outer: str, node_name: str, taken: set[str]) -> str:
     free = f"{outer}.{own}" if outer else own
     numbered: Iterator[str] = (f"{free}_{number}" for number in count(1))
     return free if free not in taken else next(name for name in numbered if name not in taken)
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _has_usable_names(model: Any) -> bool:
-    return all(item.name.isidentifier() for item in model.graph.input)
 
 
 def _read_inputs(model: Any, onnx: Any) -> tuple[InputSpec, ...]:

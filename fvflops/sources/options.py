@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from fvflops.text import record_repr
+from fvflops.text import shown_by_fields
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class SourceOptions:
     """How a model is built and what its inputs are, as plain values that a worker process can be sent.
 
@@ -45,19 +46,10 @@ class SourceOptions:
         """Whether a file is loaded that can run code."""
         return self.trust or self.unpickle
 
-    def __repr__(self) -> str:
-        return record_repr(self)
-
 
 DEFAULT_OPTIONS = SourceOptions()
 # Field → its option on the command line, where it has another name.
-_OPTIONS = {
-    "inputs": "--input",
-    "args": "--arg",
-    "paths": "--path",
-    "trust": "--trust-file",
-    "device": "--build-on",
-}
+_OPTIONS = {"inputs": "--input", "args": "--arg", "paths": "--path", "trust": "--trust-file", "device": "--build-on"}
 
 
 def option_of(field: str) -> str:

@@ -62,7 +62,11 @@ def _match(text: str) -> list[str]:
             raise ValueError(f"{text!r} matches none of the {len(names):,} models of {source}{example}")
     elif source == "hf":
         folders = sorted(glob.glob(os.path.expanduser(pattern)))
-        found = [f"hf:{folder}" for folder in folders if _is_model_folder(folder)]
+        found = [
+            f"hf:{folder}"
+            for folder in folders
+            if any(os.path.isfile(os.path.join(folder, name)) for name in CONFIGURATIONS)
+        ]
         if not found:
             raise ValueError(
                 f"{text!r} matches no folder with a config.json: patterns after hf: select local folders, such as "
@@ -77,10 +81,6 @@ def _match(text: str) -> list[str]:
                 f"{text!r} matches no file; patterns select from a source, such as 'timm:resnet*', or from files"
             )
     return found
-
-
-def _is_model_folder(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name)) for name in CONFIGURATIONS)
 
 
 def _read_names(path: str) -> list[str]:

@@ -16,7 +16,7 @@ FILE = "hubconf.py"
 
 
 def list_names() -> Sequence[str]:
-    """Raise ValueError: the names are those of a folder."""
+    """Raise ValueError: the names are in a folder."""
     raise ValueError("the entry points of torchhub:FOLDER:ENTRYPOINT are the functions of the folder's hubconf.py")
 
 

@@ -137,7 +137,7 @@ def start_row(task: Task) -> ModelCount:
         task.name,
         options=describe_options(task.options, task.settings),
         table=resolve_table(task.settings.table).name,
-        versions=find_versions(task.name),
+        versions=find_versions(task.name.partition(":")[0]),
     )
 
 
@@ -245,17 +245,13 @@ def describe_options(options: SourceOptions, settings: CountSettings) -> str:
     return json.dumps(changed) if changed else ""
 
 
-def find_versions(name: str) -> str:
-    """Return the versions of fvflops, torch and the library of a model's source.
+@cache
+def find_versions(source: str) -> str:
+    """Return the versions of fvflops, torch and the library of a source of models.
 
-    >>> find_versions("zoo:lenet5") == f"fvflops {__version__}, torch {torch.__version__}"
+    >>> find_versions("zoo") == f"fvflops {__version__}, torch {torch.__version__}"
     True
     """
-    return _find_versions(name.partition(":")[0])
-
-
-@cache
-def _find_versions(source: str) -> str:
     versions = [f"fvflops {__version__}", f"torch {torch.__version__}"]
     distribution = _DISTRIBUTIONS.get(source, source)
     if source in SOURCES and source != "zoo":

@@ -74,30 +74,23 @@ if MORE_METRICS:
 _METRICS = (*(name for name in _FIELDS if name in METRICS), *MORE_METRICS)
 
 
-def _metric_column(name: str) -> Column:
-    form = format_parameters if name == "parameters" else format_bytes if METRICS[name].unit == "B" else format_short
-    return number_column(name, METRICS[name].title, form=form)
+# Field → its heading, where that is not its name.
+_HEADINGS = {"peak_memory": "Peak memory", "ignored": "Ignored products", "table": "Convention", "seconds": "Time"}
+_FORMS = {"parameters": format_parameters, "peak_memory": format_bytes, "seconds": format_seconds}
+
+
+def _column(name: str) -> Column:
+    if name in METRICS:
+        form = _FORMS.get(name, format_bytes if METRICS[name].unit == "B" else format_short)
+        return number_column(name, METRICS[name].title, form=form)
+    heading = _HEADINGS.get(name, name.capitalize())
+    if name in _FORMS:
+        return number_column(name, heading, form=_FORMS[name])
+    return text_column(name, heading, shorten_last=name in ("unsupported", "ignored", "error"))
 
 
 # The fields of ModelCount in their order. Text columns have is_text; of the others `seconds` is a float and the rest
 # are integers: bytes in `bytes` and `peak_memory`, elements in `parameters` and `activations`.
-COLUMNS = (
-    text_column("model", "Model"),
-    *map(_metric_column, _METRICS),
-    number_column("peak_memory", "Peak memory", form=format_bytes),
-    text_column("unsupported", "Unsupported", shorten_last=True),
-    text_column("ignored", "Ignored products", shorten_last=True),
-    text_column("execution", "Execution"),
-    text_column("inputs", "Inputs"),
-    text_column("device", "Device"),
-    text_column("dtype", "Dtype"),
-    text_column("table", "Convention"),
-    text_column("built", "Built"),
-    text_column("options", "Options"),
-    text_column("versions", "Versions"),
-    number_column("seconds", "Time", form=format_seconds),
-    text_column("failure", "Failure"),
-    text_column("error", "Error", shorten_last=True),
-)
+COLUMNS = tuple(map(_column, ("model", *_METRICS, *(name for name in _FIELDS[1:] if name not in METRICS))))
 # The columns of what a model costs.
 COSTS = (*_METRICS, "peak_memory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
@@ -11,9 +10,18 @@ from typing import Any, NamedTuple
 from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
-from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_linear, label_logarithmic, style_axes
+from fvflops.reports.pictures.labels import Frame, around, circle, leader_of, place_labels
+from fvflops.reports.pictures.picture import (
+    as_text,
+    encode,
+    escape,
+    label_linear,
+    label_logarithmic,
+    make_figure,
+    plain,
+    style_axes,
+    width_of,
+)
 from fvflops.text import suggest
 
 
@@ -39,7 +47,6 @@ def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bo
 # One column of a paper, in inches; points of a font.
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
-_FEW = 10  # points: with more, a label whose leader would pass others is left out
 _MANY = 25  # points: with more, only points of the front have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
@@ -47,15 +54,15 @@ _LONGEST = 1.5  # inches of a label
 # Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
 _FRONT, _LINE = "#0072b2", "#d55e00"
 # Offsets of labels from their points, in inches: near ones, and such that need a leader.
-_NEAR = tuple(
-    (ring * right, up * (ring + (0.0 if right else _LABEL / 144)))
-    for ring in (0.065, 0.1)
-    for right, up in ((1, 0), (1, -1), (1, 1), (0, -1), (0, 1), (-1, 0), (-1, 1), (-1, -1))
-)
-_OFFSETS = _NEAR + tuple(
-    (ring * math.cos(step * math.pi / 8), ring * math.sin(step * math.pi / 8))
-    for ring in (0.16, 0.23, 0.31, 0.4, 0.5, 0.65, 0.8)
-    for step in range(16)
+_RINGS = (
+    *(
+        [
+            (radius * right, up * (radius + (0.0 if right else _LABEL / 144)))
+            for right, up in ((1, 0), (1, -1), (1, 1), (0, -1), (0, 1), (-1, 0), (-1, 1), (-1, -1))
+        ]
+        for radius in (0.065, 0.1)
+    ),
+    *map(circle, (0.16, 0.23, 0.31, 0.4, 0.5, 0.65, 0.8)),
 )
 _ZEROS = re.compile(r"\.0+(?=\D|$)|(?<=\.\d)0+(?=\D|$)")
 
@@ -69,13 +76,7 @@ class _Point(NamedTuple):
 
 
 def draw_pareto(
-    table: Table,
-    *,
-    x: str,
-    y: str,
-    kind: str,
-    higher: Collection[str] = (),
-    titles: dict[str, str] | None = None,
+    table: Table, *, x: str, y: str, kind: str, higher: Collection[str] = (), titles: dict[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
     """Return a picture of one point a row, 3.4 inches wide, and the names of the Pareto front in the order of `x`.
 
@@ -229,10 +230,9 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
         positions,
         [(width_of(text, _LABEL), _LABEL / 72) for text in texts],
         page=page,
-        occupied=[around(place, RADIUS) for place in at.values()],
-        offsets=_OFFSETS,
-        near=_NEAR,
-        cost=LabelCost(list(at.values()), list(pairwise(corners)), clear=len(points) > _FEW),
+        occupied=list(map(around, at.values())),
+        lines=list(pairwise(corners)),
+        rings=_RINGS,
     )
     for point, text, position, frame in zip(labelled, texts, positions, frames, strict=True):
         if frame is not None:
@@ -258,7 +258,7 @@ def _draw_label(axes: Any, point: _Point, text: str, position: tuple[float, floa
         zorder=2.8,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
     )
-    if leader := leader_of(Label((x, y), frame)):
+    if leader := leader_of(position, frame):
         axes.annotate(
             "",
             (point.x, point.y),

@@ -78,7 +78,10 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
     If more than the forward pass was recorded, each phase has a column.
     """
     first = next(iter(runs.values()))
-    by_both = {heading: run.counts.by_module_and_operator(run.ancestors) for heading, run in runs.items()}
+    by_both = {
+        heading: {name: dict(labels) for name, labels in run.counts.labels_by_module(run.ancestors).items()}
+        for heading, run in runs.items()
+    }
     columns = {"parameters": dict(first.trace.modules.count_parameters())}
     for heading, modules in by_both.items():
         columns[heading] = {name: sum(labels.values()) for name, labels in modules.items()}
@@ -86,10 +89,8 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
     return Summary(
         modules=first.trace.modules,
         columns=columns,
-        operators={heading: dict(modules[""]) for heading, modules in by_both.items()},
-        by_both={
-            heading: {name: dict(labels) for name, labels in modules.items()} for heading, modules in by_both.items()
-        },
+        operators={heading: modules[""] for heading, modules in by_both.items()},
+        by_both=by_both,
         uncalled={heading: frozenset(find_uncalled(run.trace, run.ancestors)) for heading, run in runs.items()},
         ledger={status.value: dict(calls) for status, calls in first.counts.ledger().items()},
         unsupported_elements=dict(first.counts.unsupported_elements()),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fvflops.trace import ModuleInfo, Summary
-from fvflops.units import format_shape, format_size
+from fvflops.units import format_size
 from fvflops.views.ranking import rank
 
 VIEWS = ("module", "operator", "both")
@@ -249,7 +249,7 @@ def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, s
     for parameter in summary.modules.parameters():
         if parameter.name in cells and "parameters" in summary.columns:
             if show_param_shapes:
-                cells[parameter.name]["parameters"] = format_shape(parameter.spec.shape)
+                cells[parameter.name]["parameters"] = str(tuple(parameter.spec.shape))
             else:
                 del cells[parameter.name]
     return cells

@@ -18,7 +18,9 @@ from fvflops import (
     TrainingStepAnalysis,
     compare,
     diff,
+    flop_count_table,
     parameter_count,
+    parameter_count_table,
     predict_memory,
     profile_kernels,
     roofline,
@@ -45,46 +47,26 @@ def wrap(model):
     return yolo
 
 
-count = FlopCountAnalysis
+count, step = FlopCountAnalysis, TrainingStepAnalysis
 # What is called → its error, and what the message, or else a note, says. All are run by the one test below.
 MISTAKES = {
     "sizes": (lambda: count(CONV, (1, 3, 32, 32)), TypeError, "pass torch.randn(1, 3, 32, 32), or input_size="),
-    "a shape": (
-        lambda: ProfileAnalysis(CONV, torch.ones(1, 3, 8, 8).shape),
-        TypeError,
-        "pass torch.randn(1, 3, 8, 8), or",
-    ),
+    "a shape": (lambda: ProfileAnalysis(CONV, torch.ones(1, 3, 8, 8).shape), TypeError, "pass torch.randn(1, 3, 8, 8)"),
     "sizes in a list": (lambda: count(CONV, [(1, 3, 8, 8)]).total(), TypeError, "note: torch.randn(1, 3, 8, 8), "),
     "both": (lambda: count(LINEAR, X, input_size=(1, 4)), ValueError, "inputs and input_size are both passed"),
     "a wrong size": (lambda: count(LINEAR, input_size=4), ValueError, "pass a shape such as (1, 3, 224, 224)"),
     "a wrong dtype": (lambda: count(LINEAR, input_size="1,4:int46"), ValueError, "such as float32, bfloat16"),
     "channels": (lambda: count(CONV, torch.ones(1, 1, 8, 8)).total(), RuntimeError, "note: Conv2d '0' expects 3 inp"),
-    "features": (
-        lambda: compare(LINEAR, torch.ones(1, 5)),
-        RuntimeError,
-        "note: got float32[1, 5]; pass torch.randn(1, 4)",
-    ),
-    "features in a step": (
-        lambda: TrainingStepAnalysis(LINEAR, torch.ones(1, 5), **OPTIMIZED).total(),
-        RuntimeError,
-        "note: Linear '0' expects 4 input features",
-    ),
+    "features": (lambda: compare(LINEAR, torch.ones(1, 5)), RuntimeError, "note: [1, 5]; pass torch.randn(1, 4)"),
+    "a step's features": (lambda: step(LINEAR, torch.ones(1, 5), loss=torch.sum).total(), RuntimeError, "note: 4 inp"),
     "ids as floats": (lambda: count(EMBEDDING, X).total(), RuntimeError, "note: torch.ones(1, 4, dtype=torch.int64)"),
     "an image of bytes": (
         lambda: count(CONV, torch.ones(1, 3, 8, 8, dtype=torch.uint8)).total(),
         RuntimeError,
         "note: expects float32, as its weights are, got uint8[1, 3, 8, 8]; pass torch.randn(1, 3, 8, 8)",
     ),
-    "a small image": (
-        lambda: count(CONV, torch.ones(1, 3, 2, 2)).total(),
-        RuntimeError,
-        "note: pass torch.randn(1, 3, 3, 3)",
-    ),
-    "no batch": (
-        lambda: count(nn.BatchNorm2d(3), torch.ones(3, 4, 4)).total(),
-        ValueError,
-        "note: (batch, channels, ...)",
-    ),
+    "a small image": (lambda: count(CONV, torch.ones(1, 3, 2, 2)).total(), RuntimeError, "note: torch.randn(1, 3, 3"),
+    "no batch": (lambda: count(nn.BatchNorm2d(3), torch.ones(3, 4, 4)).total(), ValueError, "note: (batch, channels"),
     "one value": (lambda: count(POOLED, torch.ones(1, 3, 4, 4)).total(), ValueError, "note: call model.eval() first"),
     "ids out of range": (
         lambda: count(EMBEDDING, torch.tensor([11]), execution="real").total(),
@@ -96,18 +78,10 @@ MISTAKES = {
         RuntimeError,
         "note: the model's inputs are float32[1, 2], float32[3, 2]: pass others",
     ),
-    "no inputs": (
-        lambda: count(LINEAR).total(),
-        TypeError,
-        'note: pass it as inputs, or by name: kwargs={"input": ...}',
-    ),
+    "no inputs": (lambda: count(LINEAR).total(), TypeError, 'note: or by name: kwargs={"input": ...}'),
     "an input too few": (lambda: count(Product(), X).total(), TypeError, "note: needs right: pass it as inputs"),
     "a batch with labels": (lambda: count(LINEAR, (X, X)).total(), TypeError, "note: a tuple is several inputs"),
-    "a misspelt name": (
-        lambda: count(Product(), {"left": X, "rihgt": X}).total(),
-        TypeError,
-        "note: nearest is 'right'",
-    ),
+    "a misspelt name": (lambda: count(Product(), {"left": X, "rihgt": X}).total(), TypeError, "note: is 'right'"),
     "an array": (lambda: count(LINEAR, np.ones((1, 4))).total(), TypeError, "note: pass torch.from_numpy(array)"),
     "numbers": (lambda: count(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
     "a text": (lambda: count(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
@@ -123,56 +97,20 @@ MISTAKES = {
     "a trainer": (lambda: count(SimpleNamespace(model=LINEAR), X), TypeError, "count simplenamespace.model"),
     "a Trace": (lambda: count(count(LINEAR, X).trace()), TypeError, "FlopCountAnalysis.from_trace"),
     "a path of a Trace": (lambda: count.from_trace("run.json"), TypeError, "read a file by Trace.from_json(text)"),
-    "a model to a roofline": (
-        lambda: roofline(LINEAR, device="H100"),
-        TypeError,
-        "pass FlopCountAnalysis(model, inputs)",
-    ),
+    "a roofline": (lambda: roofline(LINEAR, device="H100"), TypeError, "pass FlopCountAnalysis(model, inputs)"),
     "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
     "a lazy model": (lambda: count(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
-    "a criterion": (
-        lambda: TrainingStepAnalysis(LINEAR, X, loss=nn.CrossEntropyLoss()).total(),
-        TypeError,
-        "write a function of the result alone, such as lambda result: loss(result, target)",
-    ),
-    "no loss": (lambda: TrainingStepAnalysis(LINEAR, X).total(), ValueError, "pass loss=, a function from the result"),
-    "an optimizer's name": (
-        lambda: TrainingStepAnalysis(LINEAR, X, optimizer="adam"),
-        TypeError,
-        "must be a torch.optim.Optimizer",
-    ),
+    "a criterion": (lambda: step(LINEAR, X, loss=nn.MSELoss()).total(), TypeError, "a function of the result alone"),
+    "no loss": (lambda: step(LINEAR, X).total(), ValueError, "pass loss=, a function from the result"),
+    "an optimizer's name": (lambda: step(LINEAR, X, optimizer="adam"), TypeError, "must be a torch.optim.Optimizer"),
     "a device": (lambda: count(LINEAR, X, device="gpu").total(), ValueError, "pass 'cpu', 'cuda' or 'cuda:1'"),
     "an execution": (lambda: count(LINEAR, X, execution="fast"), ValueError, "one of auto, shapes, real"),
-    "a convention": (
-        lambda: count(LINEAR, X, table="fvcor"),
-        ValueError,
-        "did you mean 'fvcore'? Shipped are default, calflops, deepspeed",
-    ),
-    "the command line's word for a table": (
-        lambda: count(LINEAR, X, convention="thop"),
-        TypeError,
-        "warn): got an unexpected keyword argument 'convention': did you mean 'table'?",
-    ),
-    "a table by position": (
-        lambda: ActivationCountAnalysis(LINEAR, X, "thop"),
-        TypeError,
-        "ActivationCountAnalysis(model, inputs, *, kwargs, input_size, table,",
-    ),
-    "inputs of parameters": (
-        lambda: parameter_count(LINEAR, X),
-        TypeError,
-        "parameter_count(model): too many positional arguments",
-    ),
-    "inputs of a parameter table": (
-        lambda: fvflops.parameter_count_table(LINEAR, X),
-        ValueError,
-        "max_depth must be an integer >= 0, not tensor(",
-    ),
-    "a model to a table": (
-        lambda: fvflops.flop_count_table(LINEAR, X),
-        TypeError,
-        "pass FlopCountAnalysis(model, inputs)",
-    ),
+    "a convention": (lambda: count(LINEAR, X, table="fvcor"), ValueError, "did you mean 'fvcore'? Shipped are default"),
+    "an option's word": (lambda: count(LINEAR, X, convention="thop"), TypeError, "'convention': did you mean 'table'?"),
+    "a third position": (lambda: ActivationCountAnalysis(LINEAR, X, "thop"), TypeError, "(model, inputs, *, kwargs,"),
+    "inputs of parameters": (lambda: parameter_count(LINEAR, X), TypeError, "(model): too many positional arguments"),
+    "a table's inputs": (lambda: parameter_count_table(LINEAR, X), ValueError, "max_depth must be an integer >= 0"),
+    "a model to a table": (lambda: flop_count_table(LINEAR, X), TypeError, "pass FlopCountAnalysis(model, inputs)"),
 }
 
 

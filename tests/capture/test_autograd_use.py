@@ -227,10 +227,7 @@ USES: dict[str, tuple[Forward, int | None]] = {
     "make_fx of func.grad": (lambda net, x: make_fx(torch.func.grad(squares(net)))(x)(x), 4 * FORWARD),
     "make_fx before dispatch": (lambda net, x: make_fx(net, pre_dispatch=True)(x)(x), 2 * FORWARD),
     # What a fake tensor stands for is torch's reasoning, no work.
-    "make_fx on fakes": (
-        lambda net, x: make_fx(net, tracing_mode="fake", _allow_non_fake_inputs=True)(x)(x),
-        FORWARD,
-    ),
+    "make_fx on fakes": (lambda net, x: make_fx(net, tracing_mode="fake", _allow_non_fake_inputs=True)(x)(x), FORWARD),
     "make_fx with open sizes": (
         lambda net, x: make_fx(net, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)(x),
         FORWARD,

@@ -17,15 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import (
-    FlopCountAnalysis,
-    Trace,
-    TrainingStepAnalysis,
-    flop_count_str,
-    flop_count_table,
-    record,
-    schedule,
-)
+from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_str, flop_count_table, record, schedule
 from fvflops.capture.recorder.tensor_specs import signature_count
 from fvflops.capture.run import ExecutionError, record_call
 from tests.support.recording_checks import (

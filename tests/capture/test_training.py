@@ -18,19 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
-from fvflops import (
-    FlopCountAnalysis,
-    Trace,
-    TrainingStepAnalysis,
-    flop_count_str,
-    flop_count_table,
-    record,
-)
+from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_str, flop_count_table, record
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
-from tests.support.backward_owner_oracle import Witness
 from tests.support.old_torch import REPEATS_DETACH, checkpoint_to_the_end
+from tests.support.oracle.backward_owners import Witness
 from tests.support.recording_checks import (
     BEFORE,
     EXECUTIONS,
@@ -104,15 +97,9 @@ def in_two_halves(block: Block, again: Callable[..., Any]) -> Callable[..., Any]
 # itself, each time up to the last layer in it if nothing after that is wanted.
 CHECKPOINTS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
     "none": (lambda again, block, x: block(x), {}),
-    "reentrant": (
-        lambda again, block, x: checkpoint(again(block), x, use_reentrant=True),
-        dict.fromkeys(FORWARD, 1),
-    ),
+    "reentrant": (lambda again, block, x: checkpoint(again(block), x, use_reentrant=True), dict.fromkeys(FORWARD, 1)),
     "not reentrant": (lambda again, block, x: checkpoint(again(block), x, use_reentrant=False), EARLY_STOP),
-    "without early stop": (
-        lambda again, block, x: checkpoint_to_the_end(again(block), x),
-        dict.fromkeys(FORWARD, 1),
-    ),
+    "without early stop": (lambda again, block, x: checkpoint_to_the_end(again(block), x), dict.fromkeys(FORWARD, 1)),
     "selective": (
         lambda again, block, x: checkpoint(
             again(block),

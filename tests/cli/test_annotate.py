@@ -56,10 +56,7 @@ def test_a_trace_is_written_beside_with_modules_and_flops(capsys):
     assert args["aten::addmm"]["module"] == args["aten::mm"]["module"] == "0"
     assert [args[name]["phase"] for name in ("aten::addmm", "aten::mm")] == ["forward", "backward"]
     assert "trace.annotated.json" in out and "100.0% of the model's FLOPs have an event" in out
-    assert {line.split()[0] for line in out.splitlines() if line.startswith("aten::")} == {
-        "aten::mm",
-        "aten::addmm",
-    }
+    assert {line.split()[0] for line in out.splitlines() if line.startswith("aten::")} == {"aten::mm", "aten::addmm"}
 
 
 def test_a_saved_trace_stands_for_the_model(capsys):

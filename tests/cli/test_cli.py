@@ -15,63 +15,10 @@ import torch
 from fvflops.cli import main
 from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
-from tests.support.command import run
-from tests.support.reports.report_formats import check_report
+from tests.support.checkout import ROOT
+from tests.support.reports.report_formats import check_report, run
 
-FACTORY = """
-import torch
-from torch import nn
-
-def build():
-    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-
-def with_inputs():
-    return build(), (torch.ones(2, 4),)
-
-def with_names():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-        def forward(self, *, x):
-            return self.fc(x)
-    return Net(), {"x": torch.ones(5, 4)}
-
-def unknown():
-    @torch.library.custom_op("fvflops_cli::scan", mutates_args=())
-    def scan(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-    class Net(nn.Module):
-        def forward(self, x):
-            return scan(x)
-    return Net(), torch.ones(2)
-
-def routed():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-        def forward(self, x):
-            return self.fc(x[x[:, 0] > 0])
-    return Net(), torch.ones(8, 4)
-
-def broken():
-    raise ZeroDivisionError("in the factory\\nsecond line")
-
-def list_of_inputs():
-    return build(), [torch.ones(2, 4)]
-
-def one_dict():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-        def forward(self, batch):
-            return self.fc(batch["a"])
-    return Net(), ({"a": torch.ones(5, 4)},)
-
-ready = build()
-"""
+FACTORY = (ROOT / "tests" / "support" / "models" / "factories.py").read_text()
 
 
 @pytest.fixture
@@ -200,10 +147,11 @@ def test_strict_makes_an_unknown_op_an_error(capsys, factory):
     code, out, _ = run(capsys, "count", f"{factory}:unknown")
     assert (
         code == 0
-        and "Unsupported, so not counted: fvflops_cli::scan (1 call, 2 output elements; in " in out.replace("\n", " ")
+        and "Unsupported, so not counted: fvflops_factories::scan (1 call, 8 output elements; in "
+        in out.replace("\n", " ")
     )
     code, out, err = run(capsys, "count", f"{factory}:unknown", "--strict")
-    assert (code, out) == (2, "") and "no formula for fvflops_cli::scan ×1 (in Net) (--strict)" in err
+    assert (code, out) == (2, "") and "no formula for fvflops_factories::scan ×1 (in Linear) (--strict)" in err
 
 
 def test_strict_makes_an_unknown_mask_an_error_where_masks_count(capsys, tmp_path):

@@ -20,7 +20,7 @@ from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.encoding import to_ascii
 from fvflops.cli.model_table import FORMATS
 from fvflops.reports.display_width import display_width
-from tests.support.command import run
+from tests.support.reports.report_formats import run
 
 PARSER = build_parser()
 OPTIONS = [(name, action) for name, parser in PARSER.commands().items() for action in parser.options()]

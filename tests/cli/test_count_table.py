@@ -12,47 +12,11 @@ import pytest
 from fvflops.cli import main
 from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
-from tests.support.command import run
+from tests.support.checkout import ROOT
 from tests.support.documentation.pages import texts_of
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, run
 
-MODELS = """
-import torch
-from torch import nn
-
-def linear(width=4):
-    return nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.ones(2, 4)
-
-def unknown():
-    @torch.library.custom_op("fvflops_table::scan", mutates_args=())
-    def scan(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-        def forward(self, x):
-            return scan(self.fc(x))
-    return Net(), torch.ones(2, 4)
-
-def routed():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-        def forward(self, x):
-            return self.fc(x[x[:, 0] > 0])
-    return Net(), torch.ones(8, 4)
-
-def empty():
-    return nn.Identity(), torch.ones(2, 4)
-
-def broken():
-    raise ZeroDivisionError("in the factory\\nsecond line")
-
-def exiting():
-    raise SystemExit(0)
-"""
+MODELS = (ROOT / "tests" / "support" / "models" / "factories.py").read_text()
 ZOO = ("zoo:lenet5", "zoo:llama_tiny")
 
 
@@ -70,7 +34,7 @@ def rows_of(capsys, *argv, code=0):
 
 
 def test_rows_are_the_counts_of_the_models_alone(capsys, models):
-    names = (*ZOO, f"{models}:linear", f"{models}:routed", f"{models}:empty")
+    names = (*ZOO, f"{models}:with_inputs", f"{models}:routed", f"{models}:empty")
     rows = rows_of(capsys, *names)
     assert list(rows) == list(names)
     for name, row in rows.items():
@@ -123,14 +87,14 @@ def test_each_format_names_the_rows_as_the_user_did(capsys, models, tmp_path, fo
     if format == "csv":
         assert [row["model"] for row in content] == list(names)
         assert [row["top-1 (%)"] for row in content] == ["30.25", "7.5", "", ""]
-        assert content[2]["unsupported"] == "fvflops_table::scan ×1" and content[3]["failure"] == "error"
+        assert content[2]["unsupported"] == "fvflops_factories::scan ×1" and content[3]["failure"] == "error"
         assert "seconds" not in content[0]
     elif format == "json":
         rows = content["tables"]["models"]["rows"]
         assert [row["model"] for row in rows] == list(names) and rows[0]["flops"] == 416520
         assert rows[3]["flops"] is None and "second line" in rows[3]["error"]
     elif format == "text":
-        assert "zoo:llama_tiny" in out and "fvflops_table::scan ×1" in out and "in the factory second line" in out
+        assert "zoo:llama_tiny" in out and "fvflops_factories::scan ×1" in out and "in the factory second line" in out
     else:
         lines = {"latex": r"zoo:llama\_tiny & ", "html": "<td class=text>zoo:llama_tiny</td>"}
         assert lines.get(format, "| zoo:llama_tiny | ") in out.replace('"', "")
@@ -163,7 +127,7 @@ def test_products_that_a_convention_ignores_are_noted_by_model(capsys, conventio
 
 
 def test_rows_are_sorted_and_cut(capsys, models):
-    linear = f"{models}:linear"
+    linear = f"{models}:with_inputs"
 
     def names(*options):
         return list(rows_of(capsys, linear, *ZOO, "zoo:none", *options, code=1))
@@ -189,13 +153,13 @@ def test_one_model_alone_is_as_before(capsys):
 
 
 def test_models_that_fail_leave_the_others(capsys, models):
-    names = [f"{models}:{name}" for name in ("broken", "linear", "exiting", "missing")]
+    names = [f"{models}:{name}" for name in ("broken", "with_inputs", "exiting", "missing")]
     code, out, err = run(capsys, "count", *names)
     assert code == 1 and err.startswith("fvflops: error: 3 of 4 models not counted: ") and err.endswith(" ...\n")
     assert err.count("\n") == 1 and "ZeroDivisionError" in err
     for name in names:
         assert f"{name[-10:]}" in out.replace("\n    ", "")
-    assert re.search(r"linear +15 +24 ", out)
+    assert re.search(r"with_inputs +15 +24 ", out)
     code, out, err = run(capsys, "count", *names[2:])
     assert code == 1 and "SystemExit" in out and "–" in out
 
@@ -221,10 +185,10 @@ def test_a_saved_trace_is_a_row_like_its_model(capsys, tmp_path):
 
 
 def test_strict_holds_for_each_model(capsys, models):
-    names = (f"{models}:unknown", f"{models}:linear")
+    names = (f"{models}:unknown", f"{models}:with_inputs")
     assert run(capsys, "count", *names)[0] == 0
     rows = rows_of(capsys, *names, "--strict", code=1)
-    assert rows[names[0]]["error"] == "table 'default' has no formula for fvflops_table::scan ×1 (--strict)"
+    assert rows[names[0]]["error"] == "table 'default' has no formula for fvflops_factories::scan ×1 (--strict)"
     assert (rows[names[0]]["flops"], rows[names[0]]["parameters"]) == ("", "15")
     assert rows[names[1]]["flops"] == "24" and rows[names[1]]["error"] == ""
 
@@ -236,22 +200,22 @@ def test_a_plot_of_joined_accuracies(capsys, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(MODELS)
-    (tmp_path / "a.csv").write_text("name,top1,ms\nnet.py:linear,10,3\nlenet5,30,9\nllama-tiny,20,2\nvit,1,1\n")
-    names = ("net.py:linear", *ZOO)
+    (tmp_path / "a.csv").write_text("name,top1,ms\nnet.py:with_inputs,10,3\nlenet5,30,9\nllama-tiny,20,2\nvit,1,1\n")
+    names = ("net.py:with_inputs", *ZOO)
     code, out, err = run(capsys, "count", *names, "--join", "a.csv", "--plot", "p.svg")
     assert (code, err) == (0, "")
-    assert "Pareto front of flops and top1: net.py:linear, zoo:lenet5.\n" in out
+    assert "Pareto front of flops and top1: net.py:with_inputs, zoo:lenet5.\n" in out
     assert "1 row of a.csv has no model: vit.\n" in out
     picture = (tmp_path / "p.svg").read_text()
     assert ">top1</text>" in picture and ">FLOPs (1 per multiply-add)</text>" in picture
     lower = ("--join", "a.csv", "--lower", "ms")
     code, out, _ = run(capsys, "count", *names, *lower, "--plot", "p.png", "--y", "ms")
-    assert code == 0 and "Pareto front of flops and ms: net.py:linear, zoo:llama_tiny.\n" in out
+    assert code == 0 and "Pareto front of flops and ms: net.py:with_inputs, zoo:llama_tiny.\n" in out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     _, out, _ = run(capsys, "count", *names, *lower, "--plot", "p.svg", "--x", "ms", "--y", "top1")
     assert "Pareto front of ms and top1: zoo:llama_tiny, zoo:lenet5.\n" in out
     _, out, _ = run(capsys, "count", *names, "--plot", "p.svg", "--y", "memory", "--columns", "flops")
-    assert "Pareto front of parameters and peak_memory: net.py:linear.\n" in out
+    assert "Pareto front of parameters and peak_memory: net.py:with_inputs.\n" in out
     assert ">Peak memory</text>" in (tmp_path / "p.svg").read_text()
 
 
@@ -281,7 +245,7 @@ def test_latex_compiles(capsys, tmp_path):
     hostile = str(tmp_path / "a&b_%#.py")
     code, out, _ = run(
         capsys,
-        *("count", *names, f"{hostile}:linear", f"{hostile}:broken"),
+        *("count", *names, f"{hostile}:with_inputs", f"{hostile}:broken"),
         *("--join", str(tmp_path / "a.csv"), "--format", "latex"),
     )
     assert code == 1 and r"timm:efficientnet\_b0 & 5.29 & " in out

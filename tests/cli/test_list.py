@@ -12,8 +12,8 @@ from fvflops.cli.commands.list import LISTS
 from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
-from tests.support.command import output_of
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.reports.report_formats import output_of
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 
@@ -85,14 +85,7 @@ def test_a_required_package_that_is_missing_is_one_line(module, package):
         assert len(lines) == (exit_code == 2) and all(f"run pip install {package}" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["count", "zoo:lenet5"],
-        ["memory", "zoo:lenet5"],
-        ["list", "zoo"],
-    ],
-)
+@pytest.mark.parametrize("argv", [["count", "zoo:lenet5"], ["memory", "zoo:lenet5"], ["list", "zoo"]])
 def test_output_minus_is_standard_output(capsys, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert output_of(capsys, *argv, "--output", "-") == output_of(capsys, *argv)

@@ -17,7 +17,7 @@ from fvflops.cli.planning.step_options import DefaultLoss, find_vocabulary
 from fvflops.reports.formats import FORMATS
 from fvflops.zoo import build
 from tests.support.reports.report_formats import check_report
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 FACTORY = """
 import torch

@@ -15,8 +15,7 @@ import fvflops
 import fvflops.zoo
 from fvflops.cli import main
 from fvflops.reports.formats import FORMATS
-from tests.support.command import output_of
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, output_of
 
 STEP = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--device", "H100"]
 PIPELINE = [*STEP, "--mesh", "pp=2,fsdp=2", "--microbatches", "4", "--precision", "bf16-mixed"]

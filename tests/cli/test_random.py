@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fvflops.capture.restore.generators import seeded
-from tests.support.command import output_of
+from tests.support.reports.report_formats import output_of
 
 MODEL = """
 import random

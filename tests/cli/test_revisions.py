@@ -160,9 +160,7 @@ def test_no_file_is_written_through_a_link(repository, tmp_path):
     (tmp_path / "tree").mkdir()
     with pytest.raises(OSError):
         write_files(
-            str(repository),
-            [Entry("120000", link, "a"), Entry("100644", name, "a/out.py")],
-            str(tmp_path / "tree"),
+            str(repository), [Entry("120000", link, "a"), Entry("100644", name, "a/out.py")], str(tmp_path / "tree")
         )
     assert not (tmp_path / "out.py").exists()
 

@@ -11,7 +11,7 @@ import pytest
 
 from fvflops.devices.devices import load_devices
 from fvflops.plan.memory.step_settings import describe_settings, name_of, show
-from tests.support.command import output_of
+from tests.support.reports.report_formats import output_of
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
 FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")

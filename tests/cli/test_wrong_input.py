@@ -11,9 +11,9 @@ import yaml
 
 from fvflops.cli import main
 from tests.support.checkout import ROOT
-from tests.support.command import run
 from tests.support.models.diffusers_pipelines import write_pipeline
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.reports.report_formats import run
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 
@@ -49,9 +49,9 @@ class Rows(nn.Module):
     def forward(self, x, rows):
         return x[rows]
 
-class Routed(nn.Module):
+class Routed(nn.Linear):
     def forward(self, x):
-        return x[x[:, 0] > 0]
+        return super().forward(x[x[:, 0] > 0])
 
 class Raising(nn.Module):
     def forward(self, x):
@@ -75,7 +75,7 @@ def huge():
     return nn.Linear(10**7, 10**7)
 
 def routed():
-    return Routed(), torch.ones(8, 4)
+    return Routed(4, 3), torch.ones(8, 4)
 
 def raising():
     return Raising(), torch.ones(2)
@@ -85,6 +85,9 @@ def broken():
 
 def exiting():
     raise SystemExit(0)
+
+def returns_int():
+    return number
 
 def must_not_be_built():
     raise AssertionError("the model was built")

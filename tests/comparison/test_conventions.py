@@ -14,6 +14,7 @@ from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import write_document
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from tests.support.models.whole_models import build_case
+from tests.support.reports.report_formats import output_of, run
 
 
 def entry(label, macs=0, flops=0, *, scope=("",), unit=1, calls=1, status=Status.COUNTED, op=None):
@@ -81,8 +82,7 @@ def test_fvcore_lacks_the_attention_of_a_transformer():
 
 
 def test_the_report_explains_the_differences(capsys):
-    assert main(["compare", "zoo:vit_b_16", "--tables", "fvcore,torch", "--device", "meta"]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, "compare", "zoo:vit_b_16", "--tables", "fvcore,torch", "--device", "meta")
     assert text.startswith("zoo:vit_b_16 on float32[1, 3, 224, 224]: 17.6G FLOPs by default, 16.9G to 33.7G")
     assert "A MAC (multiply-add) is" in text and "Why the others do not report 17.6G, as default does\n" in text
     assert re.search(r"\nfvcore +-715M  ignores scaled_dot_product_attention \(12 calls\)\n", text)
@@ -100,8 +100,7 @@ def test_the_report_compares_with_another_reference():
 
 
 def test_a_convention_without_macs_is_noted_and_two_labels_of_an_op_are_short(capsys):
-    assert main(["compare", "zoo:resnet50", "--tables", "torch_flops,thop", "--device", "meta"]) == 0
-    text = capsys.readouterr().out
+    text = output_of(capsys, "compare", "zoo:resnet50", "--tables", "torch_flops,thop", "--device", "meta")
     assert "\ntorch_flops: multiply-adds are among the other FLOPs.\n" in text
     assert "  counts BatchNorm2d, not batch_norm (53 calls)\n" in text and "…" not in text
     assert main(["compare", "zoo:resnet50", "--tables", "thop", "--device", "meta"]) == 0
@@ -139,12 +138,8 @@ def test_json_has_every_pair(capsys):
     ],
 )
 def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):
-    try:
-        assert main(["compare", "zoo:lenet5", *arguments]) == 2
-    except SystemExit as error:
-        assert error.code == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    code, _, error = run(capsys, "compare", "zoo:lenet5", *arguments)
+    assert code == 2 and message in error and error.count("\n") == 1
 
 
 def test_a_duplicate_convention_raises():

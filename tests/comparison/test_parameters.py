@@ -600,7 +600,7 @@ class LowRank(nn.Module):
 def test_adapters_are_trainable_and_the_rest_is_frozen():
     summary = parameter_summary(nn.Sequential(LowRank(), LowRank()))
     assert [(summary[name].trainable, summary[name].frozen) for name in ("", "0", "0.base", "0.a")] == [
-        *((2 * 32, 2 * 64), (32, 64), (0, 64), (16, 0)),
+        *((2 * 32, 2 * 64), (32, 64), (0, 64), (16, 0))
     ]
 
 

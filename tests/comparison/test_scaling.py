@@ -25,7 +25,7 @@ from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
 from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.support.random_cases import random_cases
-from tests.support.reports.report_formats import check_report
+from tests.support.reports.report_formats import check_report, run
 
 
 def polynomial(variables: str, terms: dict) -> Polynomial:
@@ -298,10 +298,7 @@ def linear(batch):
         ({"vary": {"batch": (0, 4)}}, "sizes and steps must be at least 1"),
         ({"vary": {"batch": 4}}, "batch must be .first, last., .* or a range; got 4"),
         ({"vary": {}}, "vary is empty: pass the range of a size"),
-        (
-            {"vary": {"batch": (1, 4), "seq": (1, 4)}},
-            "seq is varied, but neither the model nor the inputs are",
-        ),
+        ({"vary": {"batch": (1, 4), "seq": (1, 4)}}, "seq is varied, but neither the model nor the inputs are"),
         ({"vary": {"sequence": (1, 4)}}, "'batch' is an argument of the inputs, but vary has only sequence"),
     ],
     ids=["one", "reversed", "empty", "zero", "number", "none", "untaken", "unvaried"],
@@ -432,17 +429,12 @@ def test_a_generation_that_the_model_cannot_make_is_refused():
 # The command line, the reports and the picture.
 
 
-def run(capsys, *argv):
-    try:
-        code = main(["scale", *argv])
-    except SystemExit as error:  # argparse's own mistakes
-        code = error.code
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+def scale(capsys, *argv):
+    return run(capsys, "scale", *argv)
 
 
 def test_the_command_tells_the_polynomial_and_what_was_counted(capsys):
-    code, out, err = run(capsys, "zoo:llama_tiny", "--vary", "batch=1..4", "--vary", "seq=1..40")
+    code, out, err = scale(capsys, "zoo:llama_tiny", "--vary", "batch=1..4", "--vary", "seq=1..40")
     assert (code, err) == (0, "")
     blocks = out.split("\n\n")
     assert blocks[1].splitlines() == [
@@ -474,16 +466,16 @@ def test_the_command_takes_names_in_inputs_and_factories(capsys, tmp_path):
         "def wide(width):\n    return torch.nn.Linear(width, 2), torch.zeros(5, width)\n"
         "def wide_alone(width):\n    return torch.nn.Linear(width, 2)\n"
     )
-    assert "FLOPs = 128·B\n" in run(capsys, f"{path}:plain", *shape)[1]
-    assert "FLOPs = 10·d\n" in run(capsys, f"{path}:wide", "--vary", "width=4..64:4")[1]
+    assert "FLOPs = 128·B\n" in scale(capsys, f"{path}:plain", *shape)[1]
+    assert "FLOPs = 10·d\n" in scale(capsys, f"{path}:wide", "--vary", "width=4..64:4")[1]
     named = ["--input", "batch,width", "--vary", "width=4..64", "--vary", "batch=1..9"]
-    assert "FLOPs = 2·d·B\n" in run(capsys, f"{path}:wide_alone", *named)[1]
-    assert "Parameters = 2·d + 2\n" in run(capsys, f"{path}:wide_alone", *named, "--metric", "parameters")[1]
+    assert "FLOPs = 2·d·B\n" in scale(capsys, f"{path}:wide_alone", *named)[1]
+    assert "Parameters = 2·d + 2\n" in scale(capsys, f"{path}:wide_alone", *named, "--metric", "parameters")[1]
 
 
 def test_the_json_report_holds_exact_coefficients(capsys):
     sizes = ["--vary", "size=28..448", "--input", "1,1,size,size"]
-    code, out, _ = run(
+    code, out, _ = scale(
         capsys, "zoo:resnet50", "--input", "1,3,size,size", *sizes[:2], "--format", "json", "--device", "meta"
     )
     record = json.loads(out)
@@ -503,7 +495,7 @@ def test_the_command_tells_that_there_is_no_polynomial(capsys, tmp_path):
         "    def forward(self, x):\n        return x[:, : x.shape[1] % 17 + 1] * 2\n"
     )
     sizes = ["--vary", "n=20..400", "--input", "1,n", "--table", "exact"]
-    code, out, _ = run(capsys, f"{path}:Modulo", *sizes)
+    code, out, _ = scale(capsys, f"{path}:Modulo", *sizes)
     assert code == 0 and "\nFLOPs: no polynomial in n\n" in out and "no polynomial of degree 4 or less in n" in out
     counted = [line.replace(",", "").split() for line in out.split("\n\n")[3].splitlines()[2:]]
     assert len(counted) > 8 and all(int(n) % 17 + 1 == int(count) for n, count in counted)
@@ -513,12 +505,12 @@ def test_the_command_generates(capsys):
     pytest.importorskip("transformers", reason="the language model is transformers'")
     config = '{"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 1}'
     model = ["transformers:GPT2LMHeadModel", "--config", config, "--device", "meta"]
-    code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20")
+    code, out, _ = scale(capsys, *model, "--generate", "prompt=8,new=20")
     # Twelve squares of the width a layer, norms at 5 for each element, and the head.
     token = 2 * 12 * 32**2 + 5 * 5 * 32 + 32 * 64
     assert code == 0 and f"one token = 128·L + {token + 128:,}\n" in out
     assert re.search(r"\nall 19 decoded tokens  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\ntotal  " in out
-    code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
+    code, out, _ = scale(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
     record = json.loads(out)
     prefill = record["prefill"]["polynomial"]["terms"]
     first = sum(Fraction(term["coefficient"]) * 8 ** term["exponents"]["prompt"] for term in prefill)
@@ -538,7 +530,7 @@ def test_every_format_writes_how_a_cost_grows(format, capsys, tmp_path):
         "    return torch.nn.Sequential(OrderedDict(layers))\n"
     )
     arguments = ["--input", "batch,4", "--vary", "batch=1..64", "--sort", "batch", "--top", "2", "--format", format]
-    code, out, err = run(capsys, f"{path}:net", *arguments)
+    code, out, err = scale(capsys, f"{path}:net", *arguments)
     assert (code, err) == (0, "")
     written = check_report(format, out, "scaling")
     if format == "csv":
@@ -583,10 +575,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
     part = {"half": CostExpression("flops", axes, half, axes, {(2,): 1})}
     none = {
         name: CostExpression("flops", axes, None, axes, counted)
-        for name, counted in (
-            ("none", {(1,): 1, (2,): 3}),
-            ("constant", {(1,): 4_000, (2,): 4_000}),
-        )
+        for name, counted in (("none", {(1,): 1, (2,): 3}), ("constant", {(1,): 4_000, (2,): 4_000}))
     }
     cost = CostExpression("flops", axes, half, axes, {(2,): 1}, modules={"": part["half"], **part, **none})
     text = write_document(scaling_report(cost, title="Net"))
@@ -617,24 +606,21 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
         (["zoo:gpt2", "--generate", "prompt=8"], "new is missing"),
-        (
-            ["zoo:gpt2", "--generate", "prompts=8,new=1"],
-            "must be one of prompt=N, new=N, batch=N; got 'prompts=8'",
-        ),
+        (["zoo:gpt2", "--generate", "prompts=8,new=1"], "must be one of prompt=N, new=N, batch=N; got 'prompts=8'"),
         (["zoo:gpt2", "--generate", "prompt=8,new=1", "--vary", "seq=1..9"], "omit --vary"),
         (["zoo:mpt_tiny", "--generate", "prompt=8,new=1"], "MPT takes no past_key_values and use_cache"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
 )
 def test_a_mistake_on_the_command_line_is_told_in_one_line(capsys, argv, message):
-    code, out, err = run(capsys, *argv)
+    code, out, err = scale(capsys, *argv)
     assert code == 2 and out == "" and message in err and err.count("\n") == 1
 
 
 def test_without_matplotlib_a_plot_is_refused_before_the_runs(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "cost.svg"
-    code, out, err = run(capsys, "zoo:gpt2", "--vary", "seq=1..9", "--plot", str(picture))
+    code, out, err = scale(capsys, "zoo:gpt2", "--vary", "seq=1..9", "--plot", str(picture))
     assert code == 2 and out == "" and "a plot needs matplotlib" in err and "pip install 'fvflops[plot]'" in err
     assert err.count("\n") == 1 and not picture.exists()
 
@@ -643,7 +629,7 @@ def test_without_matplotlib_a_plot_is_refused_before_the_runs(capsys, monkeypatc
 def test_a_plot_is_drawn(kind, capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
     picture = tmp_path / f"cost.{kind}"
-    code, out, err = run(
+    code, out, err = scale(
         capsys, "zoo:llama_tiny", "--vary", "seq=1..99", "--vary", "batch=1..9", "--plot", str(picture)
     )
     assert (code, err) == (0, "") and out.startswith("zoo:llama_tiny")

@@ -33,14 +33,10 @@ class Layer:
 
 LAYERS = {
     "linear": Layer(
-        F.linear,
-        lambda b, t, i, o: (tensor(b, t, i), tensor(o, i), tensor(o)),
-        {"b": 4, "t": 3, "i": 5, "o": 7},
+        F.linear, lambda b, t, i, o: (tensor(b, t, i), tensor(o, i), tensor(o)), {"b": 4, "t": 3, "i": 5, "o": 7}
     ),
     "matmul": Layer(
-        torch.matmul,
-        lambda b, m, k, n: (tensor(b, 2, m, k), tensor(k, n)),
-        {"b": 4, "m": 3, "k": 5, "n": 7},
+        torch.matmul, lambda b, m, k, n: (tensor(b, 2, m, k), tensor(k, n)), {"b": 4, "m": 3, "k": 5, "n": 7}
     ),
     "bmm": Layer(torch.bmm, lambda b, n: (tensor(b, n, n), tensor(b, n, n)), {"b": 4, "n": 6}, {"n": 3}),
     "einsum": Layer(

@@ -17,7 +17,8 @@ STOPS = load_table("exact").stops_at
 FLOAT, LONG = 4, 8
 X = torch.ones(8, 4)
 N = X.numel() * FLOAT  # 128 bytes
-IDS = torch.tensor([1, 5, 2])
+IDS, AT = torch.tensor([1, 5, 2]), torch.zeros(8, 2, dtype=torch.long)
+ROWS, Y = torch.ones(3, 4), torch.ones(8, 4)
 
 
 def moved(function, *args, execution="shapes", stops_at=STOPS):
@@ -82,32 +83,20 @@ LOOKUPS = {
     "embedding": (F.embedding, (IDS, torch.ones(50, 4)), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
     "index": (lambda x, ids: x[ids], (X, IDS), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
     "index_select": (lambda x, ids: x.index_select(0, ids), (X, IDS), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
-    "gather": (lambda x, at: x.gather(1, at), (X, torch.zeros(8, 2, dtype=torch.long)), (16 * (LONG + FLOAT), 64)),
-    "index_put_": (
-        lambda x, ids, rows: x.index_put_((ids,), rows),
-        (torch.ones(8, 4), IDS, torch.ones(3, 4)),
-        (3 * LONG + 12 * FLOAT, 12 * FLOAT),
-    ),
+    "gather": (lambda x, at: x.gather(1, at), (X, AT), (16 * (LONG + FLOAT), 64)),
+    "index_put_": (lambda x, ids, y: x.index_put_((ids,), y), (X, IDS, ROWS), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
     "index_put_ that adds": (
-        lambda x, ids, rows: x.index_put_((ids,), rows, accumulate=True),
-        (torch.ones(8, 4), IDS, torch.ones(3, 4)),
+        lambda x, ids, y: x.index_put_((ids,), y, accumulate=True),
+        (X, IDS, ROWS),
         (3 * LONG + 24 * FLOAT, 12 * FLOAT),
     ),
     "index_put_ of two indices": (
         lambda x, i, j: x.index_put_((i, j), torch.tensor(2.0)),
-        (torch.ones(8, 4), IDS.view(3, 1), torch.tensor([0, 3])),
+        (X, IDS.view(3, 1), torch.tensor([0, 3])),
         (5 * LONG + FLOAT, 6 * FLOAT),
     ),
-    "scatter_": (
-        lambda x, at, y: x.scatter_(1, at, y),
-        (torch.ones(8, 4), torch.zeros(8, 2, dtype=torch.long), torch.ones(8, 4)),
-        (16 * (LONG + FLOAT), 16 * FLOAT),
-    ),
-    "scatter_add_": (
-        lambda x, at, y: x.scatter_add_(1, at, y),
-        (torch.ones(8, 4), torch.zeros(8, 2, dtype=torch.long), torch.ones(8, 4)),
-        (16 * (LONG + 2 * FLOAT), 16 * FLOAT),
-    ),
+    "scatter_": (lambda x, at, y: x.scatter_(1, at, y), (X, AT, Y), (16 * (LONG + FLOAT), 16 * FLOAT)),
+    "scatter_add_": (lambda x, at, y: x.scatter_add_(1, at, y), (X, AT, Y), (16 * (LONG + 2 * FLOAT), 16 * FLOAT)),
     "a cache takes in new keys": (
         lambda cache, at, keys: cache.index_copy_(1, at, keys),
         (torch.ones(2, 1000, 8), torch.tensor([17]), torch.ones(2, 1, 8)),

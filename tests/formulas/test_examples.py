@@ -18,9 +18,9 @@ from fvflops.formulas import shipped_tables
 from fvflops.formulas.language.example import Example, ExampleError
 from fvflops.formulas.loading import PARTS
 from fvflops.trace import TensorSpec
-from tests.support.library_schemas import define_library_schemas
 from tests.support.old_torch import may_lack
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.library_schemas import define_library_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 ROWS = [
     pytest.param(table, row, id=f"{table}-{row.name}")

@@ -10,7 +10,7 @@ from fvflops import FlopCountAnalysis, load_table
 from fvflops.formulas import shipped_tables
 from fvflops.formulas.loading import PARTS
 from fvflops.trace import Status
-from tests.support.library_schemas import define_library_schemas
+from tests.support.schemas.library_schemas import define_library_schemas
 
 
 class Applied(nn.Module):

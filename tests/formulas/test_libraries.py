@@ -15,7 +15,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.formulas import TableError
 from fvflops.trace import Status
-from tests.support.library_schemas import SCHEMAS, define_library_schemas
+from tests.support.schemas.library_schemas import SCHEMAS, define_library_schemas
 
 define_library_schemas()
 DEFAULT = load_table("default")

@@ -13,7 +13,7 @@ from fvflops.counting.compute_dtype import find_dtype
 from fvflops.formulas import Call
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec
-from tests.support.library_schemas import define_library_schemas
+from tests.support.schemas.library_schemas import define_library_schemas
 
 EXECUTIONS = ("shapes", "real")
 

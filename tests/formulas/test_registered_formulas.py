@@ -115,8 +115,7 @@ def test_the_number_is_torchs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((), {}), ((1,), {"dense": True}), ((3,), {}), ((), {"dense": False, "dtype": torch.float16})],
+    ("args", "kwargs"), [((), {}), ((1,), {"dense": True}), ((3,), {}), ((), {"dense": False, "dtype": torch.float16})]
 )
 def test_it_is_called_as_torch_calls_it(args, kwargs):
     """Shapes for tensors; what is left at its default is not there."""

@@ -48,22 +48,10 @@ CASES = {
     "from the right": (lambda a: right().t().mm(a.t()), COLUMNS, LAYOUTS),
     "smm": (lambda a: torch.smm(a, right()), COLUMNS, ["sparse_coo"]),
     "hspmm": (lambda a: torch.hspmm(a, right()), COLUMNS, ["sparse_coo"]),
-    "sspaddmm": (
-        lambda a: torch.sspaddmm(torch.rand(ROWS, COLUMNS).to_sparse(), a, right()),
-        COLUMNS,
-        ["sparse_coo"],
-    ),
-    "sampled": (
-        lambda a: torch.sparse.sampled_addmm(a, torch.rand(ROWS, 5), torch.rand(5, INNER)),
-        5,
-        ["sparse_csr"],
-    ),
+    "sspaddmm": (lambda a: torch.sspaddmm(torch.rand(ROWS, COLUMNS).to_sparse(), a, right()), COLUMNS, ["sparse_coo"]),
+    "sampled": (lambda a: torch.sparse.sampled_addmm(a, torch.rand(ROWS, 5), torch.rand(5, INNER)), 5, ["sparse_csr"]),
     "reduced": (lambda a: torch.sparse.mm(a, right(), "sum"), COLUMNS, ["sparse_csr"]),
-    "batch": (
-        lambda a: torch.bmm(torch.stack([a, a]), torch.stack([right(), right()])),
-        2 * COLUMNS,
-        ["sparse_coo"],
-    ),
+    "batch": (lambda a: torch.bmm(torch.stack([a, a]), torch.stack([right(), right()])), 2 * COLUMNS, ["sparse_coo"]),
 }
 
 
@@ -89,31 +77,14 @@ def test_a_matrix_exponential_is_five_products():
 
 def test_five_products_compute_the_exponential():
     """torch's polynomial of degree 18, with the coefficients of Bader, Blanes and Casas, in the products counted."""
-    rows = [
-        [0, -1.00365581030144618291e-01, -8.02924648241156932449e-03, -8.92138498045729985177e-04, 0],
-        [
-            0,
-            3.97849749499645077844e-01,
-            1.36783778460411720168e00,
-            4.98289622525382669416e-01,
-            -6.37898194594723280150e-04,
-        ],
-        [
-            -1.09676396052962061844e01,
-            1.68015813878906206114e00,
-            5.71779846478865511061e-02,
-            -6.98210122488052056106e-03,
-            3.34975017086070470649e-05,
-        ],
-        [
-            -9.04316832390810593223e-02,
-            -6.76404519071381882256e-02,
-            6.75961301770459654925e-02,
-            2.95552570429315521194e-02,
-            -1.39180257516060693404e-05,
-        ],
-        [0, 0, -9.23364619367118555360e-02, -1.69364939002081722752e-02, -1.40086798182036094347e-05],
-    ]
+    text = """
+        0 -0.10036558103014462 -0.00802924648241157 -0.00089213849804573 0
+        0 0.3978497494996451 1.3678377846041172 0.49828962252538267 -0.0006378981945947233
+        -10.967639605296206 1.680158138789062 0.05717798464788655 -0.0069821012248805206 3.349750170860705e-05
+        -0.09043168323908106 -0.06764045190713819 0.06759613017704597 0.029555257042931552 -1.391802575160607e-05
+        0 0 -0.09233646193671186 -0.016936493900208172 -1.400867981820361e-05
+    """
+    rows = [list(map(float, line.split())) for line in text.strip().splitlines()]
     products = 0
 
     def multiply(a, b):

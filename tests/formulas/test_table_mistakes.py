@@ -11,8 +11,8 @@ from fvflops.formulas.row_validation import check_module, check_op
 from fvflops.formulas.schema import overloads_of
 from tests.support.checkout import ROOT
 from tests.support.old_torch import OLDER, may_lack
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.table_folder import TableFolder, signature
-from tests.support.torchvision_schemas import define_torchvision_schemas
 
 
 @pytest.fixture
@@ -48,11 +48,7 @@ MISTAKES = {
     "bad short form": ("ops:\n  aten::mm: zero_flo", 2, "the string 'zero_flo' is neither .*did you mean zero_flop"),
     "empty row": ("ops:\n  aten::mm:\n", 2, "empty is neither"),
     "bad pattern": ("ops:\n  aten::mm: {shapes: 'm-k, k', macs: m}", 2, "'m-k'"),
-    "too many tensors": (
-        "ops:\n  aten::mm: {shapes: 'm, k, n', macs: m}",
-        2,
-        "more tensors than aten::mm",
-    ),
+    "too many tensors": ("ops:\n  aten::mm: {shapes: 'm, k, n', macs: m}", 2, "more tensors than aten::mm"),
     "a pattern that hides an argument": (
         "ops:\n  aten::topk: {shapes: k n, flops: n}",
         2,
@@ -84,11 +80,7 @@ MISTAKES = {
         2,
         "no module class is named torch.nn.LSTMM: did you mean torch.nn.LSTM",
     ),
-    "a class as Python names it": (
-        "modules:\n  torch.nn.modules.rnn.LSTM: {macs: 1}",
-        2,
-        "did you mean torch.nn.LSTM",
-    ),
+    "a class as Python names it": ("modules:\n  torch.nn.modules.rnn.LSTM: {macs: 1}", 2, "did you mean torch.nn.LSTM"),
     "a namespace in capitals": ("ops:\n  Aten::mm: {macs: 1}", 2, "did you mean aten::mm"),
     "a near namespace of a library": ("zero_flop: ['torchvison::nmz']", 1, "did you mean torchvision::nmz"),
     "an empty label": ("ops:\n  aten::mm: {macs: 1, label: ''}", 2, "label of aten::mm is empty"),
@@ -151,11 +143,7 @@ MISTAKES = {
     "an anchor": ("ops:\n  aten::mm: &row {macs: 1}", 2, "&row: anchors and aliases"),
     "an alias": ("zero_flop: []\nops:\n  aten::mm: *row", 3, r"\*row: anchors and aliases|undefined alias"),
     "a merge": ("ops:\n  aten::mm: {macs: 1}\n  <<: {macs: 1}", 3, "'<<' is not an op name"),
-    "a Python tag": (
-        "description: !!python/object/apply:os.system ['true']",
-        1,
-        "tag .*os.system is not supported",
-    ),
+    "a Python tag": ("description: !!python/object/apply:os.system ['true']", 1, "tag .*os.system is not supported"),
     "nested too deep": ("\n" + "ops: " + "[" * 50 + "]" * 50, 2, "levels of nesting"),
     "extends an empty name": ("extends: ' '", 1, "extends is empty: write one of .*default, .*fvcore, "),
     "extends a name that is too long": ("extends: " + "x" * 300, 1, "does not exist"),

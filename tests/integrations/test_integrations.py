@@ -1,10 +1,7 @@
 """The integrations: real runs of transformers.Trainer, Lightning, Accelerate and a plain loop give one count a step."""
 
-import contextlib
 import csv
-import os
 import socket
-import subprocess
 import sys
 from collections import Counter
 from functools import cache, partial
@@ -18,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 import fvflops
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.trace import TraceError
-from tests.support.checkout import ROOT
 from tests.support.installed_patches import NOTHING, installed
 from tests.support.library_versions import is_older
+from tests.support.processes.start import run_ranks
 
 # The libraries are imported where they are used: each takes seconds, in every process that collects tests.
 BATCH, WIDTH, INNER, CLASSES, LENGTH, VOCABULARY = 2, 4, 8, 3, 6, 20
@@ -554,48 +551,11 @@ def test_a_path_gets_the_trace_of_each_cycle(loop, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["rank0.json"]
 
 
-RANK = """
-import sys, torch
-from torch import nn
-from accelerate import Accelerator
-from fvflops.integrations.accelerate import FlopsRecording
-
-accelerator = Accelerator(cpu=True)
-model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
-model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters()), loader)
-assert isinstance(model, nn.parallel.DistributedDataParallel)
-with FlopsRecording(accelerator, model, path=sys.argv[1]) as run:
-    for batch in loader:
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-        run.step()
-"""
-
-
 def test_each_rank_writes_a_file_of_its_own(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    with contextlib.ExitStack() as stack:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, str(tmp_path)],
-                cwd=ROOT,
-                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
-        for rank in ranks:
-            stack.callback(rank.kill)
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=300)
-            assert rank.returncode == 0, output
+    run_ranks("accelerate_worker", 2, port, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json", "rank1.json"]
     for path in tmp_path.iterdir():
         flops = FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()))

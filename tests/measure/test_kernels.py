@@ -32,7 +32,7 @@ from fvflops.measure.kernels.alignment import align
 from fvflops.measure.kernels.kernel_sums import KernelAverages, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
 from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
-from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
+from fvflops.reports.files.timeline_files import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.support.old_torch import VERSION
@@ -477,23 +477,6 @@ def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
     assert ours["fvflops"]["about"] == run.about()
 
 
-def test_stacks_have_the_python_functions_of_events(tmp_path):
-    model, x = make_convnet(), torch.randn(2, 3, 8, 8)
-    run = profile_kernels(model, x, loss=LOSSES["training"], repeat=2, with_stack=True)
-    match = run.match()
-    sums = sums_of_steps(match)
-    assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
-    assert run.ledger().attributed_to_modules == () and len(match.complete_steps()) == 2
-    theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
-    rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
-    assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)
-    for row in rows:
-        assert row.cpu_time_total == pytest.approx(theirs[row.key, row.stack].cpu_time_total)
-    run.export_chrome_trace(tmp_path / "stacks.json")
-    events = json.loads((tmp_path / "stacks.json").read_text())["traceEvents"]
-    assert any(event.get("cat") == "python_function" for event in events)
-
-
 def test_torchs_own_trace_handler_writes_our_trace(tmp_path):
     model, x = make_convnet(), torch.randn(2, 3, 8, 8)
     handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="worker")
@@ -775,9 +758,21 @@ def test_stacks_and_the_memory_timeline_are_torch_profilers(tmp_path):
         lines = [line.rpartition(" ") for line in (tmp_path / "work.txt").read_text().splitlines()]
         assert sum(int(value) for *_, value in lines) == 2 * total
         assert {frames for frames, *_ in lines} <= stacks
+    theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
+    rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
+    assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)
+    for row in rows:
+        assert row.cpu_time_total == pytest.approx(theirs[row.key, row.stack].cpu_time_total)
+    # Python functions are events of the profile, and change neither the sums of steps nor what is matched.
+    sums = sums_of_steps(run.match())
+    assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
+    assert run.ledger().attributed_to_modules == () and len(run.match().complete_steps()) == 2
     run.export_memory_timeline(tmp_path / "memory.json", "cpu")
     times, sizes = json.loads((tmp_path / "memory.json").read_text())
     assert len(times) == len(sizes) > 10 and max(map(sum, sizes)) > 2 * 3 * 64 * 4
+    run.export_chrome_trace(tmp_path / "stacks.json")
+    events = json.loads((tmp_path / "stacks.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "python_function" for event in events)
     with pytest.raises(ValueError, match=r"metric must be one of .*self_flops; got 'flops'"):
         run.export_stacks(tmp_path / "x.txt", "flops")
     plain = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), record_shapes=True)

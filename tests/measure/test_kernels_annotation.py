@@ -40,7 +40,7 @@ def count_step(name: str) -> Trace:
 def folder(tmp_path_factory) -> Path:
     """The traces of a process alone and of two ranks."""
     path = tmp_path_factory.mktemp("traces")
-    run_ranks("trace_writer", RANKS, path, RANKS)
+    run_ranks("trace_writer", RANKS, path, timeout=120)
     return path
 
 

@@ -21,7 +21,7 @@ from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
-from tests.support.timed_traces import measure
+from tests.support.reports.timed_traces import measure
 
 # Each ReLU takes six times what a Linear takes.
 SLOW_RELU = {"aten::relu": 6000}

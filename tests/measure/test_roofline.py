@@ -328,12 +328,6 @@ def test_infinite_intensity_is_null_in_json():
     assert "∞" in write_document(report) and "inf" in write_document(report, "csv")
 
 
-def test_rows_are_ranked(capsys):
-    _, out, _ = run(capsys, "zoo:lenet5", "--device", "H100", "--sort", "intensity", "--top", "2", "--format", "csv")
-    found = [float(row["intensity"]) for row in csv.DictReader(io.StringIO(out))]
-    assert len(found) == 2 and found[0] > found[1]
-
-
 def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "fvflops.cli.commands.roofline.measure_device", lambda where: measure_device(where, seconds=0.02)
@@ -356,19 +350,16 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
     [
         ([], "roofline needs a MODEL and a --device such as H100, or --measure"),
         (["zoo:lenet5"], "roofline needs --device, such as H100"),
-        (["zoo:lenet5", "--device", "H10"], "did you mean 'H100'?"),
         (["zoo:lenet5", "--device", "absent.yaml"], "absent.yaml:1: cannot be read"),
         (["zoo:lenet5", "--device", "TPU v5e"], "TPU v5e has no peak for fp32: it has bf16, int8"),
         (["zoo:lenet5", "--device", "H100", "--dtype", "int8"], "--dtype must be one of fp64, fp32, tf32, fp16, bf16"),
         (["zoo:lenet5", "--device", "H100", "--dtype", "bloat16"], "did you mean 'bfloat16'?"),
-        (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
         (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "must be an integer of at least 1"),
         (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "got 'flosp': did you mean 'flops'?"),
         (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
-        (["--measure", "--device", "H100"], "device must be 'cpu' or 'cuda'; got 'H100'"),
         (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward uses shape execution"),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_errors_are_one_line(capsys, argv, message):
     try:

@@ -11,7 +11,7 @@ from fvflops import record_call
 from fvflops.capture.run import ExecutionError
 from fvflops.sources.load import load_model, load_source
 from fvflops.sources.options import SourceOptions
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 pytestmark = pytest.mark.long
 

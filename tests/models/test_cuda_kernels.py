@@ -41,9 +41,7 @@ def test_attention_kernel_is_the_one_that_an_h100_chose(column, capability, pref
                 mask = torch.empty(q.shape[2], k.shape[2], dtype=dtype, device="meta")
                 mask.requires_grad_(row["mask"] == "float_grad")
             chosen = choose_attention_kernel(
-                *(q, k, v, mask, float(row["dropout"]), row["mask"] == "causal"),
-                grouped=grouped,
-                capability=capability,
+                *(q, k, v, mask, float(row["dropout"]), row["mask"] == "causal"), grouped=grouped, capability=capability
             )
             wrong[chosen, row[column]] += chosen != row[column]
     assert sum(wrong.values()) == 0 and wrong.keys() >= {(kernel, kernel) for kernel in ("flash", "efficient", "math")}

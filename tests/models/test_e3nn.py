@@ -40,14 +40,9 @@ from e3nn.nn.models import gate_points_2101, gate_points_2102  # noqa: E402
 from e3nn.nn.models.v2103 import voxel_convolution as voxels_2103  # noqa: E402
 from e3nn.nn.models.v2104 import voxel_convolution as voxels_2104  # noqa: E402
 from e3nn.nn.models.v2106.gate_points_message_passing import MessagePassing  # noqa: E402
-from e3nn.nn.models.v2106.gate_points_networks import (  # noqa: E402
-    NetworkForAGraphWithAttributes,
-    SimpleNetwork,
-)
+from e3nn.nn.models.v2106.gate_points_networks import NetworkForAGraphWithAttributes, SimpleNetwork  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 MIXED = "1e + 2e + 3x3o"
 LATTICE = o3.Irreps.spherical_harmonics(2)
@@ -145,10 +140,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
     ),
     "Norm": (lambda: o3.Norm("3x0e + 5x1o"), lambda: rand("3x0e + 5x1o")),
     "Norm, squared": (lambda: o3.Norm(MIXED, squared=True), lambda: rand(MIXED)),
-    "SphericalHarmonics": (
-        lambda: o3.SphericalHarmonics("0e + 1o + 3o", normalize=True),
-        lambda: (torch.randn(7, 3),),
-    ),
+    "SphericalHarmonics": (lambda: o3.SphericalHarmonics("0e + 1o + 3o", normalize=True), lambda: (torch.randn(7, 3),)),
     "SphericalHarmonics, as given": (
         lambda: o3.SphericalHarmonics(list(range(7)), normalize=False, normalization="norm"),
         lambda: (torch.randn(2, 5, 3),),

@@ -68,8 +68,7 @@ def test_a_convolutional_net_of_quantised_tensors():
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank"),
-    [("Conv1d", 1), ("Conv2d", 2), ("Conv3d", 3), ("ConvTranspose1d", 1), ("ConvTranspose2d", 2)],
+    ("kind", "rank"), [("Conv1d", 1), ("Conv2d", 2), ("Conv3d", 3), ("ConvTranspose1d", 1), ("ConvTranspose2d", 2)]
 )
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_quantised_convolution(kind, rank, groups):

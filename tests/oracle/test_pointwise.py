@@ -328,12 +328,7 @@ def test_complex_numbers(shapes, seed):
     }
     for function, step in two.items():
         check_claim(elementwise(step), function, z, w)
-    one = {
-        torch.neg: lambda a: -a,
-        torch.abs: abs,
-        torch.exp: pointwise.complex_exp,
-        torch.angle: pointwise.angle,
-    }
+    one = {torch.neg: lambda a: -a, torch.abs: abs, torch.exp: pointwise.complex_exp, torch.angle: pointwise.angle}
     for function, step in one.items():
         check_claim(elementwise(step), function, z)
     check_claim(lambda tally, row: _total(tally, row), lambda a: a.sum(), z.reshape(-1))
@@ -571,11 +566,7 @@ def test_losses_of_elements(shape, seed, reduction, factor):
         (losses.divergence, F.kl_div, (x, p)),
         (losses.divergence_of_logs, partial(F.kl_div, log_target=True), (x, y)),
         (losses.poisson_of_log, F.poisson_nll_loss, (x, y)),
-        (
-            with_coefficients(losses.poisson, 1e-8),
-            partial(F.poisson_nll_loss, log_input=False),
-            (p, q),
-        ),
+        (with_coefficients(losses.poisson, 1e-8), partial(F.poisson_nll_loss, log_input=False), (p, q)),
         (losses.soft_margin, F.soft_margin_loss, (x, signs)),
         (with_coefficients(losses.hinge_embedding, 1.0), F.hinge_embedding_loss, (x, signs)),
         (with_coefficients(losses.margin_ranking, 0.5), partial(F.margin_ranking_loss, margin=0.5), (x, y, signs)),

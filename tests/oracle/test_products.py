@@ -35,11 +35,7 @@ def test_linear(source, batch, k, n, biased, dtype):
 @given(sources, sizes, sizes, sizes, st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any))
 def test_linear_backward(source, m, k, n, mask):
     def differentiate(x, grad, weight):
-        return (
-            grad @ weight if mask[0] else None,
-            grad.T @ x if mask[1] else None,
-            grad.sum(0) if mask[2] else None,
-        )
+        return (grad @ weight if mask[0] else None, grad.T @ x if mask[1] else None, grad.sum(0) if mask[2] else None)
 
     check_product(
         lambda tally, *tensors: products.linear_backward(tally, *tensors, mask),
@@ -106,10 +102,7 @@ def test_product_that_is_added(name, source, beta, alpha, dtype, data):
         lambda tally, c, a, b: products.add_product(program(tally, a, b), c, beta, alpha),
         lambda c, a, b: function(c, a, b, beta=beta, alpha=alpha),
         *draw_operands(
-            source,
-            data,
-            [data.draw(st.sampled_from(own)), *terms.split()],
-            dtype if name == "addmm" else torch.float64,
+            source, data, [data.draw(st.sampled_from(own)), *terms.split()], dtype if name == "addmm" else torch.float64
         ),
         products=name != "addr",
     )

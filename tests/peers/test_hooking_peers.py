@@ -26,7 +26,7 @@ KNOWN_DIFFERENCES = {
         "renamed": "a subclass of nn.Linear that changes nothing: thop goes by the very class, and counts 0",
     },
     "torchinfo": {
-        "small_einsum": "a class of the tests' own with a parameter `weight`: torchinfo counts it in every class",
+        "small_einsum": "a class of the tests' own with a parameter `weight`: torchinfo counts it in every class"
     },
 }
 PEERS = tuple(KNOWN_DIFFERENCES)

@@ -23,7 +23,7 @@ from tests.support.processes.family_worker import (
 )
 from tests.support.processes.layout_worker import COMPARED
 from tests.support.processes.start import run_ranks
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

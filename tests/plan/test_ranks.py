@@ -447,17 +447,6 @@ def test_bytes_on_the_wire_are_rounded_up():
     assert communicate(lambda x: dist.all_reduce(x), ranks=1).total() == Volume(1, 32, 0)
 
 
-def test_a_group_of_arbitrary_ranks_has_its_size():
-    def reduce(x):
-        dist.all_reduce(x, group=group)
-
-    with fake_process_group(8, 0):
-        group = dist.new_group([0, 1, 5])
-        trace = record_call(reduce, (torch.ones(3),), execution="real")
-    (transfer,) = read_communication(trace).transfers
-    assert (transfer.group.size, transfer.group.step, transfer.volume.wire) == (3, None, 16)
-
-
 def test_an_op_without_a_rule_is_unsupported():
     def of(packet, *inputs):
         signature = Signature(packet, ("input",), inputs, ())

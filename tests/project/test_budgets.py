@@ -14,30 +14,30 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (77186, 449),
-    "fvflops/analysis": (3120, 20),
-    "fvflops/capture": (19268, 114),
-    "fvflops/cli": (5893, 36),
-    "fvflops/comparison": (4347, 18),
-    "fvflops/compat": (788, 4),
-    "fvflops/counting": (2038, 14),
-    "fvflops/devices": (905, 4),
-    "fvflops/formulas": (4216, 27),
+    "fvflops": (74484, 430),
+    "fvflops/analysis": (3046, 19),
+    "fvflops/capture": (18856, 112),
+    "fvflops/cli": (5297, 33),
+    "fvflops/comparison": (4266, 17),
+    "fvflops/compat": (765, 3),
+    "fvflops/counting": (1779, 13),
+    "fvflops/devices": (901, 4),
+    "fvflops/formulas": (4119, 27),
     "fvflops/integrations": (789, 7),
-    "fvflops/measure": (5946, 26),
-    "fvflops/plan": (10625, 52),
-    "fvflops/reports": (5258, 39),
-    "fvflops/sources": (4729, 32),
-    "fvflops/sweep": (2159, 11),
-    "fvflops/trace": (3566, 23),
-    "fvflops/views": (726, 5),
-    "fvflops/zoo": (1391, 10),
-    "tests": (72148, 387),
-    "tools": (10708, 84),
+    "fvflops/measure": (5782, 23),
+    "fvflops/plan": (10140, 50),
+    "fvflops/reports": (5044, 35),
+    "fvflops/sources": (4451, 32),
+    "fvflops/sweep": (2104, 11),
+    "fvflops/trace": (3499, 22),
+    "fvflops/views": (712, 5),
+    "fvflops/zoo": (1524, 10),
+    "tests": (68256, 384),
+    "tools": (9786, 73),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
-LARGE = {"parameters": 19, "functions": 3, "files": 0}
+LARGE = {"parameters": 18, "functions": 3, "files": 0}
 # Helpers of the package, and the format of documents.
 EQUAL_NAMES = {"text": 2}
 

@@ -20,9 +20,11 @@ SHOWN = {
     "A convention": "hardware",
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
     "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
+    "A model of the zoo": "pp=2",
     "A source of models": "768",
     "A device": "Card 9",
     "The times of a device": "measured by nobody",
+    "An axis of parallelism": "trial=4",
     "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
     "A feature": "{'': 40}\n",
 }

@@ -21,7 +21,7 @@ from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.counting import HandleCostModel, TableCostModel, build_timeline, count
 from fvflops.formulas import OpCost, load_table
 from fvflops.reports import EXPORTS
-from fvflops.reports.files import flame_graph
+from fvflops.reports.files import timeline_files
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from tests.support.checkout import DATA
@@ -205,7 +205,7 @@ def by_module(stacks: Counter[tuple[str, ...]], names: dict[str, str]) -> Counte
 
 
 def module_names(timeline: Timeline) -> dict[str, str]:
-    return {flame_graph.title(frame): frame.name for frame in timeline.frames if frame.kind == "module"}
+    return {timeline_files.title(frame): frame.name for frame in timeline.frames if frame.kind == "module"}
 
 
 def called_by_module(analysis: FlopCountAnalysis) -> dict[str, int]:

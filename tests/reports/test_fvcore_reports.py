@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fvflops.cli import main
-from fvflops.reports import REPORTS, Report, fvcore_table, fvcore_tree
+from fvflops.reports import REPORTS, Report, fvcore_format
 from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Summary
 from tests.support.random_cases import random_cases
 from tests.support.reports.fvcore_text import TAKES_OPTION, print_as_fvcore
+from tests.support.reports.report_formats import output_of
 from tests.support.reports.summaries import make_deep, make_wide, read_modules, summarise
 
 SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.source == "summary"}
@@ -44,11 +45,11 @@ def assert_same_text(ours: str, theirs: str) -> None:
 
 def compare_with_fvcore(flops, activations, depth: int, show_param_shapes: bool, summary: Summary) -> None:
     theirs = print_as_fvcore(flop_count_table, flops, depth, activations, show_param_shapes)
-    assert_same_text(fvcore_table.write_table(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
-    assert_same_text(fvcore_tree.write_tree(summary), flop_count_str(flops, activations))
+    assert_same_text(fvcore_format.write_table(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
+    assert_same_text(fvcore_format.write_tree(summary), flop_count_str(flops, activations))
     if summary.columns["parameters"]:
         theirs = print_as_fvcore(parameter_count_table, flops._model, depth)
-        assert_same_text(fvcore_table.write_parameter_table(summary.modules, depth=depth), theirs)
+        assert_same_text(fvcore_format.write_parameter_table(summary.modules, depth=depth), theirs)
 
 
 # ---- models
@@ -149,22 +150,9 @@ def test_the_reports_read_as_those_of_fvcore(name):
             compare_with_fvcore(flops, activations, depth, shapes, summarise(flops, activations))
 
 
-def test_the_comparison_sees_one_wrong_count_and_one_wrong_blank():
-    flops, _ = analyse("shared")
-    summary = summarise(flops)
-    summary.columns["flops"]["first.fc"] += 1
-    with pytest.raises(AssertionError):
-        compare_with_fvcore(flops, None, 3, True, summary)
-    text = fvcore_table.write_table(summarise(flops))
-    with pytest.raises(AssertionError):
-        assert_same_text(text.replace(" first", "first ", 1), text)
-    with pytest.raises(AssertionError):
-        assert_same_text(text + "\n", text)
-
-
 def test_the_table_is_indented_whatever_tabulate_is_installed():
     flops, _ = analyse("nested")
-    assert fvcore_table.write_table(summarise(flops), depth=2) == (
+    assert fvcore_format.write_table(summarise(flops), depth=2) == (
         "| module         | #parameters or shape   | #flops   |\n"
         "|:---------------|:-----------------------|:---------|\n"
         "| model          | 5.18K                  | 19.456K  |\n"
@@ -266,7 +254,7 @@ def test_a_pipe_table_is_what_tabulate_draws_when_it_keeps_blanks(data, width):
     else:
         with patch.object(tabulate, "PRESERVE_WHITESPACE", True):
             expected = tabulate.tabulate(rows, headers, tablefmt="pipe")
-    assert fvcore_table.pipe_table(headers, rows) == expected
+    assert fvcore_format.pipe_table(headers, rows) == expected
 
 
 def test_an_old_tabulate_is_left_alone(monkeypatch):
@@ -275,9 +263,9 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
     def tabulate_without_option(rows, headers, tablefmt):
         raise AssertionError("the shared tabulate was asked")
 
-    monkeypatch.setattr(fvcore_table, "tabulate", SimpleNamespace(tabulate=tabulate_without_option))
-    text = fvcore_table.pipe_table(["a", "b"], [("x", " y")])
-    own = fvcore_table._load_private_tabulate()
+    monkeypatch.setattr(fvcore_format, "tabulate", SimpleNamespace(tabulate=tabulate_without_option))
+    text = fvcore_format.pipe_table(["a", "b"], [("x", " y")])
+    own = fvcore_format._load_private_tabulate()
     assert own.PRESERVE_WHITESPACE is True and own is not tabulate and sys.modules["tabulate"] is tabulate
     assert tabulate.PRESERVE_WHITESPACE is False
     assert text.replace(" ", "") == "|a|b|\n|:----|:----|\n|x|y|"
@@ -298,7 +286,7 @@ def test_the_registry_offers_each_report_by_name():
         assert render(summary) == render(summary, by="module", depth=None)
         with pytest.raises(ValueError, match="no view by 'layer'"):
             render(summary, by="layer")
-    assert REPORTS["fvcore"](summary).startswith(f"{fvcore_table.write_table(summary, depth=3)}\n\n")
+    assert REPORTS["fvcore"](summary).startswith(f"{fvcore_format.write_table(summary, depth=3)}\n\n")
     for report in REPORTS.values():
         module, _, function = report.function.partition(":")
         parameters_of = inspect.signature(getattr(importlib.import_module(module), function)).parameters
@@ -316,8 +304,10 @@ def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monke
     (tmp_path / "shout_report.py").write_text(SHOUT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(REPORTS, "shout", Report("one loud line", "shout_report:render", views=("module", "operator")))
-    assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "operator"]) == 0
-    assert capsys.readouterr().out == "LENET5 by operator: 416520!\n"
+    assert (
+        output_of(capsys, "count", "zoo:lenet5", "--format", "shout", "--by", "operator")
+        == "LENET5 by operator: 416520!\n"
+    )
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "both"]) == 2
     assert "--format shout supports --by module, operator; got both" in capsys.readouterr().err
     assert main(["count", "zoo:lenet5", "--format", "shout", "--top", "3"]) == 2
@@ -331,9 +321,9 @@ def test_the_tree_has_one_view_and_can_be_cut():
     flops, _ = analyse("nested")
     summary = summarise(flops)
     with pytest.raises(ValueError, match="the tree has no view by 'operator': use 'module'"):
-        fvcore_tree.write_tree(summary, by="operator")
-    assert fvcore_tree.write_tree(summary, depth=0) == "Sequential(#params: 5.18K, #flops: 19.46K)"
-    cut = fvcore_tree.write_tree(summary, depth=1).splitlines()
+        fvcore_format.write_tree(summary, by="operator")
+    assert fvcore_format.write_tree(summary, depth=0) == "Sequential(#params: 5.18K, #flops: 19.46K)"
+    cut = fvcore_format.write_tree(summary, depth=1).splitlines()
     assert [line for line in cut if line.startswith("  (")] == [
         "  (0): Linear(",
         "  (1): Sequential(#params: 2.41K, #flops: 9.6K)",
@@ -348,23 +338,23 @@ def test_what_fvcore_fails_on_is_shown():
     modules = read_modules(net)
     places = {**modules.by_name}
     assert (
-        fvcore_tree.write_tree(Summary(modules, {"flops": {"": 1}}))
+        fvcore_format.write_tree(Summary(modules, {"flops": {"": 1}}))
         == "Net(\n  #flops: 1\n  (a): ReLU()\n  (gone): None\n)"
     )
     del places["a"]
     looped = Summary(type(modules)(places), {"flops": {}})
-    assert fvcore_tree.write_tree(looped) == "Net(\n  #flops: 0\n  (a): ...\n  (gone): None\n)"
-    assert fvcore_table.write_parameter_table(modules).splitlines()[-1].replace(" ", "") == "|model|0|"
+    assert fvcore_format.write_tree(looped) == "Net(\n  #flops: 0\n  (a): ...\n  (gone): None\n)"
+    assert fvcore_format.write_parameter_table(modules).splitlines()[-1].replace(" ", "") == "|model|0|"
 
 
 def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
     summary = Summary(read_modules(Net(a=nn.ReLU())), {"bytes": {"": 2048, "a": 2048}}, uncalled={"bytes": frozenset()})
-    assert fvcore_table.write_table(summary).splitlines() == [
+    assert fvcore_format.write_table(summary).splitlines() == [
         "| module   | #bytes   |",
         "|:---------|:---------|",
         "| a        | 2.048K   |",
     ]
-    assert fvcore_tree.write_tree(summary).splitlines()[1] == "  #bytes: 2.05K"
+    assert fvcore_format.write_tree(summary).splitlines()[1] == "  #bytes: 2.05K"
 
 
 # ---- size
@@ -372,8 +362,8 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 RENDERERS = {
     **SUMMARY_REPORTS,
     "terminal": lambda summary: write_text(summary, sort="name", width=80) if collapse(summary) else "",
-    "parameters": lambda summary: fvcore_table.write_parameter_table(summary.modules, depth=10**9),
-    "whole table": partial(fvcore_table.write_table, depth=10**9),
+    "parameters": lambda summary: fvcore_format.write_parameter_table(summary.modules, depth=10**9),
+    "whole table": partial(fvcore_format.write_table, depth=10**9),
     "both": partial(REPORTS["csv"], by="both"),
 }
 
@@ -407,11 +397,6 @@ def test_the_measure_of_work_sees_fvcore_compare_each_name_with_each():
         for blocks in (10, 20)
     )
     assert twice > 3 * once
-
-
-@pytest.mark.parametrize("name", RENDERERS)
-def test_50_000_modules_are_no_burden(name):
-    assert RENDERERS[name](make_wide(5_000))
 
 
 @pytest.mark.parametrize("name", RENDERERS)

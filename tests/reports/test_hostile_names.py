@@ -30,7 +30,7 @@ from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.formulas import load_table
 from fvflops.measure import roofline_plot
 from fvflops.measure.op_roofline import roofline_report
-from fvflops.reports import REPORTS, fvcore_table
+from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.formats import write_document
 from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage
@@ -73,7 +73,7 @@ TERMINAL: dict[str, Render] = {
     "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
     "flop_count_table": flop_count_table,
     "flop_count_str": flop_count_str,
-    "parameters": lambda analysis: fvcore_table.write_parameter_table(analysis.module_tree()),
+    "parameters": lambda analysis: fvcore_format.write_parameter_table(analysis.module_tree()),
     "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
     "check": lambda analysis: model_budget.render(judge_names(analysis)),
     **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},

@@ -1,18 +1,15 @@
 """Labels of a plot: none overlaps another or what is there, and each is where an offset put it."""
 
-import math
 import random
 
-import pytest
-
-from fvflops.reports.pictures.labels import PADDING, Frame, Label, around, place_labels
+from fvflops.reports.pictures.labels import PADDING, Frame, around, leader_of, place_labels
 
 PAGE = Frame(0.0, 0.0, 4.0, 3.0)
 SIDES = ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.2), (0.0, -0.2))
 
 
-def place(points, sizes, offsets=SIDES, *, occupied=(), near=(), cost=lambda label, others: 0.0):
-    return place_labels(points, sizes, page=PAGE, occupied=occupied, offsets=offsets, near=near, cost=cost)
+def place(points, sizes, offsets=SIDES, *, occupied=(), lines=()):
+    return place_labels(points, sizes, page=PAGE, occupied=occupied, lines=lines, rings=[offsets])
 
 
 def spread(count, seed):
@@ -49,41 +46,30 @@ def test_a_label_without_room_has_no_frame():
     assert place([(2.0, 1.0)], [(0.4, 0.1)], SIDES[:1], occupied=[wall]) == [None]
 
 
-def test_labels_move_while_that_lowers_the_cost():
-    def prefer_right(label: Label, others: object) -> float:
-        return -label.frame.left
+def test_a_label_avoids_lines_and_close_points_where_it_can():
+    def sides(points, lines=()):
+        frames = place(points, [(0.5, 0.1)] * len(points), lines=lines)
+        return [round(frame.left - x, 2) for frame, (x, _) in zip(frames, points, strict=True)]
 
-    # The right of the first point is free once the label of the second has moved there; then both have the best.
-    frames = place([(1.0, 1.0), (1.9, 1.0)], [(0.5, 0.1)] * 2, near=SIDES[1:2], cost=prefer_right)
-    assert [frame and round(frame.left, 2) for frame in frames] == [1.1, 2.0]
-
-
-def test_a_cost_may_depend_on_the_other_labels():
-    def avoid_height(label: Label, others: list[Label]) -> float:
-        return sum(abs(other.frame.bottom - label.frame.bottom) < 0.05 for other in others)
-
-    frames = place([(1.0, 1.0), (3.0, 1.0)], [(0.5, 0.1)] * 2, cost=avoid_height)
-    assert len({round(frame.bottom, 2) for frame in frames if frame}) == 2
+    line = ((1.3, 0.9), (1.3, 1.1))
+    assert sides([(1.0, 1.0)]) == [0.1] and sides([(1.0, 1.0)], [line]) == [-0.6]
+    everywhere = [((0.0, height / 20), (4.0, height / 20)) for height in range(60)]
+    assert sides([(1.0, 1.0)], everywhere) == [0.1]
+    assert sides([(1.0, 1.0), (1.65, 1.0)])[0] == -0.6  # on the right its end is 0.05 from the second point
 
 
-def test_the_cost_of_a_label_is_what_is_between_it_and_its_point():
-    pytest.importorskip("numpy", reason="numpy, which matplotlib brings, is not installed")
-    from fvflops.reports.pictures.labels import LabelCost, leader_of
-
-    label = Label((1.0, 1.0), Frame(1.5, 0.95, 2.0, 1.05))
-    assert leader_of(label) == ((1.0, 1.0), (1.5, 1.0))
-    own, passed, beside = (1.0, 1.0), (1.25, 1.0), (1.7, 1.1)
-    line = ((1.7, 0.5), (1.7, 1.5))
-
-    def cost(points, lines=(), others=(), **options):
-        return round(LabelCost([own, *points], lines, **options)(label, others), 3)
-
-    assert cost([]) == 0.5  # the distance
-    assert cost([(1.25, 2.0)]) == 0.5
-    assert cost([passed]) == 1.0 and cost([beside]) == 0.55 and cost([], [line]) == 0.75
-    across = Label((1.2, 0.5), Frame(1.1, 1.4, 1.3, 1.5))  # its leader crosses that of the label
-    assert cost([], others=[across]) == 1.0
-    on_leader = Label((1.3, 1.0), Frame(1.2, 0.95, 1.4, 1.05))
-    assert cost([], others=[on_leader]) == 1.0
-    assert cost([passed], clear=True) == cost([], others=[across], clear=True) == math.inf
-    assert cost([beside], [line], clear=True) == 0.8
+def test_no_leader_passes_a_label_or_a_point():
+    for seed in range(5):
+        points, sizes = spread(30, seed)
+        far = [(0.3, up / 10) for up in range(-5, 6)]
+        frames = place(points, sizes, far, occupied=[around(point) for point in points])
+        assert sum(frame is not None for frame in frames) > 10
+        for point, frame in zip(points, frames, strict=True):
+            if leader := frame and leader_of(point, frame):
+                (x, y), (end, height) = leader
+                steps = [(x + share / 100 * (end - x), y + share / 100 * (height - y)) for share in range(101)]
+                others = [other for other in frames if other not in (frame, None)]
+                others += [around(other, 0.02) for other in points if other != point]
+                # A label may be between the squares of a leader and the marker of its own point.
+                assert not any(around(step, 0.0).overlaps(other) for step in steps[40:] for other in others)
+    assert leader_of((1.0, 1.0), Frame(1.1, 0.9, 2.0, 1.1)) is None

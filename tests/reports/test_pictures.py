@@ -257,14 +257,13 @@ def test_a_scaling_plot_tells_fitted_counts_from_held_out_ones_and_keeps_its_tex
 
 
 def test_labels_of_a_roofline_keep_off_its_roofs():
-    squares = roofline_plot._list_squares([((0.0, 0.0), (3.0, 3.0))])
     drawn = roofline(FlopCountAnalysis(Net(), torch.ones(10, 10), table="exact"), device=SLOW)
     figure = roofline_plot.draw_roofline(drawn)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     names = {point.name for point in roofline_plot.find_points(drawn)}
     labels = [text for text in axes.texts if text.get_text() in names]
-    assert labels and len(squares) > 60
+    assert labels
     for text in labels:
         box = text.get_window_extent()
         for line in axes.lines:

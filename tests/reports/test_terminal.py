@@ -25,7 +25,7 @@ from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
-from fvflops.reports import REPORTS, fvcore_table
+from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.count_report import write_markdown, write_text
 from fvflops.reports.display_width import truncate_middle, wrap
 from fvflops.reports.terminal.collapse import collapse
@@ -33,7 +33,7 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
-from tests.support.reports.report_formats import take_cells
+from tests.support.reports.report_formats import output_of, run, take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -166,15 +166,15 @@ def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
 def test_rows_are_ordered_and_cut_alike_in_every_list():
     rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, sort="activations", top=3))))
     assert [row["module"] for row in rows] == ["", "fc1", "head"]
-    for render, more in ((fvcore_table.write_table, 3), (write_text, 3), (write_markdown, 3)):
+    for render, more in ((fvcore_format.write_table, 3), (write_text, 3), (write_markdown, 3)):
         text = render(NET, sort="activations", top=3)
         named = re.findall(r"^\W*(model|fc1|head(?:\.\w+)?|aux)\b", text, re.MULTILINE)
         assert named == ["model", "fc1", "head"] and f"{more} more modules." in text
     by_name = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, by="both", sort="name"))))
     assert [row["module"] for row in by_name] == ["", "", "fc1", "head", "head", "head.act", "head.fc2"]
-    assert "gelu" not in fvcore_table.write_table(
+    assert "gelu" not in fvcore_format.write_table(
         NET, by="operator", top=1
-    ) and "1 more operator." in fvcore_table.write_table(NET, by="operator", top=1)
+    ) and "1 more operator." in fvcore_format.write_table(NET, by="operator", top=1)
     for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "an integer >= 1, not 0")):
         for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
@@ -197,7 +197,7 @@ def test_equal_layers_are_one_row_with_their_sum_and_unequal_ones_stay():
     assert re.findall(r"^ +\S.*? (?= )", text, re.MULTILINE)[:4] == ["  layers ", "    0 ", "      up ", "      down "]
     assert "    1–3 × 3  " in text and "      1.up " in text and "sum of N equal modules; rows of their" in text
     assert "sum of N equal modules.\n" in write_text(found, width=80, depth=2)
-    assert "layers.1–3 × 3" in fvcore_table.write_table(found) and "layers.1–3 × 3 | Block |" in write_markdown(found)
+    assert "layers.1–3 × 3" in fvcore_format.write_table(found) and "layers.1–3 × 3 | Block |" in write_markdown(found)
     assert collapse(summarise_stack(8, 4, 8)).labels == {}
     for name in ("tree", "json"):
         with pytest.raises(ValueError, match="has a row for every module"):
@@ -291,33 +291,20 @@ def test_a_terminal_gets_colours_and_a_pipe_or_file_the_same_table_without(tmp_p
     lines = SGR.sub("", shown).split("\n")
     assert "\x1b[1m" in shown and max(map(take_cells, lines)) <= 50 and all(map(str.isprintable, lines))
     assert lines[3].startswith("  a\\x1b[") and "…" in lines[3]
-    assert main(["count", f"{path}:hostile"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:hostile")
     assert all(map(str.isprintable, piped.split("\n"))) and "█" in piped
     assert max(map(take_cells, piped.split("\n"))) == 80
-    assert main(["count", f"{path}:hostile", "--format", "fvcore"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:hostile", "--format", "fvcore")
     assert all(map(str.isprintable, piped.split("\n")))
     assert "|  a\\x1b[2J\\u202e" + "b" * 20 in piped and len(piped) < 10_000
-    assert main(["count", f"{path}:plain", "--format", "fvcore"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:plain", "--format", "fvcore")
     assert "(3, 4)" in piped and print_on_terminal(50, "count", f"{path}:plain", "--format", "fvcore") == piped
     monkeypatch.setenv("COLUMNS", "50")
-    assert main(["count", f"{path}:plain"]) == 0
-    piped = capsys.readouterr().out
+    piped = output_of(capsys, "count", f"{path}:plain")
     assert SGR.sub("", print_on_terminal(50, "count", f"{path}:plain")) == piped
     monkeypatch.delenv("COLUMNS")
     assert print_on_terminal(80, "count", f"{path}:plain", "--output", str(tmp_path / "out")) == ""
-    assert main(["count", f"{path}:plain"]) == 0
-    assert (tmp_path / "out").read_text() == capsys.readouterr().out
-
-
-def exit_code(*argv: str) -> int:
-    """Return the exit code of a command line, whether or not its arguments can be read."""
-    try:
-        return main(argv)
-    except SystemExit as error:
-        return int(error.code)
+    assert (tmp_path / "out").read_text() == output_of(capsys, "count", f"{path}:plain")
 
 
 @pytest.mark.parametrize(
@@ -336,9 +323,8 @@ def exit_code(*argv: str) -> int:
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
-    assert exit_code("count", "no.such:model", *options) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    code, out, err = run(capsys, "count", "no.such:model", *options)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("repeated", [False, True])

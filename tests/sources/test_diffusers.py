@@ -12,7 +12,7 @@ from fvflops import FlopCountAnalysis, parameter_count
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from tests.support.models.diffusers_pipelines import PIPELINES, write_pipeline
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
@@ -21,12 +21,7 @@ pytest.importorskip("transformers", reason="pipelines have text encoders of tran
 # Pipelines that call the denoiser twice instead of with a doubled batch, or once, as Flux's guidance is an input.
 SINGLE = ("FluxPipeline", "WanPipeline")
 # Pipelines whose text has one length, or none.
-FIXED_TEXT = (
-    "StableDiffusionPipeline",
-    "StableDiffusionXLPipeline",
-    "DiTPipeline",
-    "StableVideoDiffusionPipeline",
-)
+FIXED_TEXT = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "DiTPipeline", "StableVideoDiffusionPipeline")
 VIDEOS = ("CogVideoXPipeline", "WanPipeline", "LTXPipeline", "StableVideoDiffusionPipeline")
 
 
@@ -234,7 +229,6 @@ def damage(folder, change):
         (lambda index, _: index.pop("unet"), {}, "has no unet and no transformer"),
         (lambda index, _: index.update(controlnet=["diffusers", "ControlNetModel"]), {}, None),
         (lambda _, folder: (folder / "vae" / "config.json").unlink(), {}, "vae: this folder has no config.json"),
-        (lambda _, folder: (folder / "vae" / "config.json").write_text("{"), {}, "vae: Expecting property name"),
         (lambda index, _: index.update(vae=["diffusers", "AutoencoderK"]), {}, "the nearest are 'AutoencoderKL'"),
         (lambda index, _: index.update(vae=["mine", "AutoencoderKL"]), {}, "diffusers has no pipeline library 'mine'"),
         (lambda index, _: None, {"args": ("heigth=64",)}, "has no such size: did you mean 'height'?"),
@@ -252,7 +246,6 @@ def test_a_wrong_pipeline_is_an_error_that_says_what_to_do(tmp_path, change, opt
         (folder / "controlnet" / "config.json").write_text("{}")
         message = "the component controlnet (ControlNetModel) cannot be counted in a pipeline: count it alone"
     with pytest.raises(ValueError) as caught:
-        load_model(f"diffusers:{folder}", SourceOptions(**options))
         load_model(f"diffusers:{folder}", SourceOptions(**options))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 

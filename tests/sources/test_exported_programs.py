@@ -11,7 +11,7 @@ from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.zoo import build
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

@@ -144,7 +144,7 @@ def test_a_size_is_varied_beside_fixed_arguments(capsys, nets):
 
 
 def test_libraries_pass_arguments_to_their_constructors():
-    from tests.support.torchvision_schemas import define_torchvision_schemas
+    from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
     define_torchvision_schemas()
     subject = load_model("timm:resnet18", SourceOptions(args=("num_classes=7", "in_chans=1"), device="meta"))

@@ -10,7 +10,7 @@ from fvflops.cli import main
 from fvflops.sources import load_model
 from fvflops.sources import onnx as onnx_source
 from tests.support.hostile.forbidden_actions import ForbiddenAction, forbidding_actions
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 onnx = pytest.importorskip("onnx")

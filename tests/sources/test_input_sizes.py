@@ -133,20 +133,9 @@ def test_inputs_of_a_factory_keep_their_values(factory):
         ("zoo:gpt2", {"dtype": "int8"}, "--dtype must be one of fp64, fp32"),
         ("torchvision:vit_b_16", {"image_size": (64, 32)}, "--image-size 64x32: torchvision:vit_b_16 accepts square"),
         (
-            "transformers:BertModel",
-            {"image_size": (8, 8)},
-            "--image-size does not apply to the default inputs of BertModel",
-        ),
-        (
             "transformers:ViTModel",
             {"seq": 8},
             r"--seq does not apply to the default inputs of ViTModel \(pixel_values=",
-        ),
-        (
-            "transformers:BertModel",
-            {"seq": 513},
-            "--seq 513: BertModel has positions for 512 tokens only .embeddings.position_embeddings.weight.: pass at "
-            "most --seq 512",
         ),
     ],
 )

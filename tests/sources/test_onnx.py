@@ -11,7 +11,7 @@ from fvflops import FlopCountAnalysis
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 onnx = pytest.importorskip("onnx")

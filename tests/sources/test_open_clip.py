@@ -6,7 +6,7 @@ import pytest
 
 from fvflops import FlopCountAnalysis, parameter_count
 from fvflops.sources import SourceOptions, load_model
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 pytest.importorskip("open_clip", reason="open_clip is not installed")

@@ -16,7 +16,7 @@ from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep.count_model import count_model
 from tests.support.hostile.forbidden_actions import forbidding_actions
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()  # onnx2torch imports torchvision
 X = torch.randn(2, 4)
@@ -79,12 +79,7 @@ def write_old_pickle(path, canary):
     torch.save([Opens(canary)], path, _use_new_zipfile_serialization=False)
 
 
-WRITERS = {
-    "program": write_program,
-    "script": write_script,
-    "pickle": write_pickle,
-    "old pickle": write_old_pickle,
-}
+WRITERS = {"program": write_program, "script": write_script, "pickle": write_pickle, "old pickle": write_old_pickle}
 # Names, and whether a file of that name is data.
 NAMES = {
     **dict.fromkeys(("x.pt2", "x.pt", "x.bin", "x", "x.json.pt2"), False),

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from types import FrameType
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -26,7 +27,6 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from fvflops.capture.instrument.patching import Patch
-from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import top_saved_hooks
 
 _PACKAGE = "/fvflops/"
@@ -137,21 +137,61 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().numpy().tobytes()
 
 
-def describe_model(model: nn.Module) -> dict[str, Any]:
-    """Return what can be told of a model without changing it, by objects' identities and tensors' bytes."""
-    told: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        told[f"{name} attributes"] = {
-            key: (len(value) if isinstance(value, (dict, list, set)) else id(value))
-            for key, value in vars(module).items()
-        }
-        told[f"{name} training"] = module.training
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        told[name] = id(tensor), _as_bytes(tensor), id(tensor.grad), tensor.requires_grad
-    held = [value for module in model.modules() for value in vars(module).values()]
-    held += [item for value in held if isinstance(value, list) for item in value]
-    told["shape tensors"] = [value for value in held if isinstance(value, ShapeTensor)]
-    return told
+def reachable(root: Any, *, closures: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield (path, object) for all that can be reached from an object: attributes, items, gradients, closures."""
+    seen: set[int] = set()
+    pending: list[tuple[str, Any]] = [("", root)]
+    while pending:
+        path, item = pending.pop()
+        if id(item) in seen or isinstance(item, (type, ModuleType, str, bytes, int, float, type(None))):
+            continue
+        seen.add(id(item))
+        yield path, item
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                name = key if isinstance(key, (str, int)) else type(key).__name__
+                pending += [(f"{path}.key {name}", key), (f"{path}[{name!r}]", value)]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            pending += [(f"{path}[{index}]", value) for index, value in enumerate(item)]
+        elif isinstance(item, MethodType):
+            pending.append((f"{path}.__self__", item.__self__))
+        elif isinstance(item, FunctionType) and closures:
+            cells = zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+            pending += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
+        if isinstance(item, torch.Tensor) and item.is_leaf:
+            pending.append((f"{path}.grad", item.grad))
+        pending += [(f"{path}.{name}", value) for name, value in getattr(item, "__dict__", {}).items()]
+
+
+def describe(root: Any) -> dict[str, Any]:
+    """Return path → what can be seen of each object there: identity, and of tensors everything, bits included."""
+    seen: dict[str, Any] = {}
+    for path, item in reachable(root, closures=False):
+        if isinstance(item, torch.Tensor):
+            bits = item.detach().cpu().contiguous().view(torch.uint8) if item.dim() and not item.is_meta else None
+            seen[path] = (
+                id(item),
+                type(item),
+                item.dtype,
+                item.device,
+                tuple(item.shape),
+                item.stride(),
+                item.storage_offset(),
+                item.untyped_storage()._cdata,
+                item.requires_grad,
+                item.is_leaf,
+                None if item.is_meta else item.tolist() if bits is None else bits.numpy().tobytes(),
+            )
+        elif isinstance(item, torch.Generator):
+            seen[path] = id(item), item.get_state().tolist()
+        elif isinstance(item, (dict, list, set, deque)):
+            seen[path] = id(item), type(item), len(item)
+        else:
+            seen[path] = id(item)
+        for name, value in getattr(item, "__dict__", {}).items():
+            if isinstance(value, (bool, int, float, str)) or value is None:
+                seen[f"{path}.{name}="] = value
+    return seen
 
 
 def describe_process() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fvflops.formulas import load_table
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep import COLUMNS, CountSettings, ModelCount, count_many, count_model
 from tests.support.models.unseen_work import KINDS, Net
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 
 class NeedsValues(nn.Module):

@@ -1,4 +1,4 @@
-"""Sweeps that are stopped go on, and give what one process gives."""
+"""Sweeps that are stopped go on and give what one process gives, also on a Ray cluster whose nodes die."""
 
 import os
 import signal
@@ -11,13 +11,22 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
-from fvflops.sweep.count_model import run_here
+from fvflops.sweep.count_model import Task, run_here
 from fvflops.sweep.counted_models import Journal, plan_sweep, run_sweep
+from fvflops.sweep.local_pool import NO_LIMITS
+from fvflops.sweep.ray_pool import NodeSettings, RayError, _run_on_node, run_on_cluster
 from fvflops.sweep.result_files import ResultError, encode_row, read_rows, write_rows
 from tests.support.checkout import ROOT
 
 NAMES = [*(f"zoo:{name}" for name in ("lenet5", "resnet50", "vit_b_16", "llama_tiny")), "zoo:none"]
 OPTIONS, SETTINGS = SourceOptions(), CountSettings(peak_memory=False)
+SLOW = 7
+SLOW_NAMES = [
+    "zoo:lenet5",
+    *(f"tests.support.models.sweep_candidates:slow_{width}" for width in range(1, SLOW + 1)),
+    "zoo:none",
+    "zoo:llama_tiny",
+]
 
 
 def without_seconds(rows):
@@ -115,3 +124,42 @@ def test_rows_of_a_sweep_that_ended_after_the_plan_are_kept(tmp_path):
     list(run_sweep(plan_sweep(["zoo:llama_tiny"], output, OPTIONS, SETTINGS), run_here))
     list(run_sweep(plan, run_here))
     assert list(read_rows(output)) == ["zoo:lenet5", "zoo:llama_tiny"]
+
+
+@pytest.mark.long
+def test_a_killed_node_loses_no_row_and_the_parquet_is_that_of_one_process(tmp_path, monkeypatch):
+    events = tmp_path / "events"
+    monkeypatch.setenv("EVENTS", str(events))
+    pytest.importorskip("ray", reason="needs ray: pip install '.[ray]'")
+    output, expected = str(tmp_path / "rows.parquet"), str(tmp_path / "expected.parquet")
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "processes" / "ray_cluster.py"), output, *SLOW_NAMES],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "EVENTS": str(events)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    printed = [line for line in result.stdout.splitlines() if line in SLOW_NAMES]
+    assert sorted(printed) == sorted(SLOW_NAMES)
+    begun = [line.split()[2] for line in events.read_text().splitlines() if "begin" in line]
+    assert "killed" in result.stdout.splitlines()
+    assert len(begun) == len(set(begun)) + 1 == SLOW + 1  # the model of the killed node was begun again
+    settings = CountSettings(peak_memory=False, memory=2 << 30)
+    list(run_sweep(plan_sweep(SLOW_NAMES, expected, SourceOptions(), settings), run_here))
+    rows, wanted = read_rows(output), read_rows(expected)
+    assert [replace(row, seconds=0) for row in rows.values()] == [replace(row, seconds=0) for row in wanted.values()]
+    assert [row.model for row in rows.values() if row.failure] == ["zoo:none"]
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"ray is not installed: pip install 'fvflops\[ray\]'"):
+        next(run_on_cluster([Task("zoo:lenet5")], address="auto"))
+
+
+def test_a_node_of_another_version_stops_the_sweep():
+    settings = NodeSettings("0.0.1", os.getcwd(), (), NO_LIMITS)
+    with pytest.raises(RayError, match=r"a node has fvflops .*, this machine 0\.0\.1: install the same on all"):
+        _run_on_node(Task("zoo:lenet5"), settings)

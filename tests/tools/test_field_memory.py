@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.tools import load_tool
-from tests.support.torchvision_schemas import define_torchvision_schemas
 
 field = load_tool("training_runs.field_memory")
 

@@ -42,8 +42,7 @@ def test_every_model_type_of_transformers_has_a_class():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("timm:resnet18", (1, 3, 128, 128)), ("timm:vit_tiny_patch16_224", (1, 3, 224, 224))],
+    ("name", "shape"), [("timm:resnet18", (1, 3, 128, 128)), ("timm:vit_tiny_patch16_224", (1, 3, 224, 224))]
 )
 def test_real_execution_takes_smaller_images_where_the_model_does(name, shape):
     _, (image,) = libraries.make_factory(name, "quick")()

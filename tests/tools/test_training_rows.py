@@ -86,9 +86,7 @@ def test_llamas_of_kempner_have_the_stated_parameters(name, parameters):
 def test_a_row_that_does_not_divide_is_refused(tmp_path, column, value, message):
     row = dict(
         zip(
-            read_file("single node")[0],
-            ["2", "4", "2", "1024", "16", "12", "1024", "2", "1", "1", "99.5"],
-            strict=True,
+            read_file("single node")[0], ["2", "4", "2", "1024", "16", "12", "1024", "2", "1", "1", "99.5"], strict=True
         )
     )
     if column == "# layers":

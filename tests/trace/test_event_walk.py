@@ -37,10 +37,8 @@ def test_calls_nest_and_each_thread_by_itself() -> None:
         ("enter", "a", 0),
         ("op", "", 0),
         ("op", "a", 0),
-        *[
-            ("exit", "a", 0),
-            ("exit", "", 0),
-        ],
+        ("exit", "a", 0),
+        ("exit", "", 0),
     ]
 
 

@@ -21,7 +21,7 @@ from fvflops.capture.run import record_call
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.counting import TableCostModel
 from fvflops.zoo import ZOO
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 Step = Literal["forward", "forward+backward"]
 STEPS: tuple[Step, ...] = ("forward", "forward+backward")

@@ -30,8 +30,7 @@ def _llama(layers: int, tokens: int) -> Case:
 GROWTHS: dict[str, Growth] = {
     "layers": Growth((8, 32, 128, 512), lambda layers: _llama(layers, tokens=64)),
     "batch": Growth(
-        (1, 16, 256, 4096),
-        lambda batch: Case(build=ZOO["resnet50"].build, shape=(batch, 3, 64, 64), fits=False),
+        (1, 16, 256, 4096), lambda batch: Case(build=ZOO["resnet50"].build, shape=(batch, 3, 64, 64), fits=False)
     ),
     "sequence length": Growth((128, 4096, 131_072), lambda tokens: _llama(8, tokens)),
 }

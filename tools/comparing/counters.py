@@ -105,11 +105,7 @@ def ask_calflops(subject: Subject) -> Answer:
     from calflops import calculate_flops
 
     flops, macs, _ = calculate_flops(
-        subject.model,
-        args=[*subject.args],
-        kwargs=dict(subject.kwargs),
-        print_results=False,
-        output_as_string=False,
+        subject.model, args=[*subject.args], kwargs=dict(subject.kwargs), print_results=False, output_as_string=False
     )
     return Answer([macs, flops / 2])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from comparing.cases import CASES
 from comparing.probes import PROBES
-from fvflops.reports.fvcore_table import pipe_table
+from fvflops.reports.fvcore_format import pipe_table
 from fvflops.units import format_seconds
 
 # A count is right within these percentages of the exact multiply-adds: tools also count biases, norms and the like.

@@ -62,8 +62,7 @@ def add_up(result: Any) -> torch.Tensor:
         return result.float().sum()
     values = result.values() if isinstance(result, Mapping) else result
     return sum(
-        (add_up(value) for value in values if isinstance(value, torch.Tensor) and value.requires_grad),
-        torch.zeros(()),
+        (add_up(value) for value in values if isinstance(value, torch.Tensor) and value.requires_grad), torch.zeros(())
     )
 
 

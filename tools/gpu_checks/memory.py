@@ -17,7 +17,7 @@ from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.cuda_cases.case import to_format
 from tests.support.cuda_cases.runs import attempt
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

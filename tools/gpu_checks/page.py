@@ -17,11 +17,7 @@ _WAYS = {
     "without": 'tensors on the CPU, `device="cuda"`, CUDA hidden',
 }
 _SHORT = {"shapes": "CUDA", "asked": '`device="cuda"`', "without": "CUDA hidden"}
-_COUNTED = {
-    "models": "models: forward, training, bfloat16",
-    "kernels": "ops: forward, training",
-    "steps": "optimizers",
-}
+_COUNTED = {"models": "models: forward, training, bfloat16", "kernels": "ops: forward, training", "steps": "optimizers"}
 
 
 def write_page(results: Mapping[str, Any]) -> str:
@@ -46,7 +42,7 @@ def _introduce(results: Mapping[str, Any]) -> list[str]:
     return [
         f"One {machine['device']}, driver {driver[0]}, torch {machine['torch in full']}, cuDNN {machine['cudnn']},"
         f" Triton {machine['triton']}, measured on {machine['day']} by `tools/gpu.py --page docs/reference/gpu.md`,"
-        " which writes every case to `build/gpu.json`. Terms: [shape and real execution](../concepts/execution.md).",
+        " which writes every case to `build/gpu.json`. Terms: [shape and real execution](../concepts/execution.md)."
     ]
 
 

@@ -21,7 +21,7 @@ from fvflops.sources.transformers.shrink_config import shrink
 from fvflops.sources.transformers.transformers_inputs import make_inputs
 from sweeping.torchvision_kernels import define_torchvision_kernels
 from tests.support.models.quick_weights import quick_weights
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 _QUICK_SIDE = 128  # of an image for a model that takes any, RAFT's smallest
 _TINY_TEXT = 32  # tokens

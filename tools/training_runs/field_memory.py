@@ -25,7 +25,7 @@ from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.plans import plan_rank
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "field_memory" / "field_memory.csv"
 UNITS = {"GB": 1e9, "GiB": 2**30}
@@ -250,13 +250,7 @@ CASES: tuple[Case, ...] = (
         model=lambda: lora(classifier("Roberta"), 8, "query value", modules_to_save=["classifier"], lora_dropout=0.1),
         **_ROBERTA,
     ),
-    Case(
-        model=automodel_llama,
-        tokens=(2, 4096),
-        quantity="fits",
-        device="H100",
-        assumes="its peft_benchmark.yaml",
-    ),
+    Case(model=automodel_llama, tokens=(2, 4096), quantity="fits", device="H100", assumes="its peft_benchmark.yaml"),
     Case(
         model=_TITAN,
         tokens=(1, 8192),

@@ -24,11 +24,7 @@ _FUSED = {
     mpt.MPTConfig: (),
     llama.LlamaConfig: (),
 }
-_BLOCKS = {
-    megatron_gpt.MegatronGPTConfig: megatron_gpt.Block,
-    mpt.MPTConfig: mpt.Block,
-    llama.LlamaConfig: llama.Block,
-}
+_BLOCKS = {megatron_gpt.MegatronGPTConfig: megatron_gpt.Block, mpt.MPTConfig: mpt.Block, llama.LlamaConfig: llama.Block}
 # Datasets whose runs seem to be measured while a dynamic loss scale is too large.
 _SKIPPED = ("single node", "multi node")
 _CHECKPOINTS = {"none": (), "full": "full", "selective": "selective"}

@@ -65,11 +65,7 @@ class TrainingRun:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("checkpointing", CHECKPOINTING),
-            ("sharding", SHARDING),
-            ("quantity", QUANTITIES),
-        ):
+        for field, allowed in (("checkpointing", CHECKPOINTING), ("sharding", SHARDING), ("quantity", QUANTITIES)):
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{self.place}: {field} {getattr(self, field)!r} is none of {', '.join(allowed)}")
         if self.local_batch is not None and self.micro_batch is not None and self.local_batch % self.micro_batch:

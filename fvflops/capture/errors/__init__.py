@@ -1,1 +1,1 @@
-"""Describe errors that a model raised, and refuse what is no model."""
+"""Describe errors that a model raised, and refuse objects that are no models."""

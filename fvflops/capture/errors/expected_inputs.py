@@ -19,7 +19,7 @@ _SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width"
 class Expectation:
     """What a layer expects of its input number `index`, and the nearest shape and dtype that it accepts.
 
-    `shape` is None where none can be derived; `dtype` is "" where that of the input is right. `in_training`: it expects
+    `shape` is None where none can be derived; `dtype` is "" where the input's is right. `in_training`: it expects
     this in training mode alone.
     """
 

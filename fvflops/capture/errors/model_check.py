@@ -1,4 +1,4 @@
-"""Refuse what is no model, or was not recorded, and name what to pass instead."""
+"""Refuse objects that are no models, or were not recorded, and name the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY = "pass a torch.nn.Module or a function"
 
 
 def check_model(model: Any) -> None:
-    """Raise TypeError for what is neither a module nor a function, and for a wrapper of the module to count.
+    """Raise TypeError for an object that is neither a module nor a function, or wraps the module to count.
 
     >>> check_model(nn.Linear)
     Traceback (most recent call last):

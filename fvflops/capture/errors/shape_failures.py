@@ -28,7 +28,7 @@ def find_reason(error: BaseException) -> str:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the reason for a failure in one line: that of shape execution, or the type and message of the error.
+    """Return the reason for a failure in one line, or else the type and message of the error.
 
     >>> describe_failure(ValueError("no\\nsuch scale"))
     'ValueError: no'

@@ -67,7 +67,9 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
     buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
         views = [
-            _unexpanded(tensor) for tensor in (*buffers, *snapshot.tensors, *written_parameters) if _is_copyable(tensor)
+            _unexpanded(tensor)
+            for tensor in (*buffers, *snapshot.tensors, *written_parameters)
+            if tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
         ]
         saved = [(view, view.clone()) for view in views]
     try:
@@ -77,10 +79,6 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
             restore_all((((lambda state: _restore_view(*state)), saved),))
         finally:
             snapshot.restore()
-
-
-def _is_copyable(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:

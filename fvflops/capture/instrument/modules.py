@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -44,6 +44,24 @@ class _Unfused(TorchFunctionMode):
         stack = function_mode_stack()
         if stack and stack[-1] is self:
             super().__exit__(*error)
+
+
+@contextmanager
+def compiled_calls_replaced(modules: Iterable[nn.Module], replace: Callable[[nn.Module, Any], Any]) -> Iterator[None]:
+    """Replace what `module.compile()` made modules call while the context lasts; it bound the unwrapped method."""
+    compiled = [(module, call) for module in modules if (call := module._compiled_call_impl) is not None]
+
+    def restore() -> None:
+        for module, call in compiled:
+            module._compiled_call_impl = call
+
+    with undone_in_child(restore):
+        try:
+            for module, call in compiled:
+                module._compiled_call_impl = replace(module, call)
+            yield
+        finally:
+            restore()
 
 
 class ScriptCalls:
@@ -88,12 +106,11 @@ def module_scopes(
     """Record calls of a model's modules as regions while the context lasts.
 
     TorchScript runs its submodules out of sight: those of `scripts` run as copies that report them, by `copy_scripts`.
-    What the code of a copy assigns is not assigned in the model.
+    Assignments in the code of a copy do not reach the model.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.
     """
-    compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
     copies, tree = scripts or {}, model_index.tree
     calls = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)
@@ -105,23 +122,14 @@ def module_scopes(
     def defer_compile(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda module, *args, **kwargs: compile_calls.append((module, args, kwargs))
 
-    def restore_compiled() -> None:
-        for module, call in compiled:
-            module._compiled_call_impl = call
-
     deferred = _COMPILES, defer_compile
     try:
         with (
             wrapped([(CALLS, partial(_around, recorder, model_index, mode, unfused, copies, calls)), deferred]),
             function_mode_removed(unfused),
-            undone_in_child(restore_compiled),
+            compiled_calls_replaced(model_index.modules, lambda module, call: None),
         ):
-            try:
-                for module, _ in compiled:
-                    module._compiled_call_impl = None  # bound to the unwrapped method
-                yield
-            finally:
-                restore_compiled()
+            yield
     finally:
         for module, args, kwargs in compile_calls:
             module.compile(*args, **kwargs)

@@ -73,7 +73,7 @@ class OptimizerStep:
                         if recorder.storages[index][2] == "outside":
                             _set_origin(recorder, index, origin)
                     elif isinstance(tensor, torch.Tensor):
-                        for index in _storage_indices(recorder, tensor):
+                        for index in recorder.storages_of(inner_tensors(tensor)):
                             groups[index] = chosen
                             _set_origin(recorder, index, origin)
 
@@ -100,10 +100,6 @@ class OptimizerStep:
     def _is_outside_model(self, parameter: torch.Tensor) -> bool:
         modules = self._recorder.module_of_tensor  # empty without a model
         return bool(modules) and id(parameter) not in modules
-
-
-def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
-    return [index for inner in inner_tensors(tensor) for index in recorder.storages_of((inner,))]
 
 
 def _set_origin(recorder: Recorder, index: int, origin: str) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.instrument.modules import CALLS
+from fvflops.capture.instrument.modules import CALLS, compiled_calls_replaced
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
-from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.torch_internals import RecordFunction
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
@@ -65,7 +64,6 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
     range_names = name_ranges(model_index)
     range_of = IdentityMapping([(module, range_names[name]) for module, name in model_index.names.items()])
     is_compiling = torch.compiler.is_compiling
-    compiled = [(module, call) for module in model_index.names if (call := module._compiled_call_impl) is not None]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -83,17 +81,11 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
 
         return call
 
-    def restore_compiled() -> None:
-        for module, call in compiled:
-            module._compiled_call_impl = call
+    def with_range(module: nn.Module, call: Any) -> Any:
+        return _with_range(call, range_of[module])
 
-    with CALLS.wrapped(around), undone_in_child(restore_compiled):
-        try:
-            for module, call in compiled:
-                module._compiled_call_impl = _with_range(call, range_of[module])
-            yield
-        finally:
-            restore_compiled()
+    with CALLS.wrapped(around), compiled_calls_replaced(model_index.names, with_range):
+        yield
 
 
 def _with_range(compiled: Callable[..., Any], range_name: str) -> Callable[..., Any]:
@@ -124,7 +116,7 @@ def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -
 
 
 def _read_launches(results: Any) -> dict[int, int]:
-    """Return correlation id of a device event → that of the op that launched it.
+    """Return correlation id of a device event → correlation id of the op that launched it.
 
     In older torch versions a FunctionEvent does not contain the latter.
     """
@@ -148,7 +140,7 @@ def read_events(
     """Return a run from torch.profiler's `FunctionEvent`s.
 
     `modules` maps range names to module names. `memory` lists allocations and frees on the CPU in order, as
-    (nanoseconds from the beginning, bytes). `launches` maps correlation ids of device events to those of the ops that
+    (nanoseconds from the beginning, bytes). `launches` maps correlation ids of device events to the ids of the ops that
     launched them, if the events do not contain these.
     """
     range_names = {event.name for event in events if _is_on_cpu(event) and _is_range(event, modules)}

@@ -44,11 +44,7 @@ def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
 
 
 def launch_kernel(
-    mode: Mode,
-    kernel: Any,
-    arguments: Mapping[str, Any],
-    call_kernel: Callable[[], Any],
-    frame: FrameType | None,
+    mode: Mode, kernel: Any, arguments: Mapping[str, Any], call_kernel: Callable[[], Any], frame: FrameType | None
 ) -> Any:
     """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it in real execution."""
     names = tuple(arguments)

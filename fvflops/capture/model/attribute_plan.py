@@ -31,7 +31,7 @@ _EXPORTED = frozenset({"_graph", "_ty"})
 
 
 class AttributePlan:
-    """Positions in a module's `__dict__` by what its values are.
+    """Positions in a module's `__dict__` by the kind of value.
 
     `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
     other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and

@@ -22,7 +22,7 @@ def quantised_on_meta(model: Any) -> Iterator[None]:
     replaced: list[tuple[nn.Module, nn.Parameter, dict[str, Any]]] = []
     may_have = "bitsandbytes" in sys.modules and isinstance(model, nn.Module)
     try:
-        for module in ModelIndex(model).modules if may_have else ():  # told apart by identity
+        for module in ModelIndex(model).modules if may_have else ():  # unique by identity
             # A ScriptModule has no dict of parameters.
             weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
             if type(weight).__name__ in _CLASSES and weight.device.type == "meta" and not _is_quantised(weight):

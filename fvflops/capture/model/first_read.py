@@ -1,4 +1,4 @@
-"""Read a model for the first time, with what is known of other modules with the same attributes."""
+"""Read a model for the first time, using cached plans of modules with the same attributes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_TEXTS = 1 << 12  # per plan
 _Tensors = tuple[tuple[str, int], ...]
 
 
-# What a module tree contains of a module, except where the module and its tensors are in the model: its description,
+# A module's entry in a module tree, except its path and its tensors' places in the model: its description,
 # the names of parameters that are None, its parameters, its buffers, and its children with whether they exist.
 _ModuleFacts = tuple[Description, tuple[str, ...], _Tensors, _Tensors, tuple[tuple[str, bool], ...]]
 
@@ -44,9 +44,9 @@ class Contents(NamedTuple):
 class FirstRead:
     """A model's modules, in the order of their first paths, and their contents.
 
-    `paths` are all paths with their modules, `first_paths` those of `modules`. `mappings`, `empty`, `others`, `tensors`
-    and `kinds` are those of ModelIndex; `labels` are kind and name of each tensor. `is_plain` is False for a model with
-    modules that keep their tensors elsewhere, such as a ScriptModule: it has no `tree`.
+    `paths` are all paths with their modules, `first_paths` one for each of `modules`. `mappings`, `empty`, `others`,
+    `tensors` and `kinds` are as in ModelIndex; `labels` are kind and name of each tensor. `is_plain` is False for a
+    model with modules that keep their tensors elsewhere, such as a ScriptModule: it has no `tree`.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
@@ -110,7 +110,7 @@ class FirstRead:
         return description, absent, indexed, indexed_buffers, names
 
     def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
-        """Sort a module's values by what can change in them."""
+        """Sort a module's values by mutability."""
         containers = plan.pick_containers(values)
         if any(containers):
             for value in containers:
@@ -131,7 +131,7 @@ class FirstRead:
     def _index(
         self, kind: str, prefix: str, tensors: dict[str, torch.Tensor | None]
     ) -> tuple[_Tensors, tuple[str, ...]]:
-        """Return name and index of tensors, and the names of those that are None."""
+        """Return name and index of tensors, and the names that are None."""
         if not tensors:
             return (), ()
         found: list[tuple[str, int]] = []

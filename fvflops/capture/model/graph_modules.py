@@ -41,7 +41,7 @@ class GraphModules:
     """The graphs of a model, and the modules that their nodes name.
 
     `prefixes` maps the position of each GraphModule with such metadata, in the model's modules, to the path of the
-    module that was exported. `bodies` are the positions of those that another graph passes to an op, such as the
+    module that was exported. `bodies` are the positions of graphs that another graph passes to an op, such as the
     branches of torch.cond. `added` maps paths to the modules that no longer exist as such, or only as a container of
     their parameters; `aliases` maps further paths of a module to its first. `hidden` are paths that tracing added.
     """
@@ -58,7 +58,7 @@ class GraphModules:
 
 
 def is_graph(cls: type) -> bool:
-    """Return whether a class is that of graph modules."""
+    """Return whether a class is one of graph modules."""
     return issubclass(cls, fx.GraphModule)
 
 
@@ -81,8 +81,8 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         children = {prefix_path(path, name): child for name, child in module.named_children()}
         passed = _passed_bodies(module)
         hidden |= {name for name, child in children.items() if _is_guard(child)}
-        hidden |= {prefix_path(path, name) for name in passed if _has_no_tensors(module.get_submodule(name))}
-        inner = [by_id[id(module.get_submodule(name))] for name in passed]
+        hidden |= {prefix_path(path, name) for name, body in passed.items() if _has_no_tensors(body)}
+        inner = [by_id[id(body)] for body in passed.values()]
         bodies.update(inner)
         prefix = prefixes.get(position, path) if position in bodies else path
         scopes = [scope for node in module.graph.nodes for scope in scopes_of(node)]
@@ -139,7 +139,7 @@ def runs_ops(node: fx.Node) -> bool:
 
 
 def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
-    """Return a module tree with the modules that graphs name, and without those that tracing added."""
+    """Return a module tree with the modules that graphs name, and without modules that tracing added."""
     modules = {name: info for name, info in tree.by_name.items() if not graphs.is_hidden(name)}
     for path, class_name in graphs.added.items():
         short = class_name.rpartition(".")[2]
@@ -207,20 +207,11 @@ def _root_class(node: fx.Node) -> str:
     return next((scope.class_name for scope in _all_scopes(node) if not scope.path), "")
 
 
-def _passed_bodies(module: fx.GraphModule) -> list[str]:
-    """Return the names of the graphs that a graph passes to ops, such as the branches of torch.cond."""
-    return [
-        str(node.target)
-        for node in module.graph.nodes
-        if node.op == "get_attr" and isinstance(_attribute(module, str(node.target)), fx.GraphModule)
-    ]
-
-
-def _attribute(module: nn.Module, path: str) -> object:
-    value: object = module
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value
+def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
+    """Return the graphs that a graph passes to ops, such as the branches of torch.cond, by name."""
+    targets = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return {name: modules[name] for name in targets if isinstance(modules.get(name), fx.GraphModule)}
 
 
 def _is_guard(module: nn.Module) -> bool:

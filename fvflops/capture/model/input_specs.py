@@ -24,7 +24,7 @@ class InputSpec:
 def parse_input(text: str, *, option: str = "--input ", dtype: str = "float32") -> InputSpec:
     """Return the input that `[NAME=]SHAPE[:DTYPE]` describes; a mistake raises ValueError that replays the text.
 
-    The message begins with `option`; `dtype` is that of a text without one.
+    The message begins with `option`; `dtype` is the default.
 
     >>> parse_input("ids=1,128:int64")
     InputSpec(name='ids', shape=(1, 128), dtype='int64')

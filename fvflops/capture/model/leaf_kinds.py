@@ -47,8 +47,8 @@ class LeafKind:
     """A class with constant attributes and names of parameters and buffers; equal ones are one object.
 
     `pick_empty` and `pick_tensors` select, from the values of a module's `__dict__`, the containers that are empty,
-    hooks among them, and the mappings of parameters and buffers. `name` is that of the class's `function`.
-    `descriptions` are those of such modules, by the names of the parameters that are None.
+    hooks among them, and the mappings of parameters and buffers. `name` is the name of the class's `function`.
+    `descriptions` describe such modules, by the names of the parameters that are None.
     """
 
     __slots__ = ("cls", "descriptions", "function", "name", "pick_empty", "pick_tensors")

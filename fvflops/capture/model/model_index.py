@@ -97,7 +97,7 @@ class ModelIndex:
         self.tree = layout.tree
 
     def _update(self, layout: _Layout, labels: Sequence[tuple[str, str]], *, is_ordinary: bool) -> None:
-        """Derive from the tensors what the layout has of the last index, unless they have not changed since."""
+        """Update the layout's derived results, unless the tensors are as in the last index."""
         tensors, sizes = self.tensors, [storage.nbytes() for storage in self.storages]
         if self.inner_storages:
             pairs = zip(tensors, sizes, strict=True)
@@ -185,7 +185,7 @@ class _Layout:
     """Names of a model's modules and tensors, and where its contents are while the model does not change.
 
     `paths`, `regions` and `kinds` belong to unique modules, `labels` are kind and name of each tensor. The other
-    attributes are results for the last index: its `columns`, and what is derived from them. Refers only to immutable
+    attributes are results for the last index: its `columns`, and results derived from them. Refers only to immutable
     values of the model.
     """
 

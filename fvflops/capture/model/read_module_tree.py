@@ -188,7 +188,7 @@ class ClassFacts(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def class_facts(cls: type[nn.Module]) -> ClassFacts:
-    """Return what is the same for all modules of a class."""
+    """Return the facts that hold for all modules of a class."""
     # By name, to avoid importing torch.ao. The forward of its PackedParams classes returns its argument.
     is_packed_params = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
     has_forward = not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS

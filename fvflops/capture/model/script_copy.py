@@ -33,7 +33,7 @@ class ScriptCopy:
     copy: Any
 
     def share_tensors(self, replace: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> None:
-        """Give the copy the module's parameters and buffers, or what replaces them."""
+        """Give the copy the module's parameters and buffers, or their replacements."""
         for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():

@@ -255,22 +255,8 @@ class SignatureCache:
         reads: list[int] = []
         storages: list[torch.UntypedStorage] = []
         key: list[Any] = []
-        storage_indices, rows = self._storage_indices, self._recorder.storages
         try:
-            # As in _add_keys, without a call for each tensor.
-            for value in args:
-                if type(value) in _TENSORS:
-                    storage = value.untyped_storage()
-                    index = storage_indices.get(id(storage))
-                    if index is None:
-                        index = self._recorder.storage_of(value, "outside")
-                    reads.append(index)
-                    storages.append(storage)
-                    key += value.shape, value.dtype, rows[index][1]
-                elif type(value) is int or value is None:
-                    key.append(value)
-                else:
-                    self._add_keys(key, (value,), reads, storages, "outside")
+            self._add_keys(key, args, reads, storages, "outside")
             if kwargs:
                 key += kwargs
                 self._add_keys(key, kwargs.values(), reads, storages, "outside")

@@ -7,7 +7,7 @@ from typing import Any
 from fvflops.capture.recorder.tensor_specs import OpSchema, cached_schema
 from fvflops.capture.restore.restore import writes_to_arguments
 from fvflops.capture.shapes.rules.data_dependent import reads_values
-from fvflops.capture.unseen.op_kinds import is_special
+from fvflops.capture.unseen.op_kinds import COPIES, SET_STORAGE, UNINITIALISED
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Value
 
@@ -32,7 +32,8 @@ class OpCalls:
         self.calls: CachedCalls = {}
         self.is_view = self.schema.is_view
         self.reads_values = reads_values(self.schema.name)
-        self.is_special = is_special(self.schema)
+        name = self.schema.name
+        self.is_special = name in UNINITIALISED or name in COPIES or name.startswith(SET_STORAGE)
         self.writes_to_arguments = writes_to_arguments(self.schema)
 
 

@@ -17,7 +17,7 @@ from fvflops.capture.recorder.recorded_storages import RecordedStorages
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
-from fvflops.trace import ModuleTree, Signature, TensorSpec, tensors_in
+from fvflops.trace import ModuleTree, Signature, tensors_in
 from fvflops.trace.records import LOCATION_SEPARATOR
 
 # What a storage's values derive from: a random draw, the inputs, and floating-point values of inputs or of the model.
@@ -155,14 +155,10 @@ class _OriginRule(NamedTuple):
 def _origin_rule(signature: Signature) -> _OriginRule:
     values = dict(zip(signature.names, signature.inputs, strict=False))
     is_switched_off = any(name in values and values[name] == off for name, off in _SWITCHES.items())
-    floats = tuple(_is_float(spec) for spec in tensors_in(signature.inputs))
+    floats = tuple(spec.is_floating_point or spec.is_complex for spec in tensors_in(signature.inputs))
     return _OriginRule(
         _is_random(signature.op) and not is_switched_off, signature.op in METADATA_ONLY | UNINITIALISED, floats
     )
-
-
-def _is_float(spec: TensorSpec) -> bool:
-    return spec.dtype.startswith(("float", "bfloat", "complex"))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -30,7 +30,7 @@ class _LiveStorage(weakref.ref[torch.UntypedStorage]):
 
 
 class RecordedStorages(RunPosition):
-    """Storages by their indices, and the events of a run, among which are those of freed storages.
+    """Storages by their indices, and the events of a run, which include freed storages.
 
     `fresh` maps ids of the storages that the run created to their indices; all other storages existed before.
     `events` and `storages` are rows of the Trace's columns of these names. `index_of_ref` returns the index of a shape
@@ -73,7 +73,7 @@ class RecordedStorages(RunPosition):
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the index of a tensor's storage; a new one is registered with `origin`.
 
-        That of a wrapper subclass has no memory: its inner tensors do.
+        A wrapper subclass's storage has no memory: its inner tensors do.
         """
         storage = tensor.untyped_storage()
         index = self.storage_indices.get(id(storage))

@@ -404,7 +404,7 @@ def _name(module: str) -> str:
 
 
 class _PauseEvents(list[tuple[Any, ...]]):
-    """Events during a pause: only those of freed storages are retained."""
+    """Events during a pause: only frees of storages are retained."""
 
     def append(self, event: tuple[Any, ...]) -> None:
         if event[0] == "free":

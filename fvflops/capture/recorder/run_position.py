@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.tensor_specs import intern_signature, tensors_of
+from fvflops.capture.recorder.tensor_specs import intern_signature, nodes_between
 from fvflops.capture.recorder.thread_state import ThreadState, append_row
 from fvflops.torch_internals import CheckpointBackward, current_autograd_node, dispatch_mode_stack, next_sequence_number
 from fvflops.trace import Region, Signature, Value
@@ -267,16 +267,8 @@ class RunPosition(ThreadState):
             return
         self._has_marks = True
         stack = self.thread_state().stack
-        seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
-        pending = [tensor.grad_fn for tensor in tensors_of(results)]
-        while pending:
-            node = pending.pop()
-            metadata: Any = {} if node is None else node.metadata
-            if node is None or node in seen or self._mark in metadata:
-                continue
-            seen.add(node)
-            metadata[self._mark] = stack
-            pending += [inner for inner, _ in node.next_functions]
+        for node in nodes_between(results, arguments, lambda node: self._mark in node.metadata):
+            node.metadata[self._mark] = stack
 
     def keep_last_nodes(self, count: int) -> None:
         """Discard all but the last `count` nodes of each thread: graphs are short-lived."""
@@ -286,7 +278,7 @@ class RunPosition(ThreadState):
 
 
 def _is_library_checkpoint(node_class: type) -> bool:
-    """Return whether a class of nodes is that of a library's copy of torch's CheckpointFunction."""
+    """Return whether nodes of a class belong to a library's copy of torch's CheckpointFunction."""
     return node_class.__name__ == _REENTRANT and node_class is not _TORCH_CHECKPOINT_NODE
 
 

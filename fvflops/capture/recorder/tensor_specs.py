@@ -31,12 +31,7 @@ _ARGUMENT_NAMES = {
 }
 # Objects with weight and bias of a quantized convolution: its kernel size does not follow from the output.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
-_SYMBOLS = {
-    torch.dtype: "dtype",
-    torch.device: "device",
-    torch.layout: "layout",
-    torch.memory_format: "memory_format",
-}
+_SYMBOLS = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 # The argument by which functional collectives name their group. Names are reused when a program creates new groups.
@@ -234,7 +229,7 @@ def _group_symbol(group: Any) -> Symbol:
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor; that of a nested one has the maximum sizes as shape and all sizes as values."""
+    """Return the spec of a tensor; a nested one's has the maximum sizes as shape and all sizes as values."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
@@ -288,6 +283,18 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(kind):
         for field in dataclasses.fields(kind):
             yield from tensors_of(getattr(value, field.name, None))
+
+
+def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """Yield the autograd nodes of results back to the nodes of arguments, and to known ones."""
+    visited = {None, *(tensor.grad_fn for tensor in tensors_of(arguments))}
+    pending = [tensor.grad_fn for tensor in tensors_of(results)]
+    while pending:
+        node: Any = pending.pop()
+        if node not in visited and (is_known is None or not is_known(node)):
+            visited.add(node)
+            yield node
+            pending += [inner for inner, _ in node.next_functions]
 
 
 def _describe_nested(tensor: torch.Tensor) -> TensorSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import iadd
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,16 +35,6 @@ class OpenRegion(NamedTuple):
     start: StartMark | None
 
 
-class OptimizerStep(Protocol):
-    """A running optimizer step, which returns the stack of its ops by the storages that they read."""
-
-    optimizer: Any
-
-    def is_running(self) -> bool: ...
-    def refresh(self) -> None: ...
-    def stack_of(self, reads: Any) -> int: ...
-
-
 class ThreadState:
     """Recording state of one thread.
 
@@ -66,7 +56,7 @@ class ThreadState:
         self.reruns = 0
         self.rerun_node: Any = None
         self.attention: Pairs | None = None
-        self.active_optimizers: list[OptimizerStep] = []
+        self.active_optimizers: list[Any] = []  # OptimizerStep of `instrument`, which imports this
         self.next_node = -1  # sequence number of the thread's next node, -1 before the first call of `assign_nodes`
         self.node_owners: dict[int, tuple[int, str]] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -19,11 +18,13 @@ from fvflops.capture.restore.contents import (
     LEAF_TYPES,
     NUMBER_GENERATORS,
     VALUE_TYPES,
-    Iterators,
     Kind,
+    SavedIterator,
+    advanced_iterators,
     has_new_numbers,
     is_iterator,
     kind_of,
+    save_iterator,
 )
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
@@ -57,8 +58,9 @@ class _ClassAccessors(NamedTuple):
     slots: Kind | None
 
 
-# By the id of the class; the weak reference shows whether the class is still alive, since ids are reused.
-_ACCESSORS: dict[int, tuple[weakref.ref[type], _ClassAccessors]] = {}
+# By the id of the class, as a metaclass may define `__hash__`; the class is kept alive, since ids are reused.
+_ACCESSORS: dict[int, tuple[type, _ClassAccessors]] = {}
+_MAX_CACHED = 1 << 12
 
 
 class ContainerSnapshot:
@@ -75,7 +77,7 @@ class ContainerSnapshot:
         self._references: list[Any] = []  # keep visited objects alive, since ids are reused
         self._tensors: list[TensorState] = []
         self._states: list[ObjectState] = []
-        self._iterators = Iterators()
+        self._iterators: list[SavedIterator] = []
 
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
         """Save the containers reachable from `values`; with `objects`, follow the attributes of objects too."""
@@ -97,8 +99,8 @@ class ContainerSnapshot:
             accessors = _accessors_of(cls)
             if accessors.kind is not None:
                 pending += self._save(accessors.kind, item)
-            elif is_iterator(item):
-                self._iterators.add(item)
+            elif is_iterator(item) and (saved := save_iterator(item)) is not None:
+                self._iterators.append(saved)
             if objects:
                 pending += self._save_attributes(item, cls, accessors)
 
@@ -136,7 +138,7 @@ class ContainerSnapshot:
 
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""
-        return self._iterators.advanced()
+        return advanced_iterators(self._iterators) if self._iterators else {}
 
     def generators(self) -> Iterator[SavedGenerator]:
         """Yield the random generators of Python and NumPy, with their states before the run."""
@@ -150,7 +152,7 @@ class ContainerSnapshot:
 
 
 class CodeSnapshot(ContainerSnapshot):
-    """Snapshot of what code uses outside the model: globals, classes, closures and caches.
+    """Snapshot of the globals, classes, closures and caches that code uses outside the model.
 
     Restored only if the run stored new tensors there, which should not outlive it; other changes, such as a list in
     which a hook counts calls, remain. Random generators are always restored. `all_globals` is passed to `Namespaces`.
@@ -201,16 +203,11 @@ def _visitable(contents: Any) -> list[Any]:
 
 def _accessors_of(cls: type) -> _ClassAccessors:
     cached = _ACCESSORS.get(id(cls))
-    if cached is not None and cached[0]() is cls:
-        return cached[1]
-    accessors = _find_accessors(cls)
-    _ACCESSORS[id(cls)] = weakref.ref(cls, partial(_forget, id(cls))), accessors
-    return accessors
-
-
-def _forget(key: int, reference: weakref.ref[type]) -> None:
-    if key in _ACCESSORS and _ACCESSORS[key][0] is reference:
-        del _ACCESSORS[key]
+    if cached is None:
+        if len(_ACCESSORS) >= _MAX_CACHED:
+            _ACCESSORS.clear()
+        cached = _ACCESSORS[id(cls)] = cls, _find_accessors(cls)
+    return cached[1]
 
 
 def _find_accessors(cls: type) -> _ClassAccessors:
@@ -267,7 +264,7 @@ def save_tensor(tensor: torch.Tensor) -> TensorState:
 
 
 def restore_tensor(state: TensorState) -> None:
-    """Restore what has changed except the elements, which the undo log restores."""
+    """Restore all changes except the elements, which the undo log restores."""
     tensor, alias, requires_grad, grad = state
     if alias is not None and _data_location(tensor) != _data_location(alias):
         if tensor.is_meta == alias.is_meta:

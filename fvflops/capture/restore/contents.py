@@ -14,7 +14,7 @@ import warnings
 import weakref
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import cache, partial
 from operator import length_hint
@@ -243,29 +243,25 @@ def is_iterator(value: Any) -> bool:
     return type(value) in _ITERATORS
 
 
-class Iterators:
-    """Iterators, each with a copy at its position."""
+# An iterator, its copy at its position, and that position.
+SavedIterator = tuple[Any, Any, Any]
 
-    def __init__(self) -> None:
-        # The iterator, its copy, and its position.
-        self._saved: list[tuple[Any, Any, Any]] = []
 
-    def add(self, iterator: Any) -> None:
-        """Save an iterator's position, unless it contains something that cannot be copied, such as a generator."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # copying itertools is deprecated until Python 3.14
-            try:
-                self._saved.append((iterator, _copy(iterator), _position(iterator)))
-            except TypeError:
-                return
+def save_iterator(iterator: Any) -> SavedIterator | None:
+    """Return an iterator with a copy, None if it contains something that cannot be copied, such as a generator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # copying itertools is deprecated until Python 3.14
+        try:
+            return iterator, _copy(iterator), _position(iterator)
+        except TypeError:
+            return None
 
-    def advanced(self) -> dict[int, Any]:
-        """Return the copies of iterators that have advanced, by the id of the iterator to replace."""
-        if not self._saved:
-            return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return {id(iterator): copy for iterator, copy, before in self._saved if _position(iterator) != before}
+
+def advanced_iterators(saved: Iterable[SavedIterator]) -> dict[int, Any]:
+    """Return the copies of iterators that have advanced, by the id of the iterator to replace."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return {id(iterator): copy for iterator, copy, before in saved if _position(iterator) != before}
 
 
 def _copy(iterator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random generators: their saved states, and contexts that fix what they draw."""
+"""Random generators: their saved states, and contexts that fix their draws."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 _WORDS = 624  # of a Mersenne twister's state
 _EXTREME_WORDS = 600
-# A state of torch's CPU generator: seed, words left, whether seeded, next word, the words as 64 bits each, and what is
-# left of normal draws.
+# A state of torch's CPU generator: seed, words left, whether seeded, next word, the words as 64 bits each, and unused
+# normal draws.
 _TORCH_STATE = struct.Struct(f"=Qii Q {_WORDS}Q 40x")
 
 

@@ -125,7 +125,7 @@ class SavedSettings:
         self._before = read_settings(settings)
 
     def restore(self) -> None:
-        """Set those that have changed, in their order."""
+        """Restore the changed settings, in their order."""
         if read_settings(self._settings) == self._before:  # the usual case
             return
         for (get, set_value), value in zip(self._settings, self._before, strict=True):
@@ -134,7 +134,7 @@ class SavedSettings:
 
 
 def read_settings(settings: Sequence[tuple[_Get, _Set]]) -> list[Any]:
-    """Return the values of settings, a mark for those that this torch lacks."""
+    """Return the values of settings, a mark for settings that this torch lacks."""
     try:
         return [get() for get, _ in settings]
     except (RuntimeError, AttributeError, MissingInternal):

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
 
 from fvflops.capture.restore.forks import at_fork
@@ -69,9 +69,7 @@ class deferred:
             self._handlers, self._before = handlers, before
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         global _handlers
         handlers = self._handlers
         if handlers is None:
@@ -114,9 +112,7 @@ class allowed:
         handlers.open = True
         handlers.deliver()  # signals that arrived in between
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handlers is not None:
             self._handlers.open = False
 

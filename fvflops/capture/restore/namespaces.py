@@ -88,7 +88,7 @@ class Namespaces:
 
     def __init__(self, *, all_globals: bool) -> None:
         self._saves_all_globals = all_globals
-        # By id of a namespace: the namespace, and all its contents before the run, or those that code names.
+        # By id of a namespace: the namespace, and all its contents before the run, or the contents that code names.
         self._all_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._named_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
+from fvflops.capture.recorder.tensor_specs import OpSchema, nodes_between, tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.containers import (
     CodeSnapshot,
@@ -32,7 +32,7 @@ from fvflops.capture.restore.torch_state import without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
 
 # Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, if
-# any. Those that return into `out` arguments do too.
+# any. Overloads that return into `out` arguments do too.
 _UPDATES_STATISTICS: Mapping[str, str | None] = {
     f"aten::{name}{overload}": condition
     for overload in ("", ".out")
@@ -58,16 +58,7 @@ def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     >>> leaves_of((weight * 2).sum())[0] is weight
     True
     """
-    leaves, visited, pending = [], set(), [tensor.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        pending += [inner for inner, _ in node.next_functions]
-    return leaves
+    return [node.variable for node in nodes_between(tensor) if hasattr(node, "variable")]
 
 
 class UndoLog:
@@ -182,7 +173,7 @@ class Snapshot:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Tensors of the model other than parameters and buffers, and those of the inputs."""
+        """Tensors of the model other than parameters and buffers, and the inputs' tensors."""
         return [tensor for part in self._parts for tensor in part.tensors]
 
     def generators(self) -> Iterator[SavedGenerator]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
 from functools import partial
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -78,9 +78,7 @@ class model_runs:
         self._allowed = interrupts.allowed()
         self._allowed.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self._allowed.__exit__(kind, error, traceback)
         try:
             close_interrupted_contexts(error)

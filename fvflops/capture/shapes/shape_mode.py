@@ -35,12 +35,7 @@ from fvflops.capture.shapes.shape_cache import (
     substitute,
 )
 from fvflops.capture.shapes.shape_results import ShapeResults
-from fvflops.capture.shapes.shape_tensor import (
-    OwnedStorage,
-    ShapeTensor,
-    make_shape_tensor,
-    own_index,
-)
+from fvflops.capture.shapes.shape_tensor import OwnedStorage, ShapeTensor, make_shape_tensor, own_index
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import (
     DispatchKey,

@@ -55,9 +55,9 @@ class Shortened:
         return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-        """Return what belongs to the full model's names from (name, item) pairs of the shortened model, in order.
+        """Return the full model's (name, item) pairs from the shortened model's, in order.
 
-        For parameters in the order of `named_parameters` these are those of the full model, in its order.
+        Parameters in the order of `named_parameters` stay in that order.
         """
         items = list(named)
         for run in reversed(self.runs):
@@ -305,7 +305,7 @@ def _find_in_list(
 
 
 def _find_kinds(members: Sequence[nn.Module | None], shared: Collection[int], marked: Collection[int]) -> list[_Kind]:
-    """Return the kind of each layer of a list; equal layers have equal kinds, but those that share have their own."""
+    """Return the kind of each layer of a list; equal layers have equal kinds, layers that share have their own."""
     kinds: list[_Kind] = []
     known: dict[int, tuple[int, nn.Module, frozenset[tuple[str, str]] | None]] = {}
     for index, member in enumerate(members):

@@ -20,7 +20,7 @@ from fvflops.trace import TensorSpec
 SAMPLE_BYTES = 64
 read_bytes = Struct(f"{SAMPLE_BYTES}s").unpack_from
 read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * SAMPLE_BYTES)]  # by size
-# All memory, of which only what torch has allocated is read: this takes a fifth of the time of ctypes.string_at.
+# All memory; only memory that torch has allocated is read. This takes a fifth of the time of ctypes.string_at.
 MEMORY = (c_ubyte * sys.maxsize).from_address(0)
 # torch's method, unwrapped.
 address_of = cast(Any, torch.UntypedStorage.__base__).data_ptr
@@ -128,10 +128,10 @@ class ExportedMemory:
     def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site | None) -> None:
         """Add a storage, or record that it was exported again."""
         export = self._exports.get(index)
+        is_new = export is None
         if export is None:  # perhaps another view of exported memory
-            self._exports[index] = self._find(find_address(storage)) or Export(storage, spec, site)
-            return
-        if site is None:
+            export = self._exports[index] = self._find(find_address(storage)) or Export(storage, spec, site)
+        if site is None or (is_new and export.site is not None):
             return
         is_input = export.site is None
         if export.site is None or export.site.stack != site.stack:  # what one module writes is reported once
@@ -141,7 +141,7 @@ class ExportedMemory:
             export.update()
 
     def check(self, indices: Iterable[int] | None = None) -> None:
-        """Report those of these storages, by default of all, that changed since an op last wrote to them."""
+        """Report which of these storages, by default all, changed since an op last wrote to them."""
         for index in list(self._exports) if indices is None else indices:
             export = self._exports.get(index)
             if export is not None and export.update():

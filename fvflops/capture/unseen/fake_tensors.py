@@ -1,4 +1,4 @@
-"""Distinguish a program's FakeTensors, whose ops are counted, from those that torch uses internally to infer shapes."""
+"""Distinguish a program's FakeTensors, whose ops are counted, from FakeTensors with which torch infers shapes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Ops whose results say more, or less, than what the op wrote: uninitialised memory, copies, metadata."""
+"""Ops that do not write their results' contents: uninitialised memory, copies, metadata."""
 
 from __future__ import annotations
-
-from fvflops.capture.recorder.tensor_specs import OpSchema
 
 # Ops that return uninitialised memory.
 UNINITIALISED = frozenset(
@@ -39,8 +37,3 @@ COPIES = frozenset(
 )
 # Ops that create a tensor on an existing storage.
 SET_STORAGE = "aten::set_.source_Storage"
-
-
-def is_special(schema: OpSchema) -> bool:
-    """Return whether an op's results have more to record than their contents."""
-    return schema.name in UNINITIALISED or schema.name in COPIES or schema.name.startswith(SET_STORAGE)

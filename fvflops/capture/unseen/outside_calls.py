@@ -66,7 +66,7 @@ _FUTURES = Patch(Future, "__init__")
 _ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
 _THREAD_POOL = os.path.join("concurrent", "futures", "thread.py")
 
-# What notes a call in an unseen work: it gets the frame of the calling code and the arguments.
+# Notes a call in an UnseenWork: it gets the frame of the calling code and the arguments.
 Note = Callable[[UnseenWork, FrameType, tuple[Any, ...]], None]
 
 

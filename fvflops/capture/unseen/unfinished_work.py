@@ -122,7 +122,7 @@ class UnfinishedWork:
     """Work that a call of the model leaves behind.
 
     With `runs_results` a result that computes later (an iterator, a coroutine) is run to its end, inside the call;
-    otherwise the program, or the loss, uses it, and what is not finished at the end is reported.
+    otherwise the program, or the loss, uses it, and unfinished results are reported at the end.
     """
 
     def __init__(self, reporter: UnseenReporter, recorder: Any, *, runs_results: bool = False) -> None:
@@ -193,7 +193,7 @@ class UnfinishedWork:
         self._results.append((work, site, self._recorder.length))
 
     def end(self) -> None:
-        """Wait for the model's threads; report what is not finished, and what ran elsewhere without a known effect."""
+        """Wait for the model's threads; report unfinished work, and work elsewhere without a known effect."""
         self._wait()
         for task in self._tasks:
             self._reporter.report(task.site)
@@ -245,13 +245,13 @@ def _waits_for_tasks(thread: Thread) -> bool:
 _MAX_OBJECTS = 4096
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _FUNCTIONS = (FunctionType, MethodType, partial)
-# What an object computes later needs a tensor or a module.
+# An object that computes later refers to a tensor or a module.
 _COMPUTE = (torch.Tensor, nn.Module)
 _NOT_FOLLOWED = (*_COMPUTE, type, ModuleType, torch.dtype, torch.device, io.IOBase, itertools.count, itertools.repeat)
 
 
 def find_leaves(result: Any) -> tuple[list[Any], list[Any]]:
-    """Return what computes when it is used (iterators, awaitables, futures, functions), and the arrays, in a result.
+    """Return a result's objects that compute when used (iterators, awaitables, futures, functions), and its arrays.
 
     A function counts if it refers to a tensor or a module, and so does an object that has a module as an attribute,
     which a property may call.
@@ -325,7 +325,7 @@ def code_of(work: Any) -> CodeType | None:
 
 
 def is_finished(work: Any) -> bool | None:
-    """Return whether nothing is left to compute, None if that cannot be told.
+    """Return whether nothing is left to compute, None if unknown.
 
     >>> steps = map(abs, [1])
     >>> is_finished(steps), list(steps), is_finished(steps)

@@ -59,7 +59,7 @@ class UnseenReporter:
         return self._recorder.thread_state().stack != 0 or current_autograd_node() is not None
 
     def site(self, source: SourceLine | None = None) -> Site:
-        """Return where work at a source line, by default that of the model's code now, is attributed."""
+        """Return where work at a source line, by default the model's current line, is attributed."""
         source = find_source_line(sys._getframe(2)) if source is None else source
         stack, phase = self._recorder.stack_and_phase()
         return Site(stack, phase, source)

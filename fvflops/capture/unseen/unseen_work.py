@@ -83,7 +83,7 @@ class UnseenWork(UnseenReporter):
         self._suspects.clear()
 
     def record_export(self, tensor: torch.Tensor, frame: FrameType | None, *, is_array: bool = False) -> None:
-        """Record an access to a tensor's data from outside torch; `frame` is that of the accessing code."""
+        """Record an access to a tensor's data from outside torch; `frame` runs the accessing code."""
         if tensor.numel() < 2 or not self.is_accessible(frame):
             return
         self._was_exported = True
@@ -143,7 +143,7 @@ class UnseenWork(UnseenReporter):
         reads: Sequence[int],
         storages: Sequence[torch.UntypedStorage] | None,
     ) -> None:
-        """Check what an op call reads: the storages `reads`, also given as objects if all are of plain tensors."""
+        """Check the storages `reads` of an op call, also given as objects if all belong to plain tensors."""
         if self._uninitialised and not self._uninitialised.keys().isdisjoint(reads):
             self._check_initialised(schema, args, kwargs)
         if not self._has_values:
@@ -189,7 +189,7 @@ class UnseenWork(UnseenReporter):
         result: Any,
         writes: Sequence[int],
     ) -> None:
-        """Record what an op call wrote."""
+        """Record the writes of an op call."""
         site = None
         if schema.name in UNINITIALISED:
             site = None if is_called_by_torch(sys._getframe(1)) else self.site()

@@ -21,10 +21,7 @@ from fvflops.measure.kernels.annotation import annotate_trace, annotation_report
 from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.trace import Trace
 
-EXAMPLES = (
-    "fvflops annotate trace.json",
-    "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json",
-)
+EXAMPLES = ("fvflops annotate trace.json", "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json")
 FIRST = ("--model", "--batch", "--seq", "--backward", "--output")
 # Options of the model's run.
 _RUN_OPTIONS = (

@@ -11,10 +11,7 @@ from fvflops.cli.shared_options import add_backward, add_convention, add_model, 
 from fvflops.comparison.convention_differences import compare_by, comparison_report
 from fvflops.formulas import load_table, shipped_tables
 
-EXAMPLES = (
-    "fvflops compare zoo:resnet50",
-    "fvflops compare zoo:resnet50 --conventions default,fvcore,torch",
-)
+EXAMPLES = ("fvflops compare zoo:resnet50", "fvflops compare zoo:resnet50 --conventions default,fvcore,torch")
 FIRST = ("--conventions", "--batch", "--seq", "--input", "--backward")
 
 

@@ -176,13 +176,9 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
-    terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
+    stream, is_standard = report_stream(), is_standard_output(arguments.output)
+    encoding = getattr(stream, "encoding", None) if is_standard else None
+    terminal = find_terminal(stream) if is_standard else None
+    terminal = terminal or TerminalInfo(find_width(stream), colour=False, encoding=encoding or "utf-8")
     options = vars(arguments) | terminal._asdict()
     return {name: options[name] for name in report.options if name != "collapse"}
-
-
-def _find_encoding(arguments: argparse.Namespace) -> str:
-    return (
-        "utf-8" if not is_standard_output(arguments.output) else getattr(report_stream(), "encoding", None) or "utf-8"
-    )

@@ -24,16 +24,11 @@ from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
 from fvflops.units import format_bytes, format_quantity, format_ratio
 
-EXAMPLES = (
-    "fvflops list",
-    "fvflops list zoo",
-    "fvflops list timm 'vit_*_224'",
-    "fvflops list devices",
-)
+EXAMPLES = ("fvflops list", "fvflops list zoo", "fvflops list timm 'vit_*_224'", "fvflops list devices")
 
 
 def _list_models(source: str) -> Sequence[str]:
-    return load_source(source).list_names()
+    return list(load_source(source).list_names())
 
 
 # What can be listed → the function that returns its names.

@@ -232,12 +232,7 @@ def _predict_forward(subject: LoadedModel, step: dict[str, Any], arguments: argp
 
 def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
     analysis = TrainingStepAnalysis(
-        subject.model,
-        subject.inputs,
-        kwargs=subject.kwargs,
-        micro_batches=arguments.microbatches,
-        warn=False,
-        **step,
+        subject.model, subject.inputs, kwargs=subject.kwargs, micro_batches=arguments.microbatches, warn=False, **step
     )
     first_step = arguments.first_step
     options = {"first_step": first_step, "offload": arguments.offload}

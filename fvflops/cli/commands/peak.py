@@ -12,10 +12,7 @@ from fvflops.reports.document import Document, Items, Part, Table, number_column
 from fvflops.reports.formats import write_document
 from fvflops.units import format_short
 
-EXAMPLES = (
-    "fvflops peak --seconds 0.05",
-    "fvflops peak --device cpu --dtype fp32 --seconds 0.05 --output peaks.yaml",
-)
+EXAMPLES = ("fvflops peak --seconds 0.05", "fvflops peak --device cpu --dtype fp32 --seconds 0.05 --output peaks.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -167,8 +167,7 @@ def _report_step(
     network, efficiency = choose_network(arguments.network), choose_efficiency(arguments.efficiency, accelerator)
     with activity(f"planning a step of {arguments.model}"):
         plans = with_input_hint(
-            subject,
-            lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options, whole_pipeline=True),
+            subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options, whole_pipeline=True)
         )
     with activity(f"simulating a step of {arguments.model}"):
         fused = _find_classes(subject, arguments.fused)

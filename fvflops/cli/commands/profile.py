@@ -180,16 +180,9 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
         raise ValueError(f"{option} is of tables, and --format html is a page with all views: omit it")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
-    return CheckedOptions(table, peaks, _check_files(arguments))
-
-
-def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
-    files = check_exports(arguments)
-    if arguments.html is not None:
-        files[arguments.html] = "html"
-    if arguments.save_trace is not None:
-        files[arguments.save_trace] = "trace"
-    return files
+    others = {arguments.html: "html", arguments.save_trace: "trace"}
+    files = {**check_exports(arguments), **{path: format for path, format in others.items() if path is not None}}
+    return CheckedOptions(table, peaks, files)
 
 
 def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -262,7 +255,13 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
         write(profile.to_html(name=arguments.model, device=checked.peaks), arguments.output)
         return
     if arguments.deepspeed:
-        write(_draw_deepspeed(profile, arguments, checked), arguments.output)
+        text = deepspeed_report.render(
+            read_profile(profile.trace(), table=checked.table),
+            profile_step=int(profile.trace().about.get("warmup", 0)),
+            module_depth=-1 if arguments.depth is None else arguments.depth,
+            top_modules=arguments.top or 1,
+        )
+        write(text, arguments.output)
         return
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
@@ -271,12 +270,3 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
     else:
         report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)
-
-
-def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> str:
-    return deepspeed_report.render(
-        read_profile(profile.trace(), table=checked.table),
-        profile_step=int(profile.trace().about.get("warmup", 0)),
-        module_depth=-1 if arguments.depth is None else arguments.depth,
-        top_modules=arguments.top or 1,
-    )

@@ -79,10 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
         device = load_peaks(arguments.device, "--device")
     analysis = open_analysis(
-        arguments.model,
-        arguments,
-        table,
-        options=shared_options.model_options(arguments, device=arguments.build_on),
+        arguments.model, arguments, table, options=shared_options.model_options(arguments, device=arguments.build_on)
     )
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)

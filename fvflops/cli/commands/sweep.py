@@ -108,12 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = [Task(name, None, options, settings) for name in names]
         return _run_to_stdout(tasks, executor)
     plan = plan_sweep(
-        names,
-        arguments.output,
-        options,
-        settings,
-        again=arguments.again,
-        retry_failed=arguments.retry_failed,
+        names, arguments.output, options, settings, again=arguments.again, retry_failed=arguments.retry_failed
     )
     rows, failed = _run_to_file(names, plan, executor)
     if plot is not None:

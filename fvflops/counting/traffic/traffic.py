@@ -136,20 +136,20 @@ def _returns_views(signature: Signature, schema: _Schema) -> bool:
 
 
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
-    rule = traffic_rule_of(signature)
+    reads, _ = traffic_rule_of(signature)
     for name, value in _named(signature):
         overwritten = schema.written if signature.packet in OVERWRITES else schema.only_written
-        if name in rule.reads:
-            yield rule.reads[name](signature)
+        if name in reads:
+            yield reads[name](signature)
         elif name not in overwritten:
             yield bytes_in(value)
 
 
 def _bytes_written(signature: Signature, schema: _Schema, moved: bool | None) -> Iterable[int]:
-    rule = traffic_rule_of(signature)
+    _, writes = traffic_rule_of(signature)
     for name, value in _named(signature):
-        if name in rule.writes:
-            yield rule.writes[name](signature)
+        if name in writes:
+            yield writes[name](signature)
         elif name in schema.written:
             yield bytes_in(value)
     for index, value in enumerate(signature.outputs):

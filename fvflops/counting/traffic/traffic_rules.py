@@ -6,7 +6,7 @@ Each entry is an exception to the general rule of `fvflops.counting.traffic.traf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 
 from fvflops.trace import Signature, TensorSpec, Value, tensors_in
@@ -69,14 +69,8 @@ def bytes_in(value: Value) -> int:
 
 
 _Bytes = Callable[[Signature], int]
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficRule:
-    """Bytes read or written by argument name, for the arguments that are exceptions to the general rule."""
-
-    reads: Mapping[str, _Bytes] = field(default_factory=dict)
-    writes: Mapping[str, _Bytes] = field(default_factory=dict)
+# Name of an argument → its bytes.
+_ByArgument = Mapping[str, _Bytes]
 
 
 def argument_of(signature: Signature, name: str) -> Value:
@@ -164,9 +158,8 @@ def _unless_ignored(signature: Signature) -> int:
     return 0 if ignored else bytes_in(argument_of(signature, "self"))
 
 
-_ALL = TrafficRule()
 # Names of ops in aten, and which bytes of their arguments they read and write.
-_RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
+_RULES: tuple[tuple[str, _ByArgument, _ByArgument], ...] = (
     ("addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ addmv addmv_", {"self": _unless_ignored}, {}),
     # Only the selected rows of a table are read.
     ("embedding", {"weight": _as_results}, {}),
@@ -212,9 +205,9 @@ _RULES: tuple[tuple[str, Mapping[str, _Bytes], Mapping[str, _Bytes]], ...] = (
     # Gradients are written only if they are unscaled for a gradient scaler.
     ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", {}, {"grads": _unscaled_gradients}),
 )
-_RULE_OF_OP = {op: TrafficRule(reads, writes) for names, reads, writes in _RULES for op in _aten(names)}
+_RULE_OF_OP = {op: (reads, writes) for names, reads, writes in _RULES for op in _aten(names)}
 
 
-def traffic_rule_of(signature: Signature) -> TrafficRule:
-    """Return the exceptions for a call, by its overload or else its op."""
-    return _RULE_OF_OP.get(signature.op) or _RULE_OF_OP.get(signature.packet, _ALL)
+def traffic_rule_of(signature: Signature) -> tuple[_ByArgument, _ByArgument]:
+    """Return the arguments of which a call, by its overload or else its op, reads and writes other bytes than all."""
+    return _RULE_OF_OP.get(signature.op) or _RULE_OF_OP.get(signature.packet) or ({}, {})

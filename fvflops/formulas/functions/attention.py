@@ -66,7 +66,7 @@ def count_attention(call: Call) -> Cost:
     Dense: masked pairs count too, unless the table's constant `attention_skips_masked` is 1. Then only the pairs within
     a causal mask, a window (`band_size`) or flex attention's block mask count, and the unmasked pairs of a mask tensor
     where the call's signature has their number; else all. Grouped keys (GQA) count for every query head. Query
-    [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are those of the two products. For
+    [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are the two products' results. For
     aten::scaled_dot_product_attention, its kernels, and flex_attention. Source: arXiv:1706.03762, section 3.2.1.
 
     >>> spec = TensorSpec((1, 2, 3, 4))

@@ -28,7 +28,7 @@ def count_convolution(call: Call) -> Cost:
 def count_convolution_backward(call: Call) -> Cost:
     """Return the cost of a convolution's backward: the forward's, once for each gradient in `output_mask`.
 
-    The gradient of the input is the transposed convolution of grad_output with the weight, that of the weight
+    The gradient of the input is the transposed convolution of grad_output with the weight, the gradient of the weight
     correlates input and grad_output: each has as many products as the forward. The gradient of the bias is a sum.
     For aten::convolution_backward and its variants.
     """
@@ -37,8 +37,7 @@ def count_convolution_backward(call: Call) -> Cost:
     mask = call.arguments["output_mask"]
     wants_image, wants_weight = bool(mask[0]), bool(mask[1])  # type: ignore[index]
     return Cost(
-        macs=forward * (wants_image + wants_weight),
-        activations=image.numel * wants_image + weight.numel * wants_weight,
+        macs=forward * (wants_image + wants_weight), activations=image.numel * wants_image + weight.numel * wants_weight
     )
 
 

@@ -185,7 +185,7 @@ def _path_of(call: Call) -> tuple[int, ...]:
 def _removed_axes(
     left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the axes that this product removes: those of one operand only, and those that both share."""
+    """Return the axes that this product removes: axes of one operand only, then shared ones."""
     summed_before, summed = [], []
     for axis in axes:
         if left[axis] != 1 and right[axis] != 1:
@@ -225,7 +225,7 @@ def _optimal_flops(equation: Equation) -> int:
     limit = max(math.prod(sizes[index] for index in term) for term in (*equation.operands, equation.output))
     if len(terms) > _MAX_OPERANDS:
         raise ValueError(f"numpy's path of an einsum of {len(terms)} operands is not computed: at most {_MAX_OPERANDS}")
-    # Of the paths to equal operands the cheapest goes on: what is possible after them is the same.
+    # Of the paths to equal operands the cheapest goes on: the same steps follow all of them.
     paths: dict[object, tuple[int, list[frozenset[Index]]]] = {None: (0, terms)}
     for _ in terms[1:]:
         longer: dict[object, tuple[int, list[frozenset[Index]]]] = {}

@@ -38,8 +38,8 @@ def count_recurrence(call: Call) -> Cost:
 def count_recurrence_backward(call: Call) -> Cost:
     """Return the cost of the backward of a recurrent op: the forward's for the inputs, and once more for the weights.
 
-    `_cudnn_rnn_backward` always computes the gradients of the inputs, and those of the weights where
-    the last item of `output_mask` is set.
+    `_cudnn_rnn_backward` always computes the gradients of the inputs; the last item of `output_mask` switches
+    the weights' on.
     """
     return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights(call)))
 
@@ -159,7 +159,7 @@ def count_exact_recurrence_backward(call: Call) -> Cost:
     """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
 
     If one op runs all layers, this includes two operations of dropout between layers, and the sum of an input's
-    gradients from both directions. Gradients of the biases are computed only with those of the weights.
+    gradients from both directions. Gradients of the biases are computed only with the weights'.
     """
     products = count_recurrence_backward(call)
     biases = _biases(call) if wants_weights(call) else 0

@@ -9,13 +9,14 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from fvflops.text import record_repr
+from fvflops.text import shown_by_fields
 from fvflops.trace import Signature, TensorSpec, Value, tensors_in
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class Call:
     """One call, as passed to a formula (`return Cost(macs=call.out.numel)`) or a handle (`return call.out.numel`).
 
@@ -38,9 +39,6 @@ class Call:
     schema: str = ""
     attributes: Mapping[str, Value] = field(default_factory=lambda: _EMPTY)
     constants: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
     @staticmethod
     def of(signature: Signature, constants: Mapping[str, int] = _EMPTY) -> Call:

@@ -87,10 +87,6 @@ def _nnz(argument: Argument) -> Value:
     return tensor.numel if tensor.nnz is None else tensor.nnz
 
 
-def _packed(argument: Argument) -> Value:
-    return 2 if as_tensor(*argument).dtype == "float4_e2m1fn_x2" else 1
-
-
 def _size(argument: Argument, axis: Argument) -> Value:
     tensor = as_tensor(*argument)
     if isinstance(axis[0], tuple):
@@ -101,19 +97,11 @@ def _size(argument: Argument, axis: Argument) -> Value:
     return tensor.shape[index]
 
 
-def _log2(argument: Argument) -> Value:
-    return max(as_integer(*argument) - 1, 0).bit_length()
-
-
 def _dot(a: Argument, b: Argument) -> Value:
     left, right = _integers(*a), _integers(*b)
     if len(left) != len(right):
         raise FunctionError(f"{a[1]} has {len(left)} items and {b[1]} has {len(right)}")
     return sum(first * second for first, second in zip(left, right, strict=True))
-
-
-def _is_known(argument: Argument) -> Value:
-    return as_tensor(*argument).values is not None
 
 
 def _extreme(choose: Callable[[list[int]], int]) -> Callable[..., Value]:
@@ -133,7 +121,9 @@ FUNCTIONS: dict[str, Function] = {
     # the stored elements of a sparse tensor, numel of every other
     "nnz": Function("nnz(tensor)", (1, 1), _nnz),
     # the values packed in one element: 2 of float4_e2m1fn_x2, else 1
-    "packed": Function("packed(tensor)", (1, 1), _packed),
+    "packed": Function(
+        "packed(tensor)", (1, 1), lambda argument: 2 if as_tensor(*argument).dtype == "float4_e2m1fn_x2" else 1
+    ),
     # one size; for a list of axes a tuple
     "size": Function("size(tensor, axis)", (2, 2), _size),
     "ndim": Function("ndim(tensor)", (1, 1), lambda argument: as_tensor(*argument).ndim),
@@ -149,11 +139,11 @@ FUNCTIONS: dict[str, Function] = {
     # the sum of the products of the items of two lists
     "dot": Function("dot(list, list)", (2, 2), _dot),
     # whether a tensor that the row lists in `values` has known values
-    "is_known": Function("is_known(tensor)", (1, 1), _is_known),
+    "is_known": Function("is_known(tensor)", (1, 1), lambda argument: as_tensor(*argument).values is not None),
     "min": Function("min(a, b, ...)", (1, 8), _extreme(min)),
     "max": Function("max(a, b, ...)", (1, 8), _extreme(max)),
     # rounded up: the least k with 2**k >= n, and 0 for n = 0
-    "log2": Function("log2(n)", (1, 1), _log2),
+    "log2": Function("log2(n)", (1, 1), lambda argument: max(as_integer(*argument) - 1, 0).bit_length()),
     "is_none": Function("is_none(x)", (1, 1), lambda argument: argument[0] is None),
     "is_complex": Function("is_complex(tensor)", (1, 1), lambda argument: as_tensor(*argument).is_complex),
     "is_floating": Function("is_floating(tensor)", (1, 1), lambda argument: as_tensor(*argument).is_floating_point),

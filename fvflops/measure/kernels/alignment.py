@@ -71,37 +71,26 @@ def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, p
 def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
     if not names or not expected:
         return []
-    pairs = _align_next(names, ends, expected)
+    pairs = _align_greedily(names, ends, expected)
     if len(pairs) == len(expected):
         return pairs
     if len(names) * len(expected) <= _MAX_PAIRS:
         return _align_longest(names, ends, expected)
-    return _align_in_window(names, ends, expected)
+    return _align_greedily(names, ends, expected, window=_WINDOW)
 
 
-def _align_next(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
-    """Align each expected name with the next equal one; stop where there is none."""
-    pairs: Pairs = []
-    position = 0
-    while position < len(names) and len(pairs) < len(expected):
-        if names[position] == expected[len(pairs)]:
-            pairs.append((position, len(pairs)))
-            position = ends[position]
-        else:
-            position += 1
-    return pairs
-
-
-def _align_in_window(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
-    """Align each expected name with the first equal one among the next `_WINDOW` names, if there is one."""
+def _align_greedily(names: _Keys, ends: Sequence[int], expected: _Keys, *, window: int | None = None) -> Pairs:
+    """Align each expected name with the next equal one, among a `window` of names, or else up to a missing one."""
     pairs: Pairs = []
     start = 0
     for expected_position, name in enumerate(expected):
-        for position in range(start, min(start + _WINDOW, len(names))):
-            if names[position] == name:
-                pairs.append((position, expected_position))
-                start = ends[position]
-                break
+        stop = len(names) if window is None else min(start + window, len(names))
+        position = next((position for position in range(start, stop) if names[position] == name), None)
+        if position is not None:
+            pairs.append((position, expected_position))
+            start = ends[position]
+        elif window is None:
+            break
     return pairs
 
 

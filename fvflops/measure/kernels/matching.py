@@ -13,7 +13,7 @@ from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.measure.kernels.alignment import align, find_owners
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, ShapeCosts, Work, add_works, nest_calls
 from fvflops.text import short_repr
-from fvflops.trace import Status, Trace
+from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
 
@@ -360,11 +360,11 @@ def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCost
     known: dict[int, int] = {}
     if trace is not None:
         split, cost_model = split_by_aliasing(trace, keep_events=True)
-        costs = [cost_model.op_cost(signature)[0] for signature in split.signatures]
+        traffic = [cost_model.op_traffic(signature) for signature in split.signatures]
         for event_index, index in matcher.call_of_event.items():
             event = (split.events or ())[index]
-            if event.kind == "op" and costs[event.item].status is not Status.UNSUPPORTED:
-                known[event_index] = costs[event.item].value
+            if event.kind == "op" and (moved := traffic[event.item]) is not None:
+                known[event_index] = sum(moved)
     if by_shapes is not None:
         own = {event_index: by_shapes.nbytes(event_index) for event_index in matcher.counted_by_shapes}
         known |= {event_index: nbytes for event_index, nbytes in own.items() if nbytes is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ def profile_kernels(
     args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
     check_repeatable(args, keywords)
     inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model
-    with deferred(), _unchanged(ModelIndex(inner), (args, keywords)) as gradients:
+    with deferred(), _own_gradients(ModelIndex(inner), (args, keywords)) as clear_gradients:
         stops_at = TableCostModel(table, "flops").stops_at
         with allowed():
             counted = record_call(inner, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
@@ -79,41 +79,36 @@ def profile_kernels(
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    _run_backward(loss(result), gradients, is_first=not number)
+                    _run_backward(loss(result), clear_gradients, is_first=not number)
                 del result
                 profile.step()
-                for leaf, _ in gradients.values():
-                    leaf.grad = None
+                clear_gradients()
     return profile
 
 
-# Id of a leaf → the leaf, and its gradient before the runs.
-_Gradients = dict[int, tuple[torch.Tensor, torch.Tensor | None]]
-
-
-def _run_backward(scalar: torch.Tensor, gradients: _Gradients, *, is_first: bool) -> None:
+def _run_backward(scalar: torch.Tensor, clear_gradients: Callable[..., None], *, is_first: bool) -> None:
     if is_first:
-        _take_gradients(gradients, leaves_of(scalar))
+        clear_gradients(leaves_of(scalar))
     scalar.backward()
 
 
-def _take_gradients(gradients: _Gradients, tensors: Iterable[torch.Tensor]) -> None:
-    """Clear the gradients of tensors, so that each run creates its own, and keep those from before."""
-    for tensor in tensors:
-        if tensor.is_leaf and id(tensor) not in gradients:
-            gradients[id(tensor)] = tensor, tensor.grad
-            tensor.grad = None
-
-
 @contextmanager
-def _unchanged(model_index: ModelIndex, inputs: Any) -> Iterator[_Gradients]:
-    """Restore a model, its buffers and inputs, and at the end the gradients that `_take_gradients` has taken."""
-    gradients: _Gradients = {}
+def _own_gradients(model_index: ModelIndex, inputs: Any) -> Iterator[Callable[..., None]]:
+    """Clear gradients, so that each run creates its own; the function that is yielded clears them, and more, again.
+
+    At the end gradients, model and inputs are as before.
+    """
+    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by id: a leaf, and its gradient before
+
+    def clear(more: Iterable[torch.Tensor] = ()) -> None:
+        gradients.update({id(leaf): (leaf, leaf.grad) for leaf in more if leaf.is_leaf and id(leaf) not in gradients})
+        for leaf, _ in gradients.values():
+            leaf.grad = None
+
     with unchanged(model_index, inputs):
-        _take_gradients(gradients, model_index.tensors)
-        _take_gradients(gradients, (tensor for tensor in tensors_of(inputs) if not tensor.is_meta))
+        clear([*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)])
         try:
-            yield gradients
+            yield clear
         finally:
-            for tensor, gradient in gradients.values():
-                tensor.grad = gradient
+            for leaf, gradient in gradients.values():
+                leaf.grad = gradient

@@ -173,8 +173,8 @@ class ShapeCosts:
         signature = self._sign(*self._events[event_index])
         if signature is None:
             return None
-        (cost,) = self._traffic.op_cost(signature)
-        return None if cost.status is Status.UNSUPPORTED else cost.value
+        traffic = self._traffic.op_traffic(signature)
+        return None if traffic is None else sum(traffic)
 
     def _sign(self, name: str, args: Mapping[str, Any]) -> Signature | None:
         if "Input Dims" not in args or "Input type" not in args:

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TextIO
 
 import torch.distributed as dist
@@ -86,9 +85,9 @@ class StepMeter:
     meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
-    by default that of the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul`
-    are those of `mfu`. Each process meters its own work: figures are those of one device. On CUDA times are those of
-    events on the current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
+    by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in
+    `mfu`. Each process meters its own work: figures are of one device. On CUDA times are read from events on the
+    current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
     nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
     `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
     it is no terminal.
@@ -134,7 +133,7 @@ class StepMeter:
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [
-            item.register_step_post_hook(partial(_count_step, self._optimizer_steps, number))
+            item.register_step_post_hook(lambda *_, number=number, steps=self._optimizer_steps: steps.update((number,)))
             for number, item in enumerate(optimizers)
         ]
         self._number = 0
@@ -248,7 +247,7 @@ class StepMeter:
     def mean(self, steps: int | None = None) -> StepFigures | None:
         """Return the mean figures of the last `steps`, by default of all; None before the first.
 
-        Utilisations and rates are those of the steps together, and a figure that one of them lacks is NaN.
+        Utilisations and rates are of the steps together, and a figure that one of them lacks is NaN.
         """
         self._add_times()
         return mean_figures([self._figures(step) for step in list(self._steps)[-steps if steps else 0 :]])
@@ -256,8 +255,8 @@ class StepMeter:
     def summary(self, *, gather: bool = False) -> MeterSummary | None:
         """Return the mean step, with all that is not counted yet counted now; None before the first step.
 
-        With `gather` it is that of all ranks of torch.distributed, and every rank has to call it: the figures are
-        exchanged once, by all_gather_object. Otherwise it is that of this rank.
+        With `gather` it covers all ranks of torch.distributed, and every rank has to call it: the figures are
+        exchanged once, by all_gather_object. Otherwise it covers this rank.
         """
         self._costs.count_all()
         mean = self.mean()
@@ -275,7 +274,7 @@ class StepMeter:
     ) -> str:
         """Return an HTML page of the loop: utilisation over the steps, and where the FLOPs went; write it to `path`.
 
-        `profile` is a ProfileAnalysis, whose report of the time is added, `gather` that of `summary`. Before the first
+        `profile` is a ProfileAnalysis, whose report of the time is added, `gather` is as in `summary`. Before the first
         step it raises TraceError.
         """
         report = self._make_report(profile, gather=gather)
@@ -443,8 +442,3 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
-
-
-def _count_step(steps: Counter[int], number: int, *_: Any) -> None:
-    """Count a step of an optimizer in its hook."""
-    steps[number] += 1

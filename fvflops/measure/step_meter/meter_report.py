@@ -136,18 +136,16 @@ class LiveLine:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
-        self._next: float | None = None
+        self._next = 0.0  # when a text may be shown
         self._drawn = False
 
     def is_due(self) -> bool:
         """Return whether a text would be shown now."""
-        if not self._is_terminal:
-            return False
         now = time.monotonic()
-        if self._next is not None and now < self._next:
-            return False
-        self._next = now + _PAUSE
-        return True
+        due = self._is_terminal and now >= self._next
+        if due:
+            self._next = now + _PAUSE
+        return due
 
     def show(self, figures: StepFigures) -> None:
         """Show the figures of a step, truncated to the width of the terminal."""

@@ -202,14 +202,10 @@ class CallObserver:
         self._inside = None
         call = self._calls[-1]
         if call.with_grad and result is not None:
+            gradients = call.gradients  # the hook must not hold the call's inputs
             for index, tensor in enumerate(tensors_of(result)):
                 if tensor.requires_grad:
-                    tensor.register_hook(partial(_note, call.gradients, index))
-
-
-def _note(gradients: set[int], index: int, _: torch.Tensor) -> None:
-    """Note in the hook of an output that its gradient was computed."""
-    gradients.add(index)
+                    tensor.register_hook(lambda _, index=index: gradients.add(index))
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:

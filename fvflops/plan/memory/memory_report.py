@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fvflops import paths
-from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.memory.step_settings import Verdict, lead
 from fvflops.plan.memory.storage_lifetimes import KINDS, MemoryMoment, MemoryTimeline, read_memory
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
@@ -170,7 +170,8 @@ def memory_report(
     """
     moment = timeline.at_peak()
     verdict = verdict or Verdict(timeline.peak)
-    parts: list[Part] = [*lead(verdict, timeline.settings), _describe_peak(timeline, moment)]
+    texts, about = lead(verdict, timeline.settings, command)
+    parts: list[Part] = [*texts, _describe_peak(timeline, moment)]
     chart = memory_chart(timeline)
     parts += [chart] if any(chart.totals()) else []
     parts += [_tabulate_peak(timeline, moment), _tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
@@ -183,7 +184,6 @@ def memory_report(
     column = data_only((text_column("location"),), ["location"])
     for kind, locations in reads_of(timeline.trace.info).items():
         parts.append(Table(kind, column, [(location,) for location in locations]))
-    about = encode_lead(verdict, timeline.settings, command)
     return Document(
         "memory",
         memory_title(timeline, subject, verdict.needed if verdict.device else None),

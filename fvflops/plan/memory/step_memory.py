@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
 from fvflops.plan.rank_step import Action, RankStep
-from fvflops.text import record_repr
+from fvflops.text import shown_by_fields
 from fvflops.trace import Event
 
 _BEFORE = -1  # event index of blocks that exist before the step
@@ -29,6 +29,7 @@ class _Likeness(NamedTuple):
     nbytes: int
 
 
+@shown_by_fields
 class ActionMemory(NamedTuple):
     """The bytes that a rank has allocated before an action, at its peak, and after it."""
 
@@ -36,9 +37,6 @@ class ActionMemory(NamedTuple):
     before: int
     peak: int
     after: int
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,21 +83,13 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
     return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
 
 
-def lead(verdict: Verdict, settings: Mapping[str, Any]) -> list[str]:
-    """Return what a report begins with: the verdict, and what it assumes."""
-    settings = _with_allocator(verdict, settings)
-    return [str(verdict), *([describe_settings(settings)] if settings else [])]
-
-
-def encode_lead(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> dict[str, Any]:
-    """Return the same as data, with the command line that repeats it."""
-    settings = _with_allocator(verdict, settings)
-    return {"verdict": verdict.encode(), "settings": settings, **({"command": command} if command else {})}
-
-
-def _with_allocator(verdict: Verdict, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with the allocator's where the memory that it reserves is compared with a device's."""
-    return {**settings, **({} if verdict.memory is None else {"allocator": "expandable segments"})}
+def lead(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> tuple[list[str], dict[str, Any]]:
+    """Return the first paragraphs of a report, its verdict and settings, and these as data with its command line."""
+    settings = dict(settings)
+    if verdict.memory is not None:  # it is compared with the memory that the allocator reserves
+        settings["allocator"] = "expandable segments"
+    texts = [str(verdict), *([describe_settings(settings)] if settings else [])]
+    return texts, {"verdict": verdict.encode(), "settings": settings, **({"command": command} if command else {})}
 
 
 def name_of(key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fvflops.plan.memory.buffers import find_buffers
 from fvflops.plan.memory.workspaces import kernels_with_unknown_workspace, workspace_of
-from fvflops.text import record_repr, require_int, short_repr
+from fvflops.text import require_int, short_repr, shown_by_fields
 from fvflops.trace import Event, Storage, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_bytes
@@ -38,6 +38,7 @@ _BACKWARD = ("backward", "recompute")
 _LINEAR = "torch.nn.Linear"
 
 
+@shown_by_fields
 class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
@@ -54,14 +55,12 @@ class Block(NamedTuple):
     begin: int
     end: int | None
 
-    def __repr__(self) -> str:
-        return record_repr(self)
-
     def is_alive(self, event: int) -> bool:
         """Return whether it is allocated at an event."""
         return self.begin <= event and (self.end is None or event < self.end)
 
 
+@shown_by_fields
 class MemoryMoment(NamedTuple):
     """The memory allocated at one event of a run, in bytes.
 
@@ -77,9 +76,6 @@ class MemoryMoment(NamedTuple):
     nbytes: int
     by_kind: Counter[str]
     by_module: Counter[str]
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.memory.step_settings import Verdict, lead
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.step_time_report import judge, list_unknown
@@ -39,7 +39,8 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
         "efficiency": search.efficiency.source.partition(";")[0],
     }
     settings |= {} if search.network is None else {"network": search.network.name}
-    parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search), *_list_failures(search)]
+    texts, about = lead(verdict, settings)
+    parts: list[Part] = [*texts, _IN_ROWS, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
         of_any_model = f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}"
@@ -57,7 +58,6 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
         title += f"{seconds} a step with {describe(found[0].candidate)}, MFU {mfu}"
     else:
         title += "no layout fits"
-    about = encode_lead(verdict, settings)
     return Document("layout_search", title, parts, main="best", data=_encode(search), about=about)
 
 

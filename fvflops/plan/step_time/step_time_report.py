@@ -11,7 +11,7 @@ from fvflops.devices.devices import Device
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
-from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.memory.step_settings import Verdict, lead
 from fvflops.plan.step_time.calibration import Network
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
 from fvflops.plan.step_time.step_tables import (
@@ -64,8 +64,9 @@ def estimate_report(
     fullest = max(memories, key=lambda memory: memory.reserved)
     judged = estimate.device, estimate.gpus
     verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.peak)
+    texts, about = lead(verdict, estimate.settings, command)
     parts: list[Part] = [
-        *lead(verdict, estimate.settings),
+        *texts,
         *_describe_host(estimate),
         _describe_run(estimate),
         *([] if measured is None else [_describe_measured(estimate, measured)]),
@@ -87,7 +88,7 @@ def estimate_report(
     mesh = ", ".join(f"{axis}={size}" for axis, size in estimate.plans[0].mesh.items())
     model = plain_name(name or estimate.plans[0].trace.modules.root.class_name)
     title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
-    about = {**encode_lead(verdict, estimate.settings, command), "host_bound": _encode_host(estimate)}
+    about["host_bound"] = _encode_host(estimate)
     about |= {} if measured is None else {"measured": {"seconds": measured, **_utilisations(estimate, measured)}}
     data = {**encode(estimate, memories, cost), "fits": verdict.fits}
     return Document("step_estimate", title, parts, main="step", data=data, about=about)

@@ -40,7 +40,6 @@ class _Node(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """FLOPs of the supported op calls."""
         return sum(call.flops or 0 for call in self.calls)
 
 
@@ -101,7 +100,6 @@ def _node_key(call: OpCall, modules: ModuleTree, depth: int | None) -> tuple[str
 
 
 def _write(root: _Cluster, modules: ModuleTree, total: int, largest: int) -> Iterator[str]:
-    """Yield the lines of the nodes and of the boxes around them."""
     # Modules may be nested deeper than Python's recursion limit.
     pending: list[str | _Cluster] = [root]
     boxes = 0

@@ -96,7 +96,7 @@ def _write_rows(table: Table) -> str:
 
 
 def _write_row(table: Table, cells: Sequence[str], tag: str, values: Sequence[Value] | None = None) -> str:
-    """Return a row; cells of numbers have their exact values, and those of modules their whole names, to sort by."""
+    """Return a row; numbers have their exact values, and modules their whole names, to sort by."""
     parts = []
     for index, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
         attributes = ' class="text"' if column.is_text else ""

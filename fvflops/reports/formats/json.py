@@ -29,9 +29,7 @@ def _encode(document: Document) -> dict[str, Any]:
         else:
             notes += [part] if isinstance(part, str) else part.notes
     tables = {table.name: _encode_table(table) for table in document.tables()}
-    charts = {part.name: _encode_chart(part) for part in document.parts if isinstance(part, Chart)}
-    charts |= {part.name: _encode_gantt(part) for part in document.parts if isinstance(part, Gantt)}
-    charts |= {part.name: _encode_scatter(part) for part in document.parts if isinstance(part, Scatter)}
+    charts = {part.name: _encode_picture(part) for part in document.parts if isinstance(part, (Chart, Gantt, Scatter))}
     return {"title": document.title, "tables": tables, **({"charts": charts} if charts else {}), "notes": notes}
 
 
@@ -48,21 +46,18 @@ def _encode_table(table: Table) -> dict[str, Any]:
     return encoded
 
 
-def _encode_chart(chart: Chart) -> dict[str, Any]:
-    sampled = chart.sample(min(_POINTS, len(chart.totals())))
-    layers = {name: list(values) for name, values in sampled.layers.items() if any(values)}
-    return {"layers": layers, "sections": [list(section) for section in sampled.sections]}
-
-
-def _encode_gantt(gantt: Gantt) -> dict[str, Any]:
-    return {
-        lane: [{"kind": piece.kind, "start": piece.start, "end": piece.end, "note": piece.note} for piece in slices]
-        for lane, slices in gantt.lanes.items()
-    }
-
-
-def _encode_scatter(plot: Scatter) -> dict[str, Any]:
-    points = [{"label": point.label, plot.x: point.x, plot.y: point.y, "marked": point.marked} for point in plot.points]
+def _encode_picture(picture: Chart | Gantt | Scatter) -> dict[str, Any]:
+    if isinstance(picture, Chart):
+        sampled = picture.sample(min(_POINTS, len(picture.totals())))
+        layers = {name: list(values) for name, values in sampled.layers.items() if any(values)}
+        return {"layers": layers, "sections": [list(section) for section in sampled.sections]}
+    if isinstance(picture, Gantt):
+        return {
+            lane: [{"kind": piece.kind, "start": piece.start, "end": piece.end, "note": piece.note} for piece in slices]
+            for lane, slices in picture.lanes.items()
+        }
+    x, y = picture.x, picture.y
+    points = [{"label": point.label, x: point.x, y: point.y, "marked": point.marked} for point in picture.points]
     return {"points": points}
 
 

@@ -53,5 +53,4 @@ def _write_table(table: Table) -> str:
 
 
 def write_row(cells: Iterable[str]) -> str:
-    """Return a row of a tabular."""
     return rf"  {' & '.join(cells)} \\"

@@ -172,7 +172,7 @@ def _write_table(table: Table, terminal: _Terminal) -> str:
 
 
 def _fit_bar(lines: Sequence[Sequence[str]], columns: Sequence[Column], width: int | None, text_limit: int) -> int:
-    """Return the cells for bars: beside whole names what is left, else a narrow one if there is room for it."""
+    """Return the cells for bars: beside whole names the rest of the line, else a narrow bar if there is room."""
     if width is None:
         return _MAX_BAR
     widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
@@ -196,7 +196,6 @@ def _draw_bar(value: Any, total: float, width: int, blocks: str) -> str:
 
 
 def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: _Terminal) -> list[str]:
-    """Return the lines of a table with colours."""
     header, rule, *rows = lines
     painted = [terminal.paint(header, _BOLD), terminal.paint(rule, _DIM)]
     for index, (line, bar) in enumerate(zip(rows, bars, strict=True)):

@@ -1,6 +1,6 @@
 """An interactive HTML page in one file, with a zoomable plot of the module tree.
 
-`render(breakdown)` makes the page of one model, `render_comparison(first, second)` that of two, opened as a comparison.
+`render(breakdown)` makes the page of one model, `render_comparison(first, second)` a page that compares two.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.html.run_data import measured_memory, pack, write_memory, write_peaks, write_timeline
+from fvflops.reports.html.run_data import intern, measured_memory, pack, write_memory, write_peaks, write_timeline
 from fvflops.reports.html.script import join_scripts, minify_style
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
-SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are those of `Status`
+SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are values of `Status`
 # JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
 _MAX_EXACT = 2**53
 _PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
@@ -69,13 +69,12 @@ def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
         "data": first,
         "other": "".join(f'<script type="application/json" id="data-other">{data}</script>\n' for data in others),
     }
-    # One pass over the template: inserted text is not scanned for placeholders.
-    for index, piece in enumerate(_PLACEHOLDER.split(_read_template())):
-        yield parts[piece] if index % 2 else piece
+    # Inserted text is not scanned for placeholders.
+    yield _read_template().substitute(parts)
 
 
 def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the views that a page has data for, besides that of the modules."""
+    """Yield the names of the views that a page has data for, besides the view of the modules."""
     if record.get("timeline", {}).get("start"):
         yield "timeline"
     if record.get("memory", {}).get("at"):
@@ -84,12 +83,8 @@ def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield "roofline"
 
 
-def write_data(breakdown: Breakdown) -> str:
-    """Return the data of the page as JSON without `<`, so that no name can end its script element."""
-    return _write_json(make_record(breakdown))
-
-
 def _write_json(record: Mapping[str, Any]) -> str:
+    """Return JSON without `<`, so that no name can end its script element."""
     text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
     return text.replace("<", "\\u003c")
 
@@ -144,7 +139,6 @@ def make_record(breakdown: Breakdown) -> dict[str, Any]:
 
 
 def _write_run(breakdown: Breakdown, modules: Mapping[str, int]) -> dict[str, Any]:
-    """Return the data of the views beside the plot of the modules."""
     timeline, memory, peaks = breakdown.timeline, breakdown.memory, breakdown.peaks
     if memory is None and timeline is not None:
         memory = measured_memory(timeline)
@@ -168,7 +162,7 @@ def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, A
         index[module.name] = len(index)
         columns["parent"].append(index.get(parent, 0) if module.name else -1)
         for column, text in (("name", leaf), ("class", module.class_name), ("about", module.extra_repr)):
-            columns[column].append(strings.setdefault(printable(text), len(strings)))
+            columns[column].append(intern(text, strings))
     return {**columns, "index": index}
 
 
@@ -196,13 +190,13 @@ def _write_number(count: Any) -> Any:
 
 @cache
 def read_style(name: str) -> str:
-    """Return a style of pages, made short: base.css is that of all, with the colours of both themes."""
+    """Return a style of pages, made short: all have base.css, with the colours of both themes."""
     return minify_style(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 @cache
-def _read_template() -> str:
-    return _INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8"))
+def _read_template() -> Template:
+    return Template(_INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8")))
 
 
 def digest(text: str) -> str:
@@ -210,4 +204,4 @@ def digest(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison", "write_data"]
+__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from fvflops.reports.document import find_peaks
 from fvflops.reports.escaping import printable
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
@@ -64,19 +65,9 @@ MAX_SPANS = 20_000
 MAX_POINTS = 1_500
 
 
-class Interned:
-    """Texts by index, in the order in which they were first given."""
-
-    def __init__(self) -> None:
-        self._indexes: dict[str, int] = {}
-
-    def index(self, text: str) -> int:
-        """Return the index of a text."""
-        return self._indexes.setdefault(printable(text), len(self._indexes))
-
-    def texts(self) -> list[str]:
-        """Return all texts."""
-        return list(self._indexes)
+def intern(text: str, indexes: dict[str, int]) -> int:
+    """Return the index of a text, a new one if it has none."""
+    return indexes.setdefault(printable(text), len(indexes))
 
 
 def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, Any]:
@@ -88,7 +79,7 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
     placed = [piece for piece in timeline.layout("time") if piece.end > piece.start]
     shown = _longest(placed)
     origin = min((piece.start for piece in shown), default=0)
-    labels, phases, tracks = Interned(), Interned(), dict[tuple[int, int], int]()
+    labels, phases, tracks = dict[str, int](), dict[str, int](), dict[tuple[int, int], int]()
     columns: dict[str, list[int]] = {
         key: [] for key in ("label", "module", "phase", "track", "depth", "start", "duration")
     }
@@ -97,9 +88,9 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
         is_module = callee.frame is not None and callee.kind == "module"
         owner = callee.name if is_module else _owner(timeline, span.event.stack)
         row = (
-            -1 if is_module else labels.index(_short(callee.name)),
+            -1 if is_module else intern(_short(callee.name), labels),
             modules.get(owner, 0),
-            phases.index(span.event.phase),
+            intern(span.event.phase, phases),
             tracks.setdefault(span.track, len(tracks)),
             span.depth,
             start - origin,
@@ -109,7 +100,7 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
             column.append(value)
     names = [f"rank {rank}, thread {thread}" if rank else f"thread {thread}" for rank, thread in tracks]
     hidden = len(placed) - len(shown)
-    return {**columns, "labels": labels.texts(), "phases": phases.texts(), "tracks": names, "hidden": hidden}
+    return {**columns, "labels": list(labels), "phases": list(phases), "tracks": names, "hidden": hidden}
 
 
 def _short(op: str) -> str:
@@ -150,10 +141,8 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
     `at` has the number of each point's op in the run of `ops` ops.
     """
     totals = curve.totals()
-    count = min(len(totals), MAX_POINTS)
-    starts = [len(totals) * index // count for index in range(count + 1)] if count else []
-    points = [max(range(start, end), key=totals.__getitem__) for start, end in pairwise(starts)]
-    labels, phases = Interned(), Interned()
+    points = find_peaks(totals, min(len(totals), MAX_POINTS)) if totals else []
+    labels, phases = dict[str, int](), dict[str, int]()
     return {
         "layers": [
             [printable(name), [values[point] for point in points]]
@@ -162,15 +151,14 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
         ],
         "at": points,
         "ops": len(totals),
-        "label": [labels.index(_short(curve.ops[point])) for point in points],
+        "label": [intern(_short(curve.ops[point]), labels) for point in points],
         "module": [modules.get(curve.modules[point], 0) for point in points],
-        "phase": [phases.index(curve.phases[point]) for point in points],
-        "labels": labels.texts(),
-        "phases": phases.texts(),
+        "phase": [intern(curve.phases[point], phases) for point in points],
+        "labels": list(labels),
+        "phases": list(phases),
         "measured": curve.measured,
     }
 
 
 def write_peaks(peaks: Peaks) -> dict[str, Any]:
-    """Return the peaks of a device."""
     return {"device": printable(peaks.device), "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)}

@@ -1,4 +1,4 @@
-"""Colours of plots: those of the HTML report in light mode, read from its style sheet."""
+"""Colours of plots, read from the style sheet of the HTML report (light mode)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Groups(NamedTuple):
     others: str
 
     def of(self, name: str) -> str:
-        """Return the colour of a name."""
         return self.named.get(name, self.others)
 
 
@@ -43,6 +42,5 @@ def adaptive(colour: str) -> str:
 
 @cache
 def _read_style() -> dict[str, tuple[str, str]]:
-    """Return name → light and dark colour."""
     style = files("fvflops.reports.html").joinpath("base.css").read_text(encoding="utf-8")
     return {name: (light, dark) for name, light, dark in _COLOUR.findall(style)}

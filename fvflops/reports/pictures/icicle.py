@@ -75,12 +75,10 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
 
 
 def render_svg(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    """Return the plot of `draw_icicle` as the bytes of an SVG file."""
     return encode(draw_icicle(breakdown, measure=measure, depth=depth), "svg")
 
 
 def render_png(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    """Return the plot of `draw_icicle` as the bytes of a PNG file."""
     return encode(draw_icicle(breakdown, measure=measure, depth=depth), "png")
 
 
@@ -226,7 +224,6 @@ def _write_title(figure: Any, breakdown: Breakdown, layout: _Layout) -> None:
 
 
 def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> list[tuple[str, str]]:
-    """Return the (text, colour) pairs of the classes drawn."""
     drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
     entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
     return [*entries, ("others", paints.others)] if drawn - paints.named.keys() else entries

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
 
 PADDING = (0.03, 0.025)  # inches around a label, horizontal and vertical
-_ROUNDS = 4  # in which labels move
-_ORDERS, _MANY = 8, 80  # other orders that are tried, and the most labels that all of them place
-_MISSING = 2.0  # cost of a missing label
+RADIUS = 0.032  # inches around a point in which there is no label
+_LEADER = 0.12  # inches from which a leader leads from a label to its point
+_CLOSE = 0.08  # inches between a label and a point to which it seems to belong
+_SQUARE = 0.06  # inches between places of a line on which no label may be
 
 Point = tuple[float, float]
+Line = tuple[Point, Point]
 
 
 class Frame(NamedTuple):
@@ -25,7 +26,6 @@ class Frame(NamedTuple):
     top: float
 
     def overlaps(self, other: Frame) -> bool:
-        """Return whether two rectangles have a point in common."""
         horizontal = self.left <= other.right and other.left <= self.right
         return horizontal and self.bottom <= other.top and other.bottom <= self.top
 
@@ -35,20 +35,33 @@ class Frame(NamedTuple):
         return horizontal and page.bottom < self.bottom and self.top < page.top
 
 
-class Label(NamedTuple):
-    """The rectangle of a label and its point."""
-
-    point: Point
-    frame: Frame
-
-
-Cost = Callable[[Label, Sequence[Label]], float]
-
-
-def around(point: Point, radius: float) -> Frame:
-    """Return the square around a point."""
+def around(point: Point, radius: float = RADIUS) -> Frame:
     x, y = point
     return Frame(x - radius, y - radius, x + radius, y + radius)
+
+
+def circle(radius: float) -> list[Point]:
+    """Return offsets in all directions, the first to the right."""
+    return [(radius * math.cos(step * math.pi / 8), radius * math.sin(step * math.pi / 8)) for step in range(16)]
+
+
+def _along(line: Line) -> list[Frame]:
+    """Return small squares along a line, so that no label is on it."""
+    (x, y), (end_x, end_y) = line
+    count = max(round(math.dist(*line) / _SQUARE), 1)
+    shares = [index / count for index in range(count + 1)]
+    return [around((x + share * (end_x - x), y + share * (end_y - y)), _SQUARE / 4) for share in shares]
+
+
+def leader_of(point: Point, label: Frame) -> Line | None:
+    """Return the line from a point to its label, None where they are close."""
+    end = _nearest(label, point)
+    return (point, end) if math.dist(end, point) > _LEADER else None
+
+
+def _nearest(label: Frame, point: Point) -> Point:
+    x, y = point
+    return min(max(x, label.left), label.right), min(max(y, label.bottom), label.top)
 
 
 def place_labels(
@@ -57,173 +70,60 @@ def place_labels(
     *,
     page: Frame,
     occupied: Sequence[Frame],
-    offsets: Sequence[tuple[float, float]],
-    near: Sequence[tuple[float, float]],
-    cost: Cost,
+    lines: Sequence[Line],
+    rings: Sequence[Sequence[tuple[float, float]]],
 ) -> list[Frame | None]:
-    """Return a free rectangle for the label of each point, None where there is none; the first points choose first.
+    """Return a free rectangle within `page` for the label of each point, None where there is none.
 
-    All lengths are in inches. `sizes` are the (width, height) of the labels. An offset (right, up) is from the point to
-    the nearest end of the label, or to its middle if `right` is 0, and to the middle of its height. Of the free
-    rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
-    Offsets in `near` are tried for all points before `offsets` for those that remain. Labels beyond the left or right
-    end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a place. Of a
-    few orders in which points choose, the one with the least total cost is taken.
+    All lengths are in inches. `sizes` are the (width, height) of the labels. A ring is a list of offsets (right, up)
+    from a point to the nearest end of its label, or to the middle if `right` is 0, and to the middle of its height. All
+    points try a ring, the first points first, before those without a label try the next one: of the free places the
+    first that is not close to another point is taken. A label beyond the left or right end of the page is moved into
+    it. Neither a label nor its leader is on an occupied place or another label. Leaders may cross `lines`, and so
+    may labels that have no other place.
     """
-    placement = _Placement(points, sizes, page, occupied, cost)
-    chance = random.Random(0)
-    first = list(range(len(points)))
-    others = [chance.sample(first, len(points)) for _ in range(min(_ORDERS, _MANY // max(len(points), 1)))]
-    best = min((placement.arrange(order, offsets, near) for order in (first, *others)), key=placement.judge)
-    return [best[index].frame if index in best else None for index in first]
+    taken = list(occupied)
+    on_lines = [square for line in lines for square in _along(line)]
+    placed: list[Frame | None] = [None] * len(points)
+    for blocked, ring in product((on_lines, ()), rings):
+        for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
+            if placed[index] is not None:
+                continue
+            labels = [_frame_at(point, size, offset, page) for offset in ring]
+            free = [label for label in labels if _is_free(label, point, page, taken, blocked)]
+            if free:
+                others = [other for other in points if other is not point]
+                placed[index] = label = max(free, key=lambda label: _room(label, others))
+                taken += _frames_of(label, point)
+    return placed
 
 
-class _Placement(NamedTuple):
-    """The points, the sizes of their labels, and what is in their way."""
-
-    points: Sequence[Point]
-    sizes: Sequence[tuple[float, float]]
-    page: Frame
-    occupied: Sequence[Frame]
-    cost: Cost
-
-    def arrange(
-        self, order: Sequence[int], offsets: Sequence[tuple[float, float]], near: Sequence[tuple[float, float]]
-    ) -> dict[int, Label]:
-        """Return labels by the index of their points, which choose in an order."""
-        placed: dict[int, Label] = {}
-        for tried in (near, offsets):
-            for index in order:
-                if index not in placed and (label := self.choose(index, tried, list(placed.values()))):
-                    placed[index] = label
-        for _ in range(_ROUNDS):
-            before = dict(placed)
-            for index in order:
-                others = [label for other, label in placed.items() if other != index]
-                if label := self.choose(index, offsets, others):
-                    placed[index] = label
-            if placed == before:
-                break
-        return placed
-
-    def choose(self, index: int, offsets: Sequence[tuple[float, float]], others: Sequence[Label]) -> Label | None:
-        """Return the best label of a point that is free, None if none is."""
-        taken = [*(_pad(label.frame) for label in others), *self.occupied]
-        (x, y), (width, height) = self.points[index], self.sizes[index]
-        first, last = self.page.left + 1.1 * PADDING[0], self.page.right - 1.1 * PADDING[0] - width
-        best, least = None, math.inf
-        for right, up in offsets:
-            side = (right > 0) - (right < 0)
-            left, bottom = x + right - width * (1 - side) / 2, y + up - height / 2
-            if first <= last:  # else it is wider than the page
-                left = min(max(left, first), last)
-            label = Label((x, y), Frame(left, bottom, left + width, bottom + height))
-            padded = _pad(label.frame)
-            if padded.is_within(self.page) and not any(map(padded.overlaps, taken)):
-                value = self.cost(label, others)
-                if value < least:
-                    best, least = label, value
-        return best
-
-    def judge(self, placed: Mapping[int, Label]) -> float:
-        """Return the cost of an arrangement, with that of labels that are missing."""
-        return _MISSING * (len(self.points) - len(placed)) + sum(
-            self.cost(label, [other for key, other in placed.items() if key != index])
-            for index, label in placed.items()
-        )
-
-
-def _pad(frame: Frame) -> Frame:
+def _frames_of(label: Frame, point: Point) -> list[Frame]:
+    """Return what a label with padding and its leader occupy, without the marker of its point."""
     horizontal, vertical = PADDING
-    return Frame(frame.left - horizontal, frame.bottom - vertical, frame.right + horizontal, frame.top + vertical)
+    left, bottom, right, top = label
+    padded = Frame(left - horizontal, bottom - vertical, right + horizontal, top + vertical)
+    leader = leader_of(point, label)
+    marker = around(point, 2 * RADIUS)
+    return [padded, *(square for square in _along(leader) if not square.overlaps(marker))] if leader else [padded]
 
 
-LEADER = 0.12  # inches from which a leader leads from a label to its point
-RADIUS = 0.032  # inches around a point in which there is no label
-_CLOSE = 0.08  # inches between a label and a point to which it seems to belong
-# What is as bad as so many inches between a label and its point.
-_NEIGHBOUR, _CROSSED, _PASSED = 0.05, 0.25, 0.5
-
-Line = tuple[Point, Point]
-
-
-def leader_of(label: Label) -> Line | None:
-    """Return the line from a point to its label, None where they are close."""
-    end = _nearest(label.frame, label.point)
-    return (label.point, end) if math.dist(end, label.point) > LEADER else None
-
-
-class LabelCost:
-    """The cost of a place of a label, for `place_labels`: how far it is from its point, and what is in between.
-
-    `points` are all points of a plot and `lines` what is drawn between them, in inches. With `clear` no leader may
-    pass a label, another leader or a point that is not its own: among many points it would not be seen.
-    """
-
-    def __init__(self, points: Sequence[Point], lines: Sequence[Line], *, clear: bool = False) -> None:
-        import numpy as np
-
-        self._points = np.array(points, dtype=float).reshape(-1, 2)
-        self._lines = lines
-        self._clear = clear
-
-    def __call__(self, label: Label, others: Sequence[Label]) -> float:
-        """Return the cost of a label beside others, in inches; infinity forbids it."""
-        leader = leader_of(label)
-        leaders = [line for line in map(leader_of, others) if line is not None]
-        neighbours = self._points[(self._points != label.point).any(axis=1)]
-        passed = sum(_crosses(line, label.frame) for line in leaders)
-        if leader is not None:
-            passed += int((_distances_to_line(neighbours, leader) < RADIUS).sum())
-            passed += sum(_crosses(leader, other.frame) for other in others)
-            passed += sum(_intersect(leader, line) for line in leaders)
-        if passed and self._clear:
-            return math.inf
-        crossed = sum(_crosses(line, label.frame) for line in self._lines)
-        close = int((_distances(neighbours, label.frame) < _CLOSE).sum())
-        distance = math.dist(_nearest(label.frame, label.point), label.point)
-        return distance + _NEIGHBOUR * close + _CROSSED * crossed + _PASSED * passed
-
-
-def _crosses(line: Line, frame: Frame) -> bool:
-    """Return whether a line passes through a rectangle or begins in it."""
-    left, bottom, right, top = frame
-    (x1, y1), (x2, y2) = line
-    if max(x1, x2) < left or min(x1, x2) > right or max(y1, y2) < bottom or min(y1, y2) > top:
+def _is_free(label: Frame, point: Point, page: Frame, taken: Sequence[Frame], blocked: Sequence[Frame]) -> bool:
+    padded, *leader = _frames_of(label, point)
+    if not padded.is_within(page) or any(map(padded.overlaps, blocked)):
         return False
-    if left < x1 < right and bottom < y1 < top:
-        return True
-    corners = [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
-    return any(_intersect(line, side) for side in pairwise(corners))
+    return not any(frame.overlaps(other) for frame in (padded, *leader) for other in taken)
 
 
-def _intersect(first: Line, second: Line) -> bool:
-    """Return whether two lines cross."""
-
-    def side(line: Line, point: Point) -> bool:
-        (x1, y1), (x2, y2) = line
-        return (x2 - x1) * (point[1] - y1) > (y2 - y1) * (point[0] - x1)
-
-    return side(first, second[0]) != side(first, second[1]) and side(second, first[0]) != side(second, first[1])
+def _room(label: Frame, others: Sequence[Point]) -> float:
+    """Return how far the nearest other point is, up to a distance from which none seems to have the label."""
+    return min([_CLOSE, *(math.dist(other, _nearest(label, other)) for other in others)])
 
 
-def _nearest(frame: Frame, point: Point) -> Point:
-    """Return the point of a rectangle that is nearest to another."""
-    x, y = point
-    return min(max(x, frame.left), frame.right), min(max(y, frame.bottom), frame.top)
-
-
-def _distances(points: Any, frame: Frame) -> Any:
-    """Return the distances of points, an array of (x, y), from a rectangle."""
-    import numpy as np
-
-    return np.hypot(*(points - np.clip(points, frame[:2], frame[2:])).T)
-
-
-def _distances_to_line(points: Any, line: Line) -> Any:
-    """Return the distances of points, an array of (x, y), from a line between two others."""
-    import numpy as np
-
-    start, along = np.array(line[0]), np.subtract(line[1], line[0])
-    shares = np.clip((points - start) @ along / (along @ along), 0.0, 1.0)
-    return np.hypot(*(points - start - shares[:, None] * along).T)
+def _frame_at(point: Point, size: tuple[float, float], offset: tuple[float, float], page: Frame) -> Frame:
+    (x, y), (width, height), (right, up) = point, size, offset
+    side = (right > 0) - (right < 0)
+    left, bottom = x + right - width * (1 - side) / 2, y + up - height / 2
+    first, last = page.left + 1.1 * PADDING[0], page.right - 1.1 * PADDING[0] - width
+    left = min(max(left, first), max(last, first))
+    return Frame(left, bottom, left + width, bottom + height)

@@ -30,17 +30,28 @@ def svg_chart(chart: Chart, *, standalone: bool = True, width: int = WIDTH) -> s
     legend, height = _draw_legend(sampled, standalone, width)
     # In a page the title is a heading.
     size = f'width="{width}" height="{height}"' if standalone else f'viewBox="0 20 {width} {height - 20}"'
-    header = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
-        f'aria-label="{_escape(chart.title)}" style="max-width:{width}px;fill:{ink};'
-        'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
-    )
     parts = [f'<rect width="{width}" height="{height}" style="fill:#fff"/>'] if standalone else []
     if standalone and chart.title:
         parts.append(f'<text x="{_LEFT}" y="18" style="font-size:13px;font-weight:600">{_escape(chart.title)}</text>')
     parts += [*_draw_scale(chart, sampled, line, quiet, width), *_draw_layers(sampled, standalone, width)]
     parts += [*_mark_peak(chart, sampled, width), *_draw_sections(sampled, line, quiet, width), *legend]
+    return _wrap(parts, size, chart.title, width, ink)
+
+
+def _wrap(parts: Sequence[str], size: str, title: str, width: int, ink: str) -> str:
+    header = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
+        f'aria-label="{_escape(title)}" style="max-width:{width}px;fill:{ink};'
+        'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
+    )
     return "\n".join([header, *parts, "</svg>"])
+
+
+def _draw_grid_line(y: float, text: str, ends: tuple[int, int], line: str, quiet: str) -> Iterator[str]:
+    left, right = ends
+    yield f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
+    position = f'x="{left - 6}" y="{round(y + 3.5, 1)}" text-anchor="end"'
+    yield f'<text {position} style="fill:{quiet}">{_escape(text)}</text>'
 
 
 def _colour(name: str, standalone: bool) -> str:
@@ -67,12 +78,7 @@ def _y(value: float, peak: int) -> float:
 def _draw_scale(chart: Chart, sampled: Chart, line: str, quiet: str, width: int) -> Iterator[str]:
     peak = max(sampled.totals())
     for value in map(int, choose_ticks(0, peak, least=1)):
-        y = _y(value, peak)
-        yield f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
-        yield (
-            f'<text x="{_LEFT - 6}" y="{round(y + 3.5, 1)}" text-anchor="end" style="fill:{quiet}">'
-            f"{_escape(chart.form(value))}</text>"
-        )
+        yield from _draw_grid_line(_y(value, peak), chart.form(value), (_LEFT, width - _RIGHT), line, quiet)
 
 
 def _draw_layers(chart: Chart, standalone: bool, width: int) -> Iterator[str]:
@@ -145,12 +151,7 @@ def svg_scatter(plot: Scatter, *, width: int = WIDTH) -> str:
     """Return a plot as an SVG element, whose colours follow the page's theme; each point's label is its tooltip."""
     ink, quiet, line = (colours.adaptive(name) for name in ("ink", "quiet", "line"))
     axes = _Axes(plot, width)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img" '
-        f'aria-label="{_escape(plot.title)}" style="max-width:{width}px;fill:{ink};'
-        'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
-    ]
-    parts += [*axes.draw(line, quiet), *_draw_limit(plot, axes, quiet), *_draw_front(plot, axes, ink)]
+    parts = [*axes.draw(line, quiet), *_draw_limit(plot, axes, quiet), *_draw_front(plot, axes, ink)]
     for point in sorted(plot.points, key=lambda point: point.marked):
         fill, size, opacity = (ink, 5, 1) if point.marked else (quiet, 3.5, 0.5)
         what = f"{point.label}: " if point.label else ""
@@ -162,7 +163,7 @@ def svg_scatter(plot: Scatter, *, width: int = WIDTH) -> str:
     if any(point.marked for point in plot.points):
         parts.append(f'<circle cx="{_PLOT_LEFT + 5}" cy="{_HEIGHT - 12}" r="5"/>')
         parts.append(f'<text x="{_PLOT_LEFT + 15}" y="{_HEIGHT - 8}">{_escape(plot.marks)}</text>')
-    return "\n".join([*parts, "</svg>"])
+    return _wrap(parts, f'viewBox="0 0 {width} {_HEIGHT}"', plot.title, width, ink)
 
 
 class _Axes:
@@ -182,10 +183,8 @@ class _Axes:
     def draw(self, line: str, quiet: str) -> Iterator[str]:
         plot, bottom = self._plot, _HEIGHT - _PLOT_BOTTOM
         for value in choose_ticks(*self._y):
-            y = self.y(value)
-            yield f'<line x1="{_PLOT_LEFT}" x2="{self.width - _PLOT_RIGHT}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
-            position = f'x="{_PLOT_LEFT - 6}" y="{round(y + 3.5, 1)}" text-anchor="end"'
-            yield f'<text {position} style="fill:{quiet}">{_escape(plot.y_form(value))}</text>'
+            ends = _PLOT_LEFT, self.width - _PLOT_RIGHT
+            yield from _draw_grid_line(self.y(value), plot.y_form(value), ends, line, quiet)
         for value in choose_ticks(*self._x):
             position = f'x="{self.x(value)}" y="{bottom + 16}" text-anchor="middle"'
             yield f'<text {position} style="fill:{quiet}">{_escape(plot.x_form(value))}</text>'

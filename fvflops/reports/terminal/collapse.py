@@ -16,8 +16,8 @@ def collapse(summary: Summary) -> Summary:
     """Return a summary in which repeated layers are one module, with a label such as "layers.0–31 × 32".
 
     Repeated layers are two or more consecutive children of one module whose names end in consecutive numbers and whose
-    subtrees are equal: same classes, counts, parameter shapes and calls. Their row has their sum; the rows below it are
-    those of the first layer.
+    subtrees are equal: same classes, counts, parameter shapes and calls. Their row has their sum; the rows below it
+    are the first layer's.
     """
     subtree_ids = _number_subtrees(summary)
     repeated: dict[str, Sequence[str]] = {}  # the first layer's name → the names of all layers
@@ -51,7 +51,7 @@ def collapse(summary: Summary) -> Summary:
 
 
 def collapse_note(summary: Summary, shown: Iterable[str]) -> list[str]:
-    """Return a sentence that explains rows of repeated layers, and those of modules in them; [] if none is shown."""
+    """Return a sentence that explains rows of repeated layers, and of modules in them; [] if none is shown."""
     names = list(shown)
     if not any(name in summary.labels for name in names):
         return []
@@ -107,8 +107,8 @@ def _label(names: Sequence[str]) -> str:
 
 
 def _multiply(column: Mapping[str, int], repeats: Mapping[str, int], removed: set[str]) -> dict[str, int]:
-    """Return the counts of the remaining names, those of repeated layers multiplied by the number of layers."""
-    # Parameters have counts too, under names that begin with that of their module.
+    """Return the counts of the remaining names; counts of repeated layers are multiplied by their number."""
+    # Parameters have counts too, under names that begin with their module's.
     return {
         name: count * repeats.get(name, 1)
         for name, count in column.items()

@@ -1,4 +1,4 @@
-"""Ranges of names that differ only in numbers, such as those of a model's layers."""
+"""Ranges of names that differ only in numbers, such as names of layers."""
 
 from __future__ import annotations
 

@@ -76,12 +76,7 @@ _UNPATCHED = ("LTXVideoTransformer3DModel",)
 _FRAMES_FIRST = ("UNetSpatioTemporalConditionModel", "CogVideoXTransformer3DModel")
 # Settings with the width of a denoiser's text embeddings, the first that a configuration has.
 _TEXT_WIDTHS = (
-    "encoder_hid_dim",
-    "caption_channels",
-    "joint_attention_dim",
-    "text_embed_dim",
-    "text_dim",
-    "cap_feat_dim",
+    *("encoder_hid_dim", "caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim"),
     "cross_attention_dim",
 )
 _CONTROL_SCALE = 8  # pixels of a ControlNet's image for each of the latent
@@ -89,10 +84,7 @@ _CONTROL_SCALE = 8  # pixels of a ControlNet's image for each of the latent
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a denoiser's inputs: `frames`, `height` and `width` are those of the latents, `text` is in tokens.
-
-    For an autoencoder the former are those of its images.
-    """
+    """Sizes of a model's inputs: `frames`, `height`, `width` of latents or an autoencoder's images, `text` tokens."""
 
     batch: int
     frames: int
@@ -267,11 +259,7 @@ def _control_image(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
 TEMPORAL_DECODER = "AutoencoderKLTemporalDecoder"
 # Autoencoders of images; the latents of other ones have frames too.
 IMAGE_AUTOENCODERS = (
-    "AsymmetricAutoencoderKL",
-    "AutoencoderDC",
-    "AutoencoderKL",
-    "AutoencoderKLFlux2",
-    "AutoencoderTiny",
+    *("AsymmetricAutoencoderKL", "AutoencoderDC", "AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderTiny"),
     "ConsistencyDecoderVAE",
 )
 

@@ -70,7 +70,7 @@ class DiffusionModel(nn.Module):
 
 
 def _call(component: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Call a component and drop its result, as a loop does with that of the step before."""
+    """Call a component and drop its result, as a loop drops the previous step's."""
     component(**arguments)
 
 

@@ -31,8 +31,8 @@ _MAX_REPEATED = 4096
 
 @cache
 def read_tables() -> dict[str, Any]:
-    """Return the tables of model_inputs.yaml."""
-    text = Path(__file__).with_name("model_inputs.yaml").read_text(encoding="utf-8")
+    """Return the tables of model_tables.yaml."""
+    text = Path(__file__).with_name("model_tables.yaml").read_text(encoding="utf-8")
     tables: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     tables["defaults"] = merge_settings(tables["defaults"], _long_defaults())
     return tables
@@ -54,10 +54,7 @@ def _long_defaults() -> dict[str, Any]:
         "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + 31 * ["sparse"]}},
         # The tokens of an image and of its codes, which a checkpoint's vocabulary names.
         "chameleon": {"image_token_id": 8711, "vocabulary_map": {"<image>": 8711} | codes},
-        "emu3": {
-            "image_token_id": 151_600,
-            "vocabulary_map": {"<image>": 151_600, "<|extra_200|>": 151_601} | tokens,
-        },
+        "emu3": {"image_token_id": 151_600, "vocabulary_map": {"<image>": 151_600, "<|extra_200|>": 151_601} | tokens},
     }
 
 
@@ -69,7 +66,7 @@ def make_config(model_type: str) -> tuple[Any, dict[str, Any]]:
 
 
 def own_config(model_class: Any, config: Any) -> Any:
-    """Return the (sub-)configuration of a model class, such as that of a CLIPTextModel in CLIP's."""
+    """Return the (sub-)configuration of a model class, such as CLIP's text configuration for CLIPTextModel."""
     wanted = model_class.config_class
     if wanted is None or isinstance(config, wanted):
         return config
@@ -177,7 +174,7 @@ def make_config_of_type(settings: Mapping[str, Any], where: str) -> Any:
 
 
 def read_changes(options: SourceOptions) -> dict[str, Any]:
-    """Return the settings of `--config`, with those of `--arg`."""
+    """Return the settings of `--config` and `--arg`."""
     settings = {} if options.config is None else read_settings(options.config, "--config")
     return merge_settings(settings, parse_arguments(options.args))
 

@@ -1,4 +1,4 @@
-"""What a transformers model's forward accepts and in which sizes, and the tensors that inputs consist of."""
+"""Request for the inputs of a transformers model: accepted arguments, sizes, and functions that make tensors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def integers(values: Any) -> torch.Tensor:
 
 
 def image_sides(request: InputRequest) -> tuple[int, int]:
-    """Return an image's height and width: the chosen ones, or else those of the preprocessor or the configuration."""
+    """Return an image's height and width: chosen, or else in the preprocessor or the configuration."""
     chosen = request.chosen_image()
     if chosen is not None:
         return chosen
@@ -181,13 +181,6 @@ def make_token_ids(request: InputRequest, length: int) -> torch.Tensor:
 
 # The names of a spectrogram's number of bins in configurations.
 BINS = (
-    "input_feat_size",
-    "num_mel_bins",
-    "input_feat_per_channel",
-    "feature_projection_input_dim",
-    "n_mel_bins",
-    "input_dim",
-    "input_size",
-    "feature_size",
-    "num_chroma",
+    *("input_feat_size", "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "n_mel_bins"),
+    *("input_dim", "input_size", "feature_size", "num_chroma"),
 )

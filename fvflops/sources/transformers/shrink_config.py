@@ -11,54 +11,19 @@ from typing import Any, NamedTuple
 import torch
 
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.transformers.configurations import fix_special_tokens, make_config, own_config, walk_configs
-
-# Numbers of layers. Two layers, or as many as contain each kind of layer once, run the same ops as all.
-_DEPTHS = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_decoder_layers",
-    "num_encoder_layers",
-    "speech_encoder_layers",
-    "t2u_encoder_layers",
-    "t2u_decoder_layers",
-    "decoder_num_hidden_layers",
+from fvflops.sources.transformers.configurations import (
+    fix_special_tokens,
+    make_config,
+    own_config,
+    read_tables,
+    walk_configs,
 )
-# Setting → its largest value: experts, dense layers before the first experts, layers with a shared cache, hash tables.
-_LIMITS = {
-    "num_local_experts": 16,
-    "n_routed_experts": 16,
-    "num_experts": 16,
-    "moe_num_experts": 16,
-    "first_k_dense_replace": 1,
-    "num_dense_layers": 1,
-    "moe_layer_start_index": 1,
-    "zero_expert_num": 16,
-    "num_kv_shared_layers": 0,
-    "encoder_hash_byte_group_vocab": 10_000,
-}
-# The same for vocabularies and the inner widths of feed-forward layers.
-_WIDTH_LIMITS = {
-    "vocab_size": 8192,
-    "intermediate_size": 1024,
-    "moe_intermediate_size": 256,
-    "ffn_hidden_size": 1024,
-    "expert_ffn_hidden_size": 256,
-}
-# Settings with the kind of each layer.
-_LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
-# Settings with the period in layers of a kind of layer.
-_PERIODS = ("attn_layer_period", "expert_layer_period", "full_attention_interval", "hybrid_layer_period")
 
 
 def shrink(config: Any, *, widths: bool = False, encoders: bool = False) -> dict[str, Any]:
     """Lower the numbers of layers and experts of a configuration in place, and return setting → value of the changed.
 
-    Widths stay, so that the shapes of weights are those of the full model; `widths` lowers vocabularies and the inner
+    Widths stay, so that weights have the shapes of the full model; `widths` lowers vocabularies and the inner
     widths of feed-forward layers too. Vision and audio encoders stay as they are unless `encoders` is set: they are
     small, and other settings refer to their layers by number.
     """
@@ -68,7 +33,7 @@ def shrink(config: Any, *, widths: bool = False, encoders: bool = False) -> dict
             continue
         changed |= _shrink_part(part)
         if widths:
-            changed |= _lower(part, _WIDTH_LIMITS)
+            changed |= _lower(part, read_tables()["shrinking"]["widths"])
     return {**changed, **fix_special_tokens(config)}
 
 
@@ -81,8 +46,9 @@ def _lower(config: Any, limits: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _shrink_part(config: Any) -> dict[str, Any]:
-    changed = _lower(config, _LIMITS)
-    depths = {name: config.__dict__.get(name) for name in _DEPTHS}
+    tables = read_tables()["shrinking"]
+    changed = _lower(config, tables["limits"])
+    depths = {name: config.__dict__.get(name) for name in tables["depths"]}
     depths = {name: depth for name, depth in depths.items() if isinstance(depth, int) and depth > 2}
     for name, depth in depths.items():
         kept = min(depth, _count_layers(config, depth))
@@ -97,11 +63,11 @@ def _shrink_part(config: Any) -> dict[str, Any]:
 def _count_layers(config: Any, depth: int) -> int:
     """Return how many of the first layers contain each kind of layer, at least 2."""
     needed = 2
-    for name in _LAYER_KINDS:
+    for name in read_tables()["shrinking"]["kinds"]:
         kinds = config.__dict__.get(name)
         if isinstance(kinds, (list, tuple)) and len(kinds) == depth:
             needed = max(needed, 1 + max(kinds.index(kind) for kind in set(kinds)))
-    for name in _PERIODS:
+    for name in read_tables()["shrinking"]["periods"]:
         period = config.__dict__.get(name)
         if isinstance(period, int):
             needed = max(needed, period)

@@ -1,4 +1,4 @@
-"""Inputs of transformers models to which the rules in `transformers_inputs` do not apply: model_inputs.yaml."""
+"""Inputs of transformers models to which the rules in `transformers_inputs` do not apply: model_tables.yaml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fvflops.sources.transformers.input_request import (
 
 
 def make_special_inputs(request: InputRequest) -> dict[str, Any]:
-    """Return the inputs that model_inputs.yaml has for a model type, {} where it has none."""
+    """Return the inputs that model_tables.yaml has for a model type, {} where it has none."""
     entries = (item for item in read_tables()["special"] if request.model_type in item["models"])
     entry = next((item for item in entries if "accepting" not in item or request.accepts(item["accepting"])), None)
     if entry is None:

@@ -1,4 +1,4 @@
-"""Inputs for transformers models: what a forward accepts, in the sizes of the configuration."""
+"""Inputs for transformers models: the arguments of a forward, in the sizes of the configuration."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fvflops.sources.transformers.input_request import (
     floats,
     image_channels,
     image_sides,
+    integers,
     make_token_ids,
     ones,
     patch_grid,
@@ -81,7 +82,7 @@ def make_inputs(
 
 
 def _fit_head(request: InputRequest) -> None:
-    """Give the text of a multiple choice an axis of two choices, and that of a decoder's classifier its last token."""
+    """Give the text of a multiple choice an axis of two choices, and end the text of a decoder's classifier."""
     class_name = type(request.model).__name__
     made = request.made
     if class_name.endswith("ForMultipleChoice"):
@@ -143,10 +144,6 @@ def _patches(request: InputRequest) -> torch.Tensor:
     return floats(request, rows * columns, image_channels(request) * time * patch * patch)
 
 
-def _hidden_states(request: InputRequest) -> torch.Tensor | None:
-    return _patches(request) if request.accepts("grid_thw") else None
-
-
 def _pixel_values_videos(request: InputRequest) -> torch.Tensor | None:
     if request.accepts("pixel_values") or "video_grid_thw" in request.accepted:
         return None  # the inputs contain an image already
@@ -156,7 +153,7 @@ def _pixel_values_videos(request: InputRequest) -> torch.Tensor | None:
 
 
 def _interpolate_positions(request: InputRequest) -> bool | None:
-    """Return True for an image of another size than that of the model's learned positions."""
+    """Return True for an image that differs in size from the model's learned positions."""
     size = request.setting("image_size", part="vision")
     sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
     image = request.made.get("pixel_values")
@@ -263,10 +260,6 @@ def count_placeholders(request: InputRequest, modality: str) -> int:
     return sum(prod(item.shape[:-1]) for item in features if isinstance(item, TensorSpec))
 
 
-def _decoder_input_ids(request: InputRequest) -> torch.Tensor:
-    return make_token_ids(request, text_length(request))
-
-
 def _attention_mask(request: InputRequest) -> torch.Tensor | None:
     # Without one some models create a floating-point mask, and control flow depends on its values.
     ids = request.made.get("input_ids")
@@ -283,23 +276,19 @@ def _pixel_mask(request: InputRequest) -> torch.Tensor | None:
     return None if image is None else ones(1, *image.shape[-2:])
 
 
-def _bbox(request: InputRequest) -> torch.Tensor:
-    return torch.tensor([[[10, 20, 30, 40]]], device="cpu").repeat(1, request.made["input_ids"].shape[1], 1)
-
-
 # Argument → the function that makes it, or returns None to omit it. They are called in this order, and one may add
 # other arguments to `made`. Arguments that are not listed keep their defaults.
 ARGUMENTS: dict[str, Callable[[InputRequest], Any]] = {
     "pixel_values": _pixel_values,
     "pixel_values_videos": _pixel_values_videos,
     "interpolate_pos_encoding": _interpolate_positions,
-    "hidden_states": _hidden_states,
+    "hidden_states": lambda request: _patches(request) if request.accepts("grid_thw") else None,
     "input_features": _input_features,
     "input_values": _input_values,
     "input_ids": _input_ids,
     "attention_mask": _attention_mask,
     "pixel_mask": _pixel_mask,
-    "bbox": _bbox,
-    "decoder_input_ids": _decoder_input_ids,
+    "bbox": lambda request: integers([[[10, 20, 30, 40]]]).repeat(1, request.made["input_ids"].shape[1], 1),
+    "decoder_input_ids": lambda request: make_token_ids(request, text_length(request)),
     "decoder_attention_mask": _decoder_attention_mask,
 }

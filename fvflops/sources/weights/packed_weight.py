@@ -129,6 +129,10 @@ class PackedWeight(torch.Tensor):
     codes: torch.Tensor
     scale: torch.Tensor
     offset: torch.Tensor | None
+    quant_type: str
+    _stored_shape: tuple[int, ...]
+    _compute: torch.dtype | None
+    _transposed: bool
 
     @staticmethod
     def __new__(
@@ -143,23 +147,17 @@ class PackedWeight(torch.Tensor):
         size = (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
         assert parts[0] is not None
         weight: PackedWeight = make_wrapper_subclass(cls, size, dtype=dtype, device=parts[0].device)
+        weight.codes, weight.scale, weight.offset = parts  # type: ignore[assignment]
+        weight.quant_type, weight._stored_shape, weight._compute = format, tuple(shape), compute
+        weight._transposed = transposed
         return weight
-
-    def __init__(
-        self,
-        parts: Sequence[torch.Tensor | None],
-        format: str,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        compute: torch.dtype | None = None,
-        transposed: bool = False,
-    ) -> None:
-        self.codes, self.scale, self.offset = parts  # type: ignore[assignment]
-        self.quant_type, self._stored_shape, self._compute, self._transposed = format, tuple(shape), compute, transposed
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         names = [name for name in _INNER if getattr(self, name) is not None]
-        return names, (self.quant_type, self._stored_shape, self.dtype, self._compute, self._transposed)
+        return names, self._context()
+
+    def _context(self) -> tuple[Any, ...]:
+        return self.quant_type, self._stored_shape, self.dtype, self._compute, self._transposed
 
     @staticmethod
     def __tensor_unflatten__(inner: Mapping[str, torch.Tensor], context: Any, size: Any, stride: Any) -> PackedWeight:
@@ -178,13 +176,7 @@ class PackedWeight(torch.Tensor):
 
     def _replaced(self, apply: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> PackedWeight:
         parts = [None if part is None else apply(part) for part in (self.codes, self.scale, self.offset)]
-        own = {
-            "format": self.quant_type,
-            "shape": self._stored_shape,
-            "dtype": self.dtype,
-            "compute": self._compute,
-            "transposed": self._transposed,
-        }
+        own = dict(zip(("format", "shape", "dtype", "compute", "transposed"), self._context(), strict=True))
         return PackedWeight(parts, **{**own, **changes})
 
     def linear(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -67,7 +67,7 @@ def read_scheme(settings: Mapping[str, Any]) -> Scheme | None:
     if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         method = "bitsandbytes"
     reader = _READERS.get(method)
-    scheme = None if reader is None else reader(settings)
+    scheme = reader(settings) if callable(reader) else reader
     if scheme is None:
         return None
     names = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules", "skip_modules")
@@ -91,7 +91,7 @@ def _hqq(settings: Mapping[str, Any]) -> Scheme | None:
     given = settings.get("quant_config") or settings
     given = given.get("weight_quant_params", given) if isinstance(given, Mapping) else {}
     scheme = _grouped(given, given.get("nbits", 4), 64)
-    return None if scheme is None else scheme._replace(offset_bits=0 if scheme is None else 8)
+    return None if scheme is None else scheme._replace(offset_bits=8)
 
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> Scheme | None:
@@ -164,29 +164,25 @@ def _torchao(settings: Mapping[str, Any]) -> Scheme | None:
     return schemes.get(name)
 
 
-def _constant(scheme: Scheme) -> Callable[[Mapping[str, Any]], Scheme]:
-    return lambda settings: scheme
-
-
 def _fp_quant(settings: Mapping[str, Any]) -> Scheme | None:
     name = str(settings.get("forward_dtype", "nvfp4"))
     group = {"mxfp4": 32, "nvfp4": 16}.get(name)
     return group and Scheme("float4_e2m1fn", torch.uint8, (1, group), compute="float4_e2m1fn_x2")  # type: ignore
 
 
-# Method → what reads its settings. Sources: the classes of transformers.utils.quantization_config in 5.23 for names and
-# defaults, and each library's layers for what they store.
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Scheme | None]] = {
+# Method → its scheme, or what reads the scheme from its settings. Sources: the classes of
+# transformers.utils.quantization_config in 5.23 for names and defaults, and each library's layers for what they store.
+_READERS: Mapping[str, Scheme | Callable[[Mapping[str, Any]], Scheme | None]] = {
     **dict.fromkeys(("gptq", "awq", "auto-round", "autoround"), _gptq),
-    "bitnet": _constant(Scheme("int2", torch.bfloat16, (0, 0), compute="int8")),
+    "bitnet": Scheme("int2", torch.bfloat16, (0, 0), compute="int8"),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
-    "eetq": _constant(Scheme("int8")),
-    "fbgemm-fp8": _constant(Scheme("float8_e4m3fn", torch.float32, compute="float8_e4m3fn")),
+    "eetq": Scheme("int8"),
+    "fbgemm-fp8": Scheme("float8_e4m3fn", torch.float32, compute="float8_e4m3fn"),
     "fp8": _fp8,
     "fp-quant": _fp_quant,
     "hqq": _hqq,
-    "mxfp4": _constant(Scheme("float4_e2m1fn", torch.uint8, (1, 32))),
+    "mxfp4": Scheme("float4_e2m1fn", torch.uint8, (1, 32)),
     "quanto": _quanto,
     "torchao": _torchao,
 }

@@ -8,9 +8,19 @@ import torch
 from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.trace import StopsAt
-from tests.support.layout_cases import LAYOUTS, numbers
 from tests.support.old_torch import OLDER
-from tests.support.opinfo import FORMATS, STOPS, check_op, difference, in_format, main_dtype, op_infos, run
+from tests.support.opinfo import (
+    FORMATS,
+    LAYOUTS,
+    STOPS,
+    check_op,
+    difference,
+    in_format,
+    main_dtype,
+    numbers,
+    op_infos,
+    run,
+)
 
 OPS = torch.ops.aten
 if OLDER:

@@ -12,22 +12,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fvflops import (
-    TrainingStepAnalysis,
-    flop_count_str,
-    flop_count_table,
-    record,
-)
+from fvflops import TrainingStepAnalysis, flop_count_str, flop_count_table, record
 from fvflops.capture.run import ExecutionError
-from tests.support.recording_checks import (
-    EXECUTIONS,
-    OUTSIDE,
-    X,
-    check_sums,
-    macs_by_phase,
-    make_net,
-    ops_by_place,
-)
+from tests.support.recording_checks import EXECUTIONS, OUTSIDE, X, check_sums, macs_by_phase, make_net, ops_by_place
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
 OPTIONS = {

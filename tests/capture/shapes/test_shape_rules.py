@@ -21,9 +21,8 @@ from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
-from tests.support.layout_cases import LAYOUTS
 from tests.support.old_torch import OLDER
-from tests.support.opinfo import op_infos, total
+from tests.support.opinfo import LAYOUTS, op_infos, total
 
 OPS = torch.ops.aten
 META = torch.device("meta")
@@ -173,11 +172,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     *((OPS.ctc_loss.IntList, (*CTC, [7, 6], [3, 2], 0, reduction), {}) for reduction in (0, 1, 2)),
     (OPS.ctc_loss.Tensor, (CTC[0][:, 0], CTC[1][0], torch.tensor([7]), torch.tensor([3]), 4, 0), {}),
     (OPS._ctc_loss.default, (*CTC, [7, 6], [3, 2]), {}),
-    (
-        OPS._ctc_loss_backward.default,
-        (floats(2), *CTC, [7, 6], [3, 2], floats(2), floats(2, 7, 7), 0),
-        {},
-    ),
+    (OPS._ctc_loss_backward.default, (floats(2), *CTC, [7, 6], [3, 2], floats(2), floats(2, 7, 7), 0), {}),
     *(
         (OPS.geqrf.default, (floats(*shape, dtype=dtype),), {})
         for shape in ((4, 3), (2, 3, 5))
@@ -218,18 +213,10 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (OPS.binomial.default, (torch.full((3, 4), 5.0), floats(3, 4)), {}),
     (OPS._logcumsumexp.default, (floats(3, 4), 1), {}),
     (OPS._masked_softmax.default, (floats(2, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.bool), 3, 2), {}),
-    (
-        OPS._masked_softmax_backward.default,
-        (floats(2, 4), floats(2, 4), torch.zeros(2, 4, dtype=torch.bool), 1),
-        {},
-    ),
+    (OPS._masked_softmax_backward.default, (floats(2, 4), floats(2, 4), torch.zeros(2, 4, dtype=torch.bool), 1), {}),
     (OPS._transform_bias_rescale_qkv.default, (floats(2, 5, 24), floats(24), 4), {}),
     (OPS.glu_jvp.default, (floats(3, 2), floats(3, 4), floats(3, 4), 1), {}),
-    (
-        OPS.glu_backward_jvp.default,
-        (floats(3, 4), floats(3, 2), floats(3, 4), floats(3, 2), floats(3, 4), 1),
-        {},
-    ),
+    (OPS.glu_backward_jvp.default, (floats(3, 4), floats(3, 2), floats(3, 4), floats(3, 2), floats(3, 4), 1), {}),
     (OPS.fake_quantize_per_tensor_affine_cachemask.default, (floats(3, 4), 0.1, 0, 0, 255), {}),
     (
         OPS.fake_quantize_per_channel_affine_cachemask.default,
@@ -242,11 +229,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (floats(3, 4), floats(3, 4), floats(1), torch.zeros(1), 0, 255),
         {},
     ),
-    (
-        OPS._fake_quantize_learnable_per_channel_affine.default,
-        (floats(3, 4), floats(3), torch.zeros(3), 0, 0, 255),
-        {},
-    ),
+    (OPS._fake_quantize_learnable_per_channel_affine.default, (floats(3, 4), floats(3), torch.zeros(3), 0, 0, 255), {}),
     (
         OPS._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
         (floats(3, 4), floats(1), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64), 0, 255),

@@ -189,24 +189,6 @@ def test_a_thread_that_waits_for_tasks_is_not_reported():
     tasks.put(None)
 
 
-def build(kind: str) -> Net:
-    return Net(ALL[kind].compute)
-
-
-@pytest.mark.parametrize("kind", ["numpy_into_zeros", "process", "numpy_in_a_thread", "returned_function", "generator"])
-def test_strict_fails_on_work_that_is_not_counted(kind, tmp_path, monkeypatch, capsys):
-    (tmp_path / "net.py").write_text(
-        f"from tests.support.models.unseen_elsewhere import KINDS, ENDLESS, RESULTS, Net\n"
-        f"def build():\n    return Net({{**KINDS, **ENDLESS, **RESULTS}}[{kind!r}].compute)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    arguments = ["count", "net.py:build", "--input", "4,8", "--strict"]
-    assert main(arguments) == (2 if ALL[kind].op and kind not in RESULTS else 0)
-    printed = capsys.readouterr()
-    if kind not in RESULTS:
-        assert f"{ALL[kind].op} ×1 (in 'scan' at {FILE}:" in printed.err or kind == "returned_function"
-
-
 def test_strict_fails_on_an_empty_table(capsys):
     assert main(["count", "torch.nn:Identity", "--input", "4,8"]) == 0
     assert main(["count", "torch.nn:Identity", "--input", "4,8", "--strict"]) == 2

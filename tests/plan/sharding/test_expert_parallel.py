@@ -11,7 +11,7 @@ from fvflops.zoo import build
 from tests.support.models import small_transformers as sizes
 from tests.support.models.small_transformers import build_small
 from tests.support.processes.family_worker import TOKENS
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 FLOAT = 4  # bytes of a float32
 define_torchvision_schemas()

@@ -17,17 +17,7 @@ from typing import Any
 
 import torch
 
-KINDS = (
-    "ops",
-    "layers",
-    "higher_order",
-    "transforms",
-    "instruments",
-    "restores",
-    "features",
-    "sources",
-    "commands",
-)
+KINDS = ("ops", "layers", "higher_order", "transforms", "instruments", "restores", "features", "sources", "commands")
 # What libraries say once per process, whoever calls them.
 SAID_ONCE = ("flex_attention called without torch.compile()", "Failed to load ", "Unable to import `torchao` ")
 Case = Callable[[], Any]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.support.cuda_cases.case import Case
+from tests.support.cuda_cases.other_ops import others
 from tests.support.first_answers.counts import count, count_function
 
 Function = Callable[..., Any]
@@ -27,15 +29,10 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
     "mm": (torch.mm, ((3, 4), (4, 5))),
-    "matmul, broadcast": (torch.matmul, ((3, 1, 5, 4), (2, 4, 6))),
-    "einsum": (lambda x, y: torch.einsum("bij,jk->bik", x, y), (BATCH, (4, 5))),
     "einsum of three": (lambda x, y, z: torch.einsum("ij,jk,kl->il", x, y, z), ((3, 4), (4, 5), (5, 6))),
     "tensordot": (lambda x, y: torch.tensordot(x, y, dims=1), (BATCH, (4, 5))),
     "kron": (torch.kron, ((2, 3), (3, 2))),
-    "cdist": (torch.cdist, ((3, 4), (5, 4))),
-    "baddbmm": (torch.baddbmm, ((2, 3, 5), BATCH, (2, 4, 5))),
     "chain of products": (lambda x, y, z: torch.linalg.multi_dot([x, y, z]), ((3, 4), (4, 5), (5, 6))),
-    "convolution, same": (lambda x, w: F.conv2d(x, w, padding="same"), (IMAGE, (6, 4, 3, 3))),
     "transposed convolution": (lambda x, w: F.conv_transpose2d(x, w, groups=2), (IMAGE, (4, 3, 3, 3))),
     "unfold": (lambda x: F.fold(F.unfold(x, 3), (9, 7), 3), (IMAGE,)),
     "group norm": (lambda x: F.group_norm(x, 2), (IMAGE,)),
@@ -43,49 +40,19 @@ FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
     "rms norm": (lambda x: F.rms_norm(x, (4,)), (BATCH,)),
     "softmax": (lambda x: x.softmax(-1) + F.log_softmax(x, 0) + F.gumbel_softmax(x), (BATCH,)),
     "activations": (lambda x: F.gelu(x, approximate="tanh") + F.mish(x) + F.silu(x) + F.hardtanh(x), (BATCH,)),
-    "prelu": (F.prelu, (IMAGE, (4,))),
-    "dropout": (lambda x: F.alpha_dropout(F.dropout(x, training=True), training=True), (BATCH,)),
-    "max pooling": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (IMAGE,)),
-    "fractional pooling": (lambda x: F.fractional_max_pool2d(x, 2, output_size=(3, 2)), (IMAGE,)),
-    "adaptive pooling": (lambda x: F.adaptive_avg_pool2d(x, 3), (IMAGE,)),
-    "interpolation": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic", antialias=True), (IMAGE,)),
     "interpolation of a signal": (lambda x: F.interpolate(x, size=8, mode="linear"), (BATCH,)),
-    "grid sample": (lambda x, t: F.grid_sample(x, F.affine_grid(t, [2, 4, 5, 5])), (IMAGE, (2, 2, 3))),
-    "pixel shuffle": (lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), (IMAGE,)),
-    "padding": (lambda x: F.pad(F.pad(x, (1, 1)), (1, 1, 1, 1), mode="reflect"), (IMAGE,)),
     "attention": (F.scaled_dot_product_attention, (HEADS, HEADS, HEADS)),
     "causal attention": (partial(F.scaled_dot_product_attention, is_causal=True), (HEADS, HEADS, HEADS)),
-    "grouped attention": (
-        partial(F.scaled_dot_product_attention, enable_gqa=True),
-        ((1, 4, 16, 8), HEADS, HEADS),
-    ),
+    "grouped attention": (partial(F.scaled_dot_product_attention, enable_gqa=True), ((1, 4, 16, 8), HEADS, HEADS)),
     "masked attention": (
         lambda q: F.scaled_dot_product_attention(q, q, q, torch.ones(16, 16, dtype=torch.bool).tril()),
         (HEADS,),
     ),
-    "embedding bag": (lambda x, w: F.embedding_bag(whole(x), w), (ROWS, (4, 5))),
-    "fourier transform": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x)) + torch.fft.fft(x).abs(), ((*IMAGE[:3], 8),)),
     "spectrogram": (
         lambda x: torch.istft(torch.stft(x, 16, window=torch.hann_window(16), return_complex=True), 16),
         ((2, 64),),
     ),
-    "singular values": (lambda x: torch.linalg.svd(x, full_matrices=False), (ROWS,)),
-    "qr": (torch.linalg.qr, (ROWS,)),
-    "eigenvalues": (lambda x: torch.linalg.eigh(positive(x)), (ROWS,)),
-    "cholesky": (lambda x: torch.cholesky_inverse(torch.linalg.cholesky(positive(x))), (ROWS,)),
-    "inverse": (lambda x: torch.linalg.inv(positive(x)) @ torch.linalg.pinv(x @ x.mT), (ROWS,)),
-    "solve": (lambda x: torch.linalg.solve(positive(x), x), (ROWS,)),
-    "least squares": (lambda x: torch.linalg.lstsq(x, x).solution, (ROWS,)),
-    "determinant": (lambda x: torch.linalg.slogdet(positive(x)).logabsdet + torch.det(positive(x)), (ROWS,)),
-    "matrix exponential": (torch.matrix_exp, ((4, 4),)),
     "norms": (lambda x: x.norm() + torch.linalg.matrix_norm(x) + torch.linalg.norm(x, 2), (ROWS,)),
-    "cross entropy": (lambda x: F.cross_entropy(x, whole(x[:, 0])), (ROWS,)),
-    "ctc loss": (
-        lambda x: F.ctc_loss(
-            x.log_softmax(-1), torch.tensor([[1, 2]] * 2), torch.tensor([7, 7]), torch.tensor([2, 2]), blank=0
-        ),
-        ((7, 2, 4),),
-    ),
     "losses": (
         lambda x, y: F.mse_loss(x, y) + F.huber_loss(x, y) + F.kl_div(x, y) + F.cosine_embedding_loss(x, y, y[:, 0]),
         (ROWS, ROWS),
@@ -94,13 +61,9 @@ FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
         lambda x: x.gather(0, whole(x)).scatter_add(0, whole(x), x).scatter_reduce(0, whole(x), x, "amax"),
         (ROWS,),
     ),
-    "index put": (lambda x: x.clone().index_put_((torch.tensor([0, 1]),), x[2:4], accumulate=True), (ROWS,)),
     "masks": (lambda x: x.masked_fill(x > 0.5, 0.0) + torch.where(x > 0.5, x, 1.0) + x.tril(), (ROWS,)),
-    "selection by value": (lambda x: x[x > 0.5] @ torch.ones(len(x[x > 0.5])), (ROWS,)),
     "nonzero": (lambda x: x.nonzero().float().sum(), (ROWS,)),
     "unique": (lambda x: whole(x).unique(return_counts=True), (ROWS,)),
-    "unique of positions": (lambda x: x[torch.arange(6).remainder(3).unique()], (ROWS,)),
-    "sorting": (lambda x: x.sort(-1).values + x.topk(4).values + x.argsort().float() + x.msort(), (ROWS,)),
     "counting": (lambda x: torch.bincount(whole(x).flatten(), minlength=4) + torch.histc(x, 4), (ROWS,)),
     "search": (lambda x: torch.searchsorted(x.sort(-1).values, x) + torch.bucketize(x, x[0].sort().values), (ROWS,)),
     "scans": (lambda x: x.cumsum(0) + x.cumprod(0) + x.logcumsumexp(0) + x.cummax(0).values, (ROWS,)),
@@ -126,7 +89,6 @@ FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
     ),
     "trapezoid": (lambda x: torch.trapezoid(x) + torch.gradient(x)[0].sum() + torch.cov(x).sum(), (ROWS,)),
     "segments": (lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 4])), (ROWS,)),
-    "bilinear": (lambda x, w: F.bilinear(x, x, w), (ROWS, (5, 4, 4))),
     "renormalisation": (lambda x: x.renorm(2, 0, 1.0) + F.normalize(x) + F.cosine_similarity(x, x)[0], (ROWS,)),
 }
 
@@ -184,8 +146,16 @@ def _count_low_precision() -> Any:
     return count(lambda x: torch._scaled_mm(x, x.T, scale, scale, out_dtype=torch.bfloat16), x)
 
 
+def _count_shared(make: Callable[[], Case]) -> Any:
+    case = make()
+    return count(case.model, *(value.detach() for value in case.args))
+
+
+# Of the ops for which CUDA has kernels of its own; not those that need a device, and what is compiled.
+_SHARED = {name: make for name, make in others().items() if not name.startswith(("autocast", "compiled", "pin_memory"))}
 CASES = {
     **{name: partial(count_function, function, *shapes) for name, (function, shapes) in FUNCTIONS.items()},
+    **{f"{name}, shared": partial(_count_shared, make) for name, make in _SHARED.items()},
     "scaled product": _count_low_precision,
     "attention on cuda": partial(
         count_function, F.scaled_dot_product_attention, HEADS, HEADS, HEADS, execution="shapes", device="cuda"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.support.first_answers.commands import TOY, run
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

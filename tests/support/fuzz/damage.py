@@ -73,7 +73,4 @@ def _draw_range(data: bytes, draw: random.Random) -> tuple[int, int]:
     return start, min(len(data), start + draw.choice((1, 4, 64, 512)))
 
 
-_KINDS = (
-    *(_truncate, _truncate_lines, _flip, _change_digit, _remove),
-    *(_repeat, _move, _overwrite, _replace_number),
-)
+_KINDS = (*(_truncate, _truncate_lines, _flip, _change_digit, _remove), *(_repeat, _move, _overwrite, _replace_number))

@@ -274,39 +274,28 @@ def raw_thread(scan: Scan, x: torch.Tensor) -> Any:
     return results
 
 
-def thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    def work() -> None:
-        time.sleep(0.05)
-        scan.layer(x)
+def _work_later(scan: Scan, x: torch.Tensor) -> None:
+    time.sleep(0.05)
+    scan.layer(x)
 
-    threading.Thread(target=work).start()
+
+def thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
+    threading.Thread(target=_work_later, args=(scan, x)).start()
     return scan.layer(x)
 
 
 def future_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    def work() -> None:
-        time.sleep(0.05)
-        scan.layer(x)
-
-    EXECUTOR.submit(work)
+    EXECUTOR.submit(_work_later, scan, x)
     return scan.layer(x)
 
 
 def pool_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    def work(y: torch.Tensor) -> None:
-        time.sleep(0.05)
-        scan.layer(y)
-
-    POOL.imap_unordered(work, [x, x])
+    POOL.imap_unordered(functools.partial(_work_later, scan), [x, x])
     return scan.layer(x)
 
 
 def raw_thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    def work() -> None:
-        time.sleep(0.05)
-        scan.layer(x)
-
-    _thread.start_new_thread(work, ())
+    _thread.start_new_thread(_work_later, (scan, x))
     return scan.layer(x)
 
 

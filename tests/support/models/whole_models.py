@@ -13,7 +13,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from tests.support.models.quick_weights import quick_weights
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

@@ -248,14 +248,7 @@ def _interpolate(tally: Tally, channel: Any, corners: list[tuple[int, int, Numbe
 
 
 def deformable_convolution_backward(
-    tally: Tally,
-    grad: Any,
-    images: Any,
-    weight: Any,
-    offsets: Any,
-    masks: Any,
-    window: Window,
-    offset_groups: int,
+    tally: Tally, grad: Any, images: Any, weight: Any, offsets: Any, masks: Any, window: Window, offset_groups: int
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Return the gradients of a deformable convolution's input, weight, offsets, mask (or None) and bias.
 

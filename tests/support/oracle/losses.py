@@ -201,12 +201,7 @@ def cosine_embedding(tally: Tally, x: Sequence[Number], y: Sequence[Number], sig
 
 
 def multi_margin(
-    tally: Tally,
-    row: Sequence[Number],
-    target: int,
-    order: int,
-    margin: float,
-    weight: Sequence[Number] | None,
+    tally: Tally, row: Sequence[Number], target: int, order: int, margin: float, weight: Sequence[Number] | None
 ) -> Number:
     """Return the mean over the classes of what is left of margin − x[target] + x[class], or of its square."""
     total = tally.zero()

@@ -158,10 +158,7 @@ class Complex:
         return Complex(self.real - other.real, self.imag - other.imag)
 
     def __mul__(self, other: Complex) -> Complex:
-        return Complex(
-            self.real * other.real - self.imag * other.imag,
-            self.real * other.imag + self.imag * other.real,
-        )
+        return Complex(self.real * other.real - self.imag * other.imag, self.real * other.imag + self.imag * other.real)
 
     def __truediv__(self, other: Complex) -> Complex:
         """Return the product with the conjugate over the other's square: 6 + 3 + 2 operations."""

@@ -1,12 +1,9 @@
 """The work of one of two processes that train by gloo, of which one alone counts a step by shapes meanwhile."""
 
-import sys
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -57,17 +54,8 @@ def train(rank: int, name: str, before: int, *, counted: bool) -> list[torch.Ten
     return [*inner.state_dict().values(), *(parameter.grad for parameter in inner.parameters())]
 
 
-def main() -> None:
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+def main(rank: int, folder: str) -> None:
     for name in WRAPPERS:
         for before in range(3):
             counted, plain = (train(rank, name, before, counted=counted) for counted in (True, False))
             assert all(map(torch.equal, counted, plain)), (name, before)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

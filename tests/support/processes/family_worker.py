@@ -1,8 +1,6 @@
 """The work of one of four processes that talk by gloo: models of each family, divided in each way, and recorded."""
 
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +23,7 @@ from tests.support.models.small_transformers import EXPERTS, HEADS, NAMES, TOP_K
 from tests.support.processes.layout_worker import RANKS, Family, make_mesh, record_step
 from tests.support.processes.layout_worker import TOKENS as MICROBATCH
 from tests.support.processes.rank_worker import keep_stage
-from tests.support.torchvision_schemas import define_torchvision_schemas
+from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 TOKENS = torch.arange(2 * 16).view(2, 16)
 
@@ -170,9 +168,7 @@ def sum_of(result: Any) -> torch.Tensor:
 
 
 def main(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
     define_torchvision_schemas()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     for name, (make, divide_model, mesh, sequence) in CASES.items():
         torch.manual_seed(0)
         model = make()
@@ -196,10 +192,3 @@ def main(rank: int, folder: str) -> None:
         recorded = record_step(make_family(family, layout), *LAYOUTS[layout])
         if recorded is not None:
             Path(folder, f"{family} {layout} {rank}.json").write_text(json.dumps(describe_work(recorded)))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,13 +1,10 @@
 """Train a Megatron GPT and an MPT as one of two processes that divide each layer, by gloo, and as one process alone."""
 
 import json
-import os
-import sys
 from copy import deepcopy
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -71,16 +68,7 @@ def describe_work(trace):
 
 
 def main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     results = {case: run_case(mesh, *arguments) for case, arguments in CASES.items()}
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

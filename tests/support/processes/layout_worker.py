@@ -1,7 +1,5 @@
 """The work of one of four processes that talk by gloo: training steps in each layout, by torch's own classes."""
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,10 +44,7 @@ CASES = {
     "sequence parallel stages": ({"pp": 2, "tp": 2}, {"microbatches": 2, "sequence_parallel": True}),
     "four stages": ({"pp": 4}, {"microbatches": 5, "stage_layers": [1, 1, 1, 1]}),
     "interleaved": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "interleaved"}),
-    "interleaved sequences": (
-        {"pp": 2, "tp": 2},
-        {"microbatches": 2, "sequence_parallel": True, "stages_per_rank": 2},
-    ),
+    "interleaved sequences": ({"pp": 2, "tp": 2}, {"microbatches": 2, "sequence_parallel": True, "stages_per_rank": 2}),
     "zero bubble": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zero-bubble"}),
     "zero bubble in a V": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zbv"}),
     "dual pipe": ({"pp": 2}, {"microbatches": 4, "schedule": "dualpipev"}),
@@ -171,15 +166,7 @@ def record_step(family, mesh, options):
 
 
 def main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     for name, (mesh, options) in CASES.items():
         trace = record_step(LLAMA, mesh, options)
         if trace is not None:
             Path(folder, f"{name} {rank}.json").write_text(trace.to_json())
-    dist.barrier()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

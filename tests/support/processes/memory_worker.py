@@ -1,8 +1,6 @@
 """Measure the peak memory of one of several processes that train a model together by gloo."""
 
 import json
-import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -89,16 +87,7 @@ def compare_sharded(processes):
     )
 
 
-def main(rank, processes, folder, cases):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
+def main(rank, folder, cases):
     wait_for_workers()
     found = [measure(mesh, optimizer) for mesh, optimizer in json.loads(cases)]
-    Path(folder, f"{rank}.json").write_text(json.dumps([found, compare_sharded(processes)]))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    Path(folder, f"{rank}.json").write_text(json.dumps([found, compare_sharded(dist.get_world_size())]))

@@ -1,8 +1,6 @@
 """The work of one of two processes that train a sharded or replicated model by gloo under a StepMeter."""
 
 import json
-import os
-import sys
 from collections import Counter
 from dataclasses import asdict, astuple
 
@@ -98,8 +96,6 @@ def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
 
 def main(rank: int, folder: str) -> None:
     """Run all cases, and write what each found."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     results = {}
     for case in ("ddp", "compiled ddp", "fsdp2"):
         torch._dynamo.reset()
@@ -110,10 +106,3 @@ def main(rank: int, folder: str) -> None:
         results[case]["equal"] = all(torch.equal(a, b) for a, b in zip(plain, metered, strict=True))
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump(results, file)
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -40,5 +40,5 @@ def _predict(mesh, optimizer, rank):
 
 def _measure(processes, cases):
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks("memory_worker", processes, processes, folder, json.dumps(cases))
+        run_ranks("memory_worker", processes, folder, json.dumps(cases))
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]

@@ -1,8 +1,6 @@
 """The work of one of two processes that talk by gloo: each way of sharing a model, recorded twice, and gathered."""
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import torch
@@ -143,8 +141,6 @@ def train(model, inputs):
 
 
 def main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     for name, (make, share, inputs) in CASES.items():
         torch.manual_seed(0)
         model = share(make())
@@ -158,9 +154,3 @@ def main(rank, folder):
             texts.append({rank: trace.to_json() for rank, trace in alone.traces.items()} if rank == 0 else {})
         if rank == 0:
             Path(folder, f"{name}.json").write_text(json.dumps(texts))
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the group
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,31 +1,74 @@
-"""Start the ranks of a worker, which talk by gloo, as processes of their own."""
+"""Run the ranks of a worker, which talk by gloo: forks of one process, since to import torch takes seconds of each.
 
+`python -m tests.support.processes.start MODULE RANKS FOLDER ARGUMENT ...` calls the `main` of a module with each rank,
+a folder that all ranks share, and the arguments.
+"""
+
+import importlib
 import os
+import signal
 import subprocess
 import sys
+import traceback
 
 from tests.support.checkout import ROOT
 
 
-def run_ranks(worker, ranks, *arguments, timeout=300):
-    """Run a module of this folder as some processes, each with its rank and the arguments; one that fails raises."""
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.support.processes.{worker}"]
-    # gloo's ranks compute on the CPU, also where there is a GPU.
-    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, **own},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+def run_ranks(worker, ranks, folder, *arguments, timeout=300):
+    """Run a module of this folder as some processes; one that fails raises."""
+    module = f"tests.support.processes.{worker}"
+    command = [sys.executable, "-W", "ignore", "-m", __name__, module, str(ranks), str(folder), *arguments]
+    # gloo's ranks compute on the CPU, also where there is a GPU. A fork has no threads but one.
+    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **own},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        errors = [worker.communicate(timeout=timeout)[1] for worker in workers]
+        _, errors = process.communicate(timeout=timeout)
     finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * ranks, "\n".join(errors)[-4000:]
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-4000:]
+
+
+def fork_ranks(module, ranks, folder, *arguments):
+    """Run each rank, and return how many failed."""
+    worker = importlib.import_module(module)
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                run_rank(worker, rank, ranks, folder, arguments)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)  # gloo's threads may outlive the group
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+def run_rank(worker, rank, ranks, folder, arguments):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    worker.main(rank, folder, *arguments)
+    if dist.is_initialized():  # a worker that goes on alone has left
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(fork_ranks(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -1,17 +1,17 @@
 """Write chrome traces of training steps with torch.profiler alone, in one of several ranks.
 
-Usage: `python -m tests.support.processes.trace_writer RANK FOLDER RANKS`. A rank writes FOLDER/ddp_RANK.json and
-FOLDER/fsdp_RANK.json. The first then writes, as a process alone, FOLDER/NAME.json for each of MODELS, one of them
-compressed, one without shapes and one with stacks.
+A rank writes FOLDER/ddp_RANK.json and FOLDER/fsdp_RANK.json. The first then writes, as a process alone,
+FOLDER/NAME.json for each of MODELS, one of them compressed, one without shapes and one with stacks.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
@@ -62,12 +62,8 @@ def write_alone(folder: Path) -> None:
         write_trace(folder / f"{name}{suffix}", model.train(), model.parameters(), x, **options)
 
 
-def write_rank(folder: Path, rank: int, ranks: int) -> None:
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    torch.distributed.init_device_mesh("cpu", (ranks,))
+def write_rank(folder: Path, rank: int) -> None:
+    torch.distributed.init_device_mesh("cpu", (dist.get_world_size(),))
     model, x = make_gpt2()
     wrapped = nn.parallel.DistributedDataParallel(model.train())
     write_trace(folder / f"ddp_{rank}.json", wrapped, model.parameters(), x, record_shapes=True)
@@ -79,9 +75,8 @@ def write_rank(folder: Path, rank: int, ranks: int) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def main(rank: int, folder: str) -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    write_rank(Path(sys.argv[2]), int(sys.argv[1]), int(sys.argv[3]))
-    if sys.argv[1] == "0":
-        write_alone(Path(sys.argv[2]))
+    write_rank(Path(folder), rank)
+    if rank == 0:
+        write_alone(Path(folder))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvflops import Trace, record
-from tests.support.timed_traces import measure
+from tests.support.reports.timed_traces import measure
 
 # Each does harm somewhere: in a page, a terminal, Markdown, LaTeX, a spreadsheet, XML, a file. None holds a dot.
 NAMES = (

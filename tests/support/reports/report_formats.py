@@ -1,4 +1,4 @@
-"""Check that a report is well formed in each format."""
+"""Run a command, and check that its report is well formed in each format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,28 @@ import unicodedata
 from html.parser import HTMLParser
 from typing import Any
 
+from fvflops.cli import main
 from fvflops.reports.display_width import display_width
 from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
 _VOID = {"meta", "input"}
+
+
+def run(capsys, *argv):
+    """Return the exit code of a command, and what it wrote to standard output and error."""
+    try:
+        code = main([*argv])
+    except SystemExit as error:  # of the parser
+        code = error.code
+    return code, *capsys.readouterr()
+
+
+def output_of(capsys, *argv):
+    """Return the output of a command that succeeds."""
+    code, out, err = run(capsys, *argv)
+    assert code == 0, err
+    return out
 
 
 def take_cells(text: str) -> int:

@@ -65,11 +65,7 @@ def unique(
 
 
 def unique_consecutive(
-    size: Size,
-    self: torch.Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
+    size: Size, self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the first element of each group of consecutive equal ones, the inverse indices and the counts."""
     if dim is not None:
@@ -296,7 +292,7 @@ def _class_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     # The indices of `size` elements, row-major.
-    "aten::nonzero_static": lambda self, *, size, fill_value=-1: self.new_empty((size, self.ndim), dtype=torch.int64),
+    "aten::nonzero_static": lambda self, *, size, fill_value=-1: self.new_empty((size, self.ndim), dtype=torch.int64)
 }
 
 # Rules that need no assumption: the size is static, or follows from known values.

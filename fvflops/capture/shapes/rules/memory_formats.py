@@ -126,8 +126,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     **_wrap_rules(
-        preserve_format,
-        *("max_unpool2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "reflection_pad3d"),
+        preserve_format, *("max_unpool2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "reflection_pad3d")
     ),
     **_wrap_rules(make_contiguous, "max_pool1d"),
     "aten::binary_cross_entropy_backward": partial(like, (1,)),
