@@ -83,7 +83,7 @@ class FlopCountAnalysis(_TableAnalysis):
         return sum(
             entry.macs
             for entry in counts.entries
-            if phase in (None, entry.phase) and name in counts.modules_of_scope(entry.scope, self._ancestors)
+            if phase in (None, entry.phase) and name in counts.of_scope(entry.scope, self._ancestors)
         )
 
     def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:

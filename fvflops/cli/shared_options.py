@@ -12,6 +12,7 @@ from fvflops.cli.argument_values import parse_count, parse_depth, parse_sides, p
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
+from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.pipeline_schedules import SCHEDULES
 from fvflops.plan.sharding.fully_sharded import PRECISIONS
 from fvflops.reports.formats import FORMATS
@@ -185,12 +186,15 @@ RARE_OF_PLANS = (
 
 def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
+    of_ranks, of_experts = (
+        [f"{name} ({axis.title})" for name, axis in AXES.items() if axis.regroups is regroups]
+        for regroups in (False, True)
+    )
     add_options(
         find_group(parser, "mesh of ranks"),
         f"""
-        --mesh AXIS=N,...  sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp
-            (context parallel) and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts)
-            regroup those ranks
+        --mesh AXIS=N,...  sizes of the axes, outermost first: {", ".join(of_ranks)};
+            {" and ".join(of_experts)} regroup those ranks
         --rank N  rank to plan; default: 0
         --shard PATH:FUNCTION  a function of (model, DeviceMesh of tp) that shards the model
         --sequence-parallel  shard the sequence over tp between the layers too

@@ -122,9 +122,7 @@ class Roofline(Displayed):
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
         """Return module name → load, for every module in which an op ran; `ancestors` is as in `Counts`."""
         counts = Counts("bytes", self.modules, ())
-        loads = sum_by(
-            (name, one.load) for one in self.entries for name in counts.modules_of_scope(one.scope, ancestors)
-        )
+        loads = sum_by((name, one.load) for one in self.entries for name in counts.of_scope(one.scope, ancestors))
         return {name: loads[name] for name in self.modules.by_name if name in loads}
 
     def by_operator(self) -> dict[str, Load]:

@@ -30,7 +30,7 @@ class ProfileRow:
 
     `flops` are counted by the convention; `hardware_flops` have a MAC as 2 in every convention, as the peaks of devices
     do, and FLOP/s and FLOP/byte are of these. `self_ns` excludes submodules. `read` and `written` are memory traffic
-    without cache reuse or fusion, `lower_bound_seconds` the least time by a device's roofline. `unsupported` is the number of
+    without cache reuse or fusion, `least_seconds` the least time by a device's roofline. `unsupported` is the number of
     calls of unsupported ops, `unknown_traffic` of calls with unknown traffic. `before` and `after` are the memory
     allocated before the first and after the last call, `retained` the bytes that the calls allocated and did not free,
     `peak` the most allocated during them; None where memory was not measured.
@@ -45,7 +45,7 @@ class ProfileRow:
     read: int = 0
     written: int = 0
     unknown_traffic: int = 0
-    lower_bound_seconds: float = 0.0
+    least_seconds: float = 0.0
     before: int | None = None
     after: int | None = None
     retained: int | None = None
@@ -72,7 +72,7 @@ class ProfileRow:
     @property
     def roofline_share(self) -> float:
         """The least time divided by the measured time; 0 if no time was measured."""
-        return self.lower_bound_seconds * 1e9 / self.total_ns if self.total_ns else 0.0
+        return self.least_seconds * 1e9 / self.total_ns if self.total_ns else 0.0
 
     def __add__(self, other: ProfileRow) -> ProfileRow:
         return sum_rows((self, other))
@@ -90,7 +90,7 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
     counts: dict[str, Any] = {name: sum(getattr(row, name) for row in parts) for name in _COUNTS}
     return ProfileRow(
         **counts,
-        lower_bound_seconds=math.fsum(row.lower_bound_seconds for row in parts),
+        least_seconds=math.fsum(row.least_seconds for row in parts),
         before=next((row.before for row in parts if row.before is not None), None),
         after=next((row.after for row in reversed(parts) if row.after is not None), None),
         retained=sum(retained) if retained else None,
@@ -203,7 +203,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     unknown_traffic = _add_bytes(trace, rows)
     if roofline is not None:
         for bounded in roofline.entries:
-            rows.add(bounded.scope, bounded.phase, bounded.op, {"lower_bound_seconds": bounded.load.seconds})
+            rows.add(bounded.scope, bounded.phase, bounded.op, {"least_seconds": bounded.load.seconds})
     by_module, by_operator = (
         {phase: {name: ProfileRow(**row) for name, row in table.items()} for phase, table in tables.items()}
         for tables in (rows.modules, rows.operators)

@@ -100,7 +100,7 @@ class Counts:
         headings = ["operator", "status", "calls", self.metric]
         return write_text_table(caption, headings, rows, f"{shown}total {self.total():,}", text_columns=2)
 
-    def modules_of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
+    def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
         """Yield each module that an entry of this scope counts for, once."""
         if ancestors == "caller":
             yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run outside of all module calls
@@ -173,7 +173,7 @@ class Counts:
         table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in entries:
             if value := getattr(entry, amount):
-                for name in self.modules_of_scope(entry.scope, ancestors):
+                for name in self.of_scope(entry.scope, ancestors):
                     table[name][getattr(entry, key)] += value
         return table
 

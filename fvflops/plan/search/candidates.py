@@ -215,7 +215,7 @@ class LayoutResult:
     """A layout and its figures.
 
     `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its fullest rank. Both
-    are None of a layout that was not planned, for which `lower_bound_seconds` and `lower_bound_peak` are lower bounds. `status` is
+    are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds. `status` is
     "fits", "does not fit", "slower" (not planned, since its lower bound is above the time of the best), or "failed";
     `reason` says why it is not among the best. `unknown` and `bytes_only` are as in StepEstimate.
     """
@@ -231,8 +231,8 @@ class LayoutResult:
     hfu: float | None = None
     bubble_share: float | None = None
     exposed_share: float | None = None
-    lower_bound_seconds: float = 0.0
-    lower_bound_peak: int = 0
+    least_seconds: float = 0.0
+    least_peak: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
     bytes_only: Mapping[str, int] = field(default_factory=dict)
 
@@ -301,6 +301,6 @@ def in_order(results: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
     return tuple(
         sorted(
             results,
-            key=lambda item: (order[item.status], item.lower_bound_seconds if item.seconds is None else item.seconds),
+            key=lambda item: (order[item.status], item.least_seconds if item.seconds is None else item.seconds),
         )
     )

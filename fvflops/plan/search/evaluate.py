@@ -215,7 +215,7 @@ def _payload(program: StepProgram, collective: str, axis: str) -> int:
     )
 
 
-def lower_bound_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:
+def least_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:
     """Return a lower bound of the time of a layout's step, assuming equal stages and overlapped communication.
 
     It is the larger of two times: the passes of all microbatches with the schedule's smallest bubble, and FSDP2's
@@ -241,7 +241,7 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
     return candidate.microbatches * (gather * (2 if candidate.reshard else 1) + reduce)
 
 
-def lower_bound_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
+def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight."""
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages = candidate.size("pp")

@@ -27,8 +27,8 @@ from fvflops.plan.search.evaluate import (
     MicrobatchCost,
     Workload,
     describe_shortage,
-    lower_bound_peak,
-    lower_bound_seconds,
+    least_peak,
+    least_seconds,
 )
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timing
@@ -238,8 +238,8 @@ class _Search:
             if isinstance(cost, str):
                 self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost)
                 continue
-            seconds = lower_bound_seconds(candidate, cost, workload.timing.network)
-            peak = lower_bound_peak(candidate, cost, workload.layers)
+            seconds = least_seconds(candidate, cost, workload.timing.network)
+            peak = least_peak(candidate, cost, workload.layers)
             self._bounds[number] = seconds, peak
             lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
             if lack:
@@ -251,8 +251,8 @@ class _Search:
             candidate=self._candidates[number],
             status=status,
             reason=reason,
-            lower_bound_seconds=seconds,
-            lower_bound_peak=peak,
+            least_seconds=seconds,
+            least_peak=peak,
         )
 
     def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:
@@ -279,7 +279,7 @@ class _Search:
             self._decide(number, "failed", result)
             return
         seconds, peak = self._bounds[number]
-        self._results[number] = replace(result, lower_bound_seconds=seconds, lower_bound_peak=peak)
+        self._results[number] = replace(result, least_seconds=seconds, least_peak=peak)
         if result.status == "does not fit":
             self._settle_larger(candidate, result)
 

@@ -23,7 +23,7 @@ _IN_ROWS = (
 _OF_CANDIDATES = (*("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"), "reshard_after_forward=reshard")
 _OF_RESULTS = (
     *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
-    *("bubble_share", "exposed_share", "lower_bound_seconds", "lower_bound_peak"),
+    *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
 )
 _AXES = {"pp": "pipeline", "tp": "tensor parallelism"}
 _SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
@@ -63,9 +63,9 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
 
 def _judge(search: LayoutSearch) -> Verdict:
     """Return whether the fastest layout fits; if none does, whether the one with the lowest memory does."""
-    peaks = [result.peak or result.lower_bound_peak for result in search.best(1)]
+    peaks = [result.peak or result.least_peak for result in search.best(1)]
     peaks = peaks or [
-        min((item.peak or item.lower_bound_peak for item in search.results if item.status != "failed"), default=0)
+        min((item.peak or item.least_peak for item in search.results if item.status != "failed"), default=0)
     ]
     return judge(peaks[0], search.device, search.gpus)
 
@@ -186,7 +186,7 @@ def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
     without = [result for result in search.results if result.status == "does not fit"]
     if not without:
         return
-    without.sort(key=lambda result: (result.peak is None, result.peak or result.lower_bound_peak))
+    without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
     columns = (*_OF_LAYOUT, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
     rows = [
         (*_cells_of(result.candidate), result.seconds, result.reason.partition(",")[0]) for result in without[:_SHOWN]

@@ -64,22 +64,22 @@ def test_every_candidate_divides_the_gpus_and_the_batch():
 def test_no_layout_is_faster_or_smaller_than_its_bounds(exhaustive):
     assert len(exhaustive.fitting()) == len(exhaustive.results) > 10
     for result in exhaustive.results:
-        assert 0 < result.lower_bound_seconds <= result.seconds, result
-        assert 0 < result.lower_bound_peak <= result.peak, result
+        assert 0 < result.least_seconds <= result.seconds, result
+        assert 0 < result.least_peak <= result.peak, result
 
 
 def test_the_bounds_hold_for_fused_modules(small):
     few = {**SMALL, "pp": [1], "checkpoint": ["none"]}
     fused = search(tokens=LONG, choices=few, best=10_000, fused=["fvflops.zoo.llama.Block"])
-    assert all(result.lower_bound_seconds <= result.seconds for result in fused.results)
-    plain = {repr(result.candidate): result.lower_bound_seconds for result in small.results}
-    assert all(result.lower_bound_seconds < plain[repr(result.candidate)] for result in fused.results)
+    assert all(result.least_seconds <= result.seconds for result in fused.results)
+    plain = {repr(result.candidate): result.least_seconds for result in small.results}
+    assert all(result.least_seconds < plain[repr(result.candidate)] for result in fused.results)
 
 
 def test_the_bounds_hold_for_replicas_that_reduce_buckets():
     few = {**SMALL, "dp": [2, 4], "checkpoint": ["none"]}
     beside, after = (search(choices=few, best=10_000, bucket_cap_mb=cap) for cap in (0.02, 0))
-    assert all(0 < item.lower_bound_seconds <= item.seconds for item in (*beside.results, *after.results))
+    assert all(0 < item.least_seconds <= item.seconds for item in (*beside.results, *after.results))
     seconds = {repr(item.candidate): item.seconds for item in after.results}
     changed = [item.candidate.mesh for item in beside.results if item.seconds != seconds[repr(item.candidate)]]
     assert {"dp": 4} in changed and {"pp": 2, "dp": 2} in changed
@@ -93,7 +93,7 @@ def test_the_best_are_those_of_planning_every_layout(exhaustive):
     assert [item.seconds for item in found.best()] == [item.seconds for item in exhaustive.best(3)]
     limit = found.best()[-1].seconds
     slower = [item for item in found.results if item.status == "slower"]
-    assert slower and all((item.seconds or item.lower_bound_seconds) >= limit for item in slower)
+    assert slower and all((item.seconds or item.least_seconds) >= limit for item in slower)
 
 
 def test_the_figures_are_those_of_a_plan_of_the_layout(exhaustive):
