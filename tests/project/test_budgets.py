@@ -14,9 +14,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (74505, 430),
+    "fvflops": (74504, 430),
     "fvflops/analysis": (3046, 19),
-    "fvflops/capture": (18856, 112),
+    "fvflops/capture": (18855, 112),
     "fvflops/cli": (5301, 33),
     "fvflops/comparison": (4266, 17),
     "fvflops/compat": (765, 3),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3499, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (68255, 384),
+    "tests": (68256, 384),
     "tools": (9786, 73),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
