@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Pauses in progress that enable the collector again at their end.
+# Pauses in progress that will enable the collector again.
 _PAUSES: set[object] = set()
 
 

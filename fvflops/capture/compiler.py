@@ -24,11 +24,11 @@ from fvflops.torch_internals import loaded_compiler, nested_constant, optimizes_
 
 @contextmanager
 def compiler_disabled() -> Iterator[None]:
-    """Run compiled code eagerly while the context lasts, including code compiled meanwhile, and keep imports out of it.
+    """Run compiled code eagerly in the context, including code compiled in it, and leave imports unrecorded.
 
     Otherwise torch.compile would find the dispatch mode, exclude the code from compilation permanently, and raise if a
-    full graph is required. The compiler, whose import takes seconds, is not imported here: where a model does, as the
-    first call of flex_attention does too, eager mode begins with that import.
+    full graph is required. The compiler, whose import takes seconds, is not imported here: if the model imports it, for
+    example by its first call of flex_attention, eager mode begins with that import.
     """
     is_forced = False
     with ExitStack() as stack:
@@ -45,7 +45,7 @@ def compiler_disabled() -> Iterator[None]:
 
 
 class _Shared:
-    """A change of the process that lasts while any of several overlapping users needs it, and in no forked child."""
+    """A process-wide change, in effect while at least one user needs it; undone in forked children."""
 
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin, self._end = begin, end
@@ -55,7 +55,7 @@ class _Shared:
 
     @contextmanager
     def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
-        """Add a user, whose function can be called, while the context lasts."""
+        """Add a user while the context lasts; `call_users` calls its function."""
         key = object()
         try:
             with interrupts.deferred(), self._lock:
@@ -65,7 +65,7 @@ class _Shared:
             yield
         finally:
             with interrupts.deferred(), self._lock:
-                # A forked child has removed it.
+                # In a forked child the user has been removed.
                 if self._users.pop(key, None) is not None and not self._users:
                     self._end()
 
@@ -89,8 +89,8 @@ _EAGER = _Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_
 class _Finder(MetaPathFinder):
     """Find modules as Python does, and run their bodies without dispatch modes.
 
-    A module's body runs once per process, whatever the model computes: it would be part of the first recording only,
-    and its constants would have no values. Users are called after each import that is not inside another one.
+    A module's body runs once per process, whatever the model computes: its ops would be part of the first recording
+    only, and its constants would have no values. Users are called after each outermost import.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Finder(MetaPathFinder):
         finally:
             self._thread.is_importing = False
             _IMPORTS.call_users()
-            # Frames in reference cycles, of exceptions that an import handles, keep the model's tensors alive.
+            # Exceptions that an import handles leave frames in reference cycles, which keep the model's tensors alive.
             gc.collect(1)
 
 
@@ -146,7 +146,7 @@ _NESTED_CONSTANT = None if nested_constant is None else Patch(*nested_constant)
 def fresh_scripts(recorder: Recorder) -> Wrapper:
     """Discard TorchScript's optimised versions of a function at its first call in a recording.
 
-    From the second or third call of a function on, the executor replaces ops.
+    From a function's second or third call on, the executor replaces ops.
     """
     fresh: dict[int, Any] = {}
 
@@ -163,7 +163,7 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
 
 
 def unrecorded_constants() -> list[Wrapper]:
-    """Return the wrapper that keeps a constant out of recordings that torch makes for the first nested tensor."""
+    """Return the wrapper that leaves unrecorded a constant that torch creates for the first nested tensor."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def make() -> Any:

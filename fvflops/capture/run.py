@@ -43,7 +43,7 @@ _LOGGER = logging.getLogger("fvflops")
 _LOCK = threading.RLock()
 _POLL_SECONDS = 0.1  # how often a waiting thread lets pending signals be handled
 _DECOMPOSE_ALL = StopsAt()
-# Make a session that records a call.
+# Creates a session that records a call.
 _Begin = Callable[[ModelCall], Session]
 
 
@@ -68,14 +68,14 @@ def record_call(
     `execution` is "shapes" (floating-point tensors have no values and nothing is computed on them; weights may be on
     the meta device), "real", or "auto": shape execution, then real execution if the model is data-dependent, which is
     logged. Shape execution records the ops that `device` would run, by default the device of the inputs; under
-    autograd, if torch has no such device here, the ops recorded are those of the CPU's kernels. `assume` gives sizes to
-    ops with data-dependent output size: {"aten::nonzero": 100}. With execution="shapes" or `device`, a data-dependent
-    model raises ExecutionError.
+    autograd, if torch has no such device on this machine, the ops that the CPU runs are recorded. `assume` gives sizes
+    to ops with data-dependent output size: {"aten::nonzero": 100}. With execution="shapes" or `device`, a
+    data-dependent model raises ExecutionError.
 
-    Composite ops in `stops_at` are recorded as called, others are decomposed; the values of lists, such as offsets, are
-    kept where it names them, as that of a table does (`table.stops_at`). The model runs without autograd (its dispatch
-    keys are excluded, so that composite ops are not decomposed for it); if its forward uses autograd, it runs again
-    with autograd. With `loss`, a function from the model's result to a scalar, it runs with autograd and the Trace
+    Composite ops in `stops_at` are recorded as called, others are decomposed; it also names the arguments, such as
+    offsets, whose values are recorded (for a formula table, pass `table.stops_at`). The model runs without autograd,
+    whose dispatch keys are excluded so that composite ops are not decomposed; if its forward uses autograd, it runs
+    again with it. With `loss`, a function from the model's result to a scalar, it runs with autograd and the Trace
     includes the backward pass, whose ops belong to the modules whose forward created them; ops that activation
     checkpointing reruns have the phase "recompute". `torch.cond` records the branch taken or, if the condition is
     unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. These assumptions are in the
@@ -164,7 +164,7 @@ def _record_shapes(
     device: str | torch.device | None,
     assume: Mapping[str, Any] | None,
 ) -> tuple[Trace | None, str]:
-    """Return the Trace in shape execution or None, and in one line why real execution is needed, "" if it is not."""
+    """Return the Trace of shape execution or None, and the reason for real execution in one line, "" for none."""
     model_index = ModelIndex(model)
     if model_index.is_fake:
         return None, ""  # FakeTensors have no values anyway
@@ -175,7 +175,7 @@ def _record_shapes(
     sessions: list[Session] = []
 
     def begin_next(call: ModelCall) -> Session:
-        """Return the next session, after it has released the one before."""
+        """Release the previous session and return the next one."""
         if sessions:
             sessions.pop().release(describe=False)
         sessions.append(begin(call=call, model_index=model_index, rules=rules))
@@ -212,8 +212,8 @@ def _record_shapes(
 def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = True) -> Trace:
     """Return the Trace with ops as called ("composite"), or as decomposed by autograd ("core") if the model uses it.
 
-    The second is returned only if it has a backward pass or calls different modules than the run without autograd. If
-    an argument can be read only once, the run is not `repeatable`, and a model that uses autograd raises
+    The decomposed Trace is returned only if it has a backward pass or calls other modules than the run without
+    autograd. `repeatable` is False if an argument can be read only once: a model that uses autograd then raises
     ExecutionError.
     """
     if call.loss is not None:
@@ -243,7 +243,7 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
     if composite is None:
         try:
             composite = begin(replace(call, op_set="composite")).record()
-        except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails without it
+        except Exception as error:  # it fails without autograd, though it runs no backward pass: a tensor hook
             if interrupts.is_interrupt(error):
                 raise
             return core
@@ -252,7 +252,7 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
 
 
 def _record_real(begin: Callable[..., Session], model: Model, call: ModelCall, *, repeatable: bool) -> Trace:
-    """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
+    """Return the Trace of real execution; `repeatable` is False if an argument is an iterator."""
     model_index = ModelIndex(model)
     if isinstance(model, nn.Module) and _all_parameters_on_meta(model_index):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (call.args, call.kwargs))
@@ -279,12 +279,12 @@ def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
 
 
 def _is_offloaded(model_index: ModelIndex) -> bool:
-    """Return whether accelerate offloads the weights and loads a module's for its call."""
+    """Return whether accelerate offloads the weights and loads them module by module, for each call."""
     return any("_hf_hook" in vars(module) for module in model_index.names)
 
 
 def _may_need_autograd(error: Exception) -> bool:
-    """Return whether an error may be due to running a model without autograd whose forward uses it."""
+    """Return whether the cause of an error may be that the forward uses autograd and ran without it."""
     if isinstance(error, DataDependentError):
         return False
     if isinstance(error, NotImplementedError) and error.args and isinstance(error.args[0], OpOverload):

@@ -267,7 +267,7 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
         return count
     error = f"table {table.name!r} has no formula for {count.unsupported} (--strict)"
     if not count.unsupported:
-        error = "no op was called, so that nothing was counted (--strict)"
+        error = "no op was called: nothing was counted (--strict)"
     by_table: dict[str, Any] = {name: None for name, metric in METRICS.items() if metric.of}
     return replace(count, **by_table, failure="error", error=error)
 

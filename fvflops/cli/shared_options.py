@@ -12,6 +12,7 @@ from fvflops.cli.argument_values import parse_count, parse_depth, parse_sides, p
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
+from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.pipeline_schedules import SCHEDULES
 from fvflops.plan.sharding.fully_sharded import PRECISIONS
 from fvflops.reports.formats import FORMATS
@@ -21,7 +22,7 @@ from fvflops.sources.options import SourceOptions
 
 
 def add_convention(parser: argparse.ArgumentParser, default: str | None = "default", *, note: str = "") -> None:
-    """Add the convention, by name or as a file; `note` says what the default is where there is no one name."""
+    """Add the convention, by name or as a file; `note` describes a default that is not one convention."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--convention",
@@ -58,7 +59,7 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         f"""
         --input [NAME=]SHAPE[:DTYPE] ...  {shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input
         --batch N  batch size of the default inputs
-        --seq N  tokens of text in the default inputs, of encoder and decoder; those of images and audio are added
+        --seq N  tokens of text in the default inputs, for encoder and decoder; image and audio tokens come on top
         --image-size N|HxW  height and width of the default inputs' images
         --dtype DTYPE  cast the model and its inputs: fp32, tf32 (stored as fp32), fp16, bf16 or fp64
         --denoising-steps N  steps of a diffusers pipeline; default: 1
@@ -85,7 +86,7 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
 def model_options(
     arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
-    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to the arguments'."""
+    """Return the options that build the arguments' MODEL, on a device; `inputs` defaults to the arguments'."""
     return SourceOptions(
         inputs=tuple(arguments.input if inputs is None else inputs),
         config=arguments.config,
@@ -128,7 +129,7 @@ def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
             run,
             """
             --device DEVICE  device on which the model would run, whose kernels are counted (none is needed): cpu, cuda,
-                or an accelerator such as H100; default: that of the model
+                or an accelerator such as H100; default: the model's device
             """,
             dest={"device": "run_device"},
             type={"device": parse_device},
@@ -152,7 +153,7 @@ def add_backward(parser: argparse.ArgumentParser, loss: str = "the sum of the mo
     add_options(
         find_group(parser, "run"),
         f"""
-        --backward  include the backward pass; the loss is {loss}, or that of --loss
+        --backward  include the backward pass; the loss is {loss}, or --loss
         --loss PATH:FUNCTION  function of the model's result that returns the loss; includes --backward
         """,
         action={"loss": _Loss},
@@ -176,7 +177,7 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
     )
 
 
-# Options of a mesh, and of tables, that help of plan and memory leaves to --help all.
+# Options of meshes and conventions that plan and memory show in --help all only.
 RARE_OF_PLANS = (
     *("--convention", "--table", "--rank", "--shard", "--stages-per-rank", "--stage-layers"),
     *("--reshard-after-forward", "--reduce-each-microbatch", "--routing"),
@@ -185,25 +186,28 @@ RARE_OF_PLANS = (
 
 def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
+    of_ranks, of_experts = (
+        [f"{name} ({axis.title})" for name, axis in AXES.items() if axis.regroups is regroups]
+        for regroups in (False, True)
+    )
     add_options(
         find_group(parser, "mesh of ranks"),
         f"""
-        --mesh AXIS=N,...  sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp
-            (context parallel) and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts)
-            regroup those ranks
+        --mesh AXIS=N,...  sizes of the axes, outermost first: {", ".join(of_ranks)};
+            {" and ".join(of_experts)} regroup those ranks
         --rank N  rank to plan; default: 0
         --shard PATH:FUNCTION  a function of (model, DeviceMesh of tp) that shards the model
         --sequence-parallel  shard the sequence over tp between the layers too
         --microbatches N  microbatches of a step; default: 1
         --schedule NAME  order of a pipeline's microbatches: {", ".join(SCHEDULES)}; default: 1f1b, or interleaved
-        --stages-per-rank N  pipeline stages of each rank; default: as the schedule has
-        --stage-layers N,N,...  layers of each pipeline stage; default: as equal as can be
+        --stages-per-rank N  pipeline stages of each rank; default: the schedule's number
+        --stage-layers N,N,...  layers of each pipeline stage; default: as equal as possible
         --reshard-after-forward  whether FSDP2 gathers parameters again for the backward pass; default: unless there
             are pipeline stages
         --reduce-each-microbatch  whether FSDP2 reduces gradients in each microbatch or only in the last; default: in
             each
         --routing N,N,...  tokens of each expert of a mixture, in proportion; default: equal
-        --precision NAME  data types of parameters, compute and reduction: {", ".join(PRECISIONS)}; default:
+        --precision NAME  dtypes of parameters, compute and gradient reduction: {", ".join(PRECISIONS)}; default:
             bf16-mixed for a float32 model on an accelerator that has bf16, else the model's
         """,
         required={"mesh": required},
@@ -235,7 +239,7 @@ def add_report(
         --format FORMAT  {names}; default: by the suffix of --output, or text
         --sort KEY  rank rows by {sort}
         --top N  number of rows; default: {"all" if top is None else top}
-        --digits N  significant digits in text, markdown and latex; default: 3, more where models would look equal
+        --digits N  significant digits in text, markdown and latex; default: 3, more if models would look equal
         {"--output PATH  file for the report, - for standard output; default: -" if output else ""}
         """,
         choices={"format": tuple(formats)},
@@ -269,7 +273,7 @@ def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
 
 
 def add_trace_only(parser: argparse.ArgumentParser) -> None:
-    """Add the option that refuses every MODEL but a saved Trace, for files that others wrote."""
+    """Add the option that refuses every MODEL except a saved Trace, for untrusted files."""
     find_group(parser, "inputs").add_argument(
         "--trace-only", action="store_true", help="refuse a MODEL that is not a saved Trace: nothing else is loaded"
     )
@@ -283,7 +287,7 @@ def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import the modules of `--import`, found from the current folder too; one that fails raises ValueError."""
+    """Import the modules of `--import`, also from the current folder; a failed import raises ValueError."""
     if names:
         add_current_folder()
     for name in names:
@@ -294,7 +298,7 @@ def import_modules(names: Sequence[str]) -> None:
 
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
-    """Add the deepest level of modules that is shown."""
+    """Add the deepest module level shown."""
     group = find_group(parser, "report")
     text = help or "deepest module level shown"
     text += "" if default is None else f"; default: {default}"

@@ -37,7 +37,7 @@ class Costs(NamedTuple):
 
     @property
     def flops_per_second(self) -> float:
-        """FLOPs per second; 0 where no time was measured."""
+        """FLOPs per second; 0 if no time was measured."""
         return self.flops * 1e9 / self.duration_ns if self.duration_ns else 0.0
 
     def __add__(self, other: Costs) -> Costs:  # type: ignore[override]
@@ -49,8 +49,8 @@ class ModelProfile:
     """The profile of one model.
 
     `by_module` maps a module's name to the costs of its forward pass, submodules included, and `phases` each recorded
-    phase ("forward", "recompute", "backward", "optimizer") to its costs; "forward" is without the loss. `batches` are
-    the first sizes of the first input tensor of each call of the model. `other_table` counts the phases but forward.
+    phase ("forward", "recompute", "backward", "optimizer") to its costs; "forward" excludes the loss. `batches` has the
+    batch size of each call: the first size of its first input tensor. `other_table` counts all phases but "forward".
     """
 
     modules: ModuleTree
@@ -96,9 +96,9 @@ _OTHER_PHASES = {"deepspeed": "exact"}
 def read_profile(
     trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
 ) -> ModelProfile:
-    """Return the profile of a Trace recorded with measure={"time"}; another raises TraceError.
+    """Return the profile of a Trace recorded with measure={"time"}; any other Trace raises TraceError.
 
-    `table` counts all phases; "deepspeed", which has no formulas for other phases than forward, counts these by
+    `table` counts all phases; "deepspeed" has formulas for the forward pass only, so that other phases are counted by
     "exact". `ignored` are classes: the costs of a module of exactly one of these classes, without its submodules, are
     attributed to its caller. A Trace without a module call raises TraceError.
     """
@@ -109,7 +109,7 @@ def read_profile(
         raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
     classes = {name_class(cls) for cls in ignored}
     ignored_names = {item.name for item in trace.modules.modules() if item.classes and item.classes[0] in classes}
-    own: dict[str, Costs] = {}  # module → its own costs, with the time of its submodules
+    own: dict[str, Costs] = {}  # module → its costs without submodules, except the time, which includes them
     for name, duration in durations.items():
         if name not in ignored_names:
             own[name] = Costs(duration_ns=duration)
@@ -158,7 +158,7 @@ def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
 
 
 def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Costs]:
-    """Return the costs of each recorded phase but the forward pass."""
+    """Return the costs of each recorded phase except the forward pass."""
     recorded = {phase for *_, phase in trace.calls}
     phases = {
         phase: Costs(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
@@ -173,7 +173,7 @@ def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, C
 
 
 def _read_batches(trace: Trace) -> tuple[int, ...]:
-    """Return the first size of the first input tensor of each call of the model, () if a call has none."""
+    """Return the batch size of each call of the model: its first input tensor's first size; () if a call has none."""
     exits = [event.item for event in trace.events or () if event.kind == "exit" and event.phase == "forward"]
     signatures = [trace.region_signatures[item] for item in exits]
     inputs = [item.inputs for item in signatures if trace.regions[item.region] == ("module", "")]
@@ -206,7 +206,7 @@ def render(
 ) -> str:
     """Return the profile as text: the header, the top modules, and with `detailed` the module tree with costs.
 
-    `profile_step` is the number of the step for the header; the other arguments are those of `render_top`.
+    `profile_step` is the number of the step in the header; the other arguments are as for `render_top`.
     """
     parts = [
         _title("fvflops profile"),

@@ -1,4 +1,4 @@
-"""List the op calls and module calls of a Trace, each with its cost, and select some."""
+"""List and select the op calls and module calls of a Trace, each with its cost."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NAMED_ORIGINS = ("parameter", "buffer")
 def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
     """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
-    counted as a whole is a record too, before the ops inside it.
+    `cost_model` gives FLOPs and multiply-adds, `activations` the activations. A module or function that is counted as
+    a whole has an entry too, before the ops inside it.
     """
     trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     memory_is_measured = "memory" in trace.info.measured
@@ -76,8 +76,8 @@ def list_module_calls(
 ) -> tuple[ModuleCall, ...]:
     """Return the module calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
-    multiply-adds are by `cost_model`, activations by `activations`.
+    A call includes everything called inside it; neither backward passes nor optimizers call modules. `cost_model` gives
+    FLOPs and multiply-adds, `activations` the activations.
     """
     trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     elements = trace.modules.count_parameters()
@@ -139,7 +139,7 @@ def _annotate(
 ) -> Iterator[tuple[Span, Callee, bool, int | None, int | None]]:
     """Yield each span, its callee, whether it is covered, and its activations without and with children.
 
-    Activations are None without a table.
+    Activations are None without a cost model for them.
     """
     timeline = build_timeline(trace, cost_model, traffic_model=traffic_model)
     spans = timeline.require_spans()
@@ -155,9 +155,9 @@ def _annotate(
 def _follow(
     trace: Trace, event: Event, number: int, writers: dict[int, int]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
+    """Return the parameters that a call reads and the calls that produced its other inputs; record its writes.
 
-    A view of a storage writes nothing.
+    A call that returns a view does not write to the storage.
     """
     storages = trace.storages
     named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]

@@ -14,8 +14,8 @@ class Cost:
 
     `macs` are multiply-adds, each of which counts as the `multiply_add` FLOPs of a formula table; `flops` are all other
     operations. `activations` is the number of output elements of matrix products and convolutions, as fvcore counts
-    them, or None where the formula does not define it. `recomputed` is the number of multiply-adds with which a fused
-    backward op computes results of the forward pass again; `fvflops.mfu` excludes them. All are integers >= 0; anything
+    them, or None if the formula does not define it. `recomputed` is the number of multiply-adds with which a fused
+    backward op recomputes results of the forward pass; `fvflops.mfu` excludes them. All are integers >= 0; anything
     else raises ValueError.
 
     >>> Cost(macs=120, activations=24)
@@ -41,9 +41,8 @@ class Cost:
 class OpCost(NamedTuple):
     """Cost of one op call in the unit of a metric; reports sum costs by `label`, such as "conv".
 
-    `value` is in that unit. For FLOPs, `macs` and `flops` are its parts (the value is `multiply_add * macs + flops`),
-    and `activations` the activations of the same call, None where the formula table counts none. `recomputed` is that
-    of Cost.
+    For FLOPs, `value` is `multiply_add * macs + flops`, and `activations` are the activations of the same call, None if
+    the formula table counts none. `recomputed` is as in Cost.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Record the actions of a rank's training step in shape execution, equal ones once."""
+"""Record the actions of a rank's training step in shape execution; equal actions are recorded once."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from fvflops.trace.expansion.expand import Expansion
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
-# Recorded after all others, since they end the step of a stage.
+# Actions that end the step of a stage, recorded after all others.
 _FINAL = ("reduce", "allreduce", "tied_allreduce", "optimizer")
-# They add gradients, and reduce them, outside of autograd's engine.
-_WITHOUT_ENGINE = ("reduce", "input_backward", "weight_backward")
+# Actions that accumulate or reduce gradients outside of autograd's engine.
+_OUTSIDE_AUTOGRAD_ENGINE = ("reduce", "input_backward", "weight_backward")
 
 
 @dataclass(frozen=True, slots=True)
 class StageModule:
     """A pipeline stage of a rank: its module and inputs, and the hidden states of a microbatch.
 
-    A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
-    is the only stage. `checkpointed` are the modules whose activations are recomputed. Of equal layers a `shortened`
-    module has a few. `experts` are its mixtures' experts.
+    A stage that receives hidden states gets a tensor of the spec `received` as its argument `hidden_argument`. The last
+    stage has a `loss`. Without pp the whole model is the only stage. `checkpointed` are the modules whose activations
+    are recomputed. `shortened` describes equal layers left out of the module, `experts` the experts of its MoE layers.
     """
 
     module: nn.Module
@@ -64,20 +64,20 @@ class StageModule:
     experts: DividedExperts | None = None
 
     def kwargs_with(self, hidden: TensorSpec | None) -> dict[str, Any]:
-        """Return the keyword arguments with a hidden state without values, if the stage receives one."""
+        """Return the keyword arguments, with a hidden state on the meta device if the stage receives one."""
         if hidden is None:
             return dict(self.kwargs)
         return {**self.kwargs, self.hidden_argument: make_tensor(hidden, "meta")}
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters of the full stage, as shards of the rank; equal layers may have the same."""
+        """Return the parameters of the full stage, as the rank's shards; equal layers may have the same objects."""
         return self._of_all_layers(self.module.named_parameters())
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the buffers of the full stage; equal layers may have the same."""
+        """Return the buffers of the full stage; equal layers may have the same objects."""
         return [buffer for _, buffer in self._of_all_layers(self.module.named_buffers())]
 
     def _of_all_layers(self, named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -86,16 +86,16 @@ class StageModule:
 
 @dataclass(slots=True)
 class _Graph:
-    """A forward pass whose backward pass has not run: its inputs, its result, and its loss or the result sent on."""
+    """A forward pass whose backward pass has not run: inputs, result, and the loss or what the next stage receives."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
     output: Any = None
-    groups: Any = None  # of parameters, between the two halves of a split backward pass
+    groups: Any = None  # parameter groups, between the two halves of a split backward pass
 
 
 class _State(NamedTuple):
-    """What an action of a stage depends on: which parameters are gathered, and whether it has gradients."""
+    """State of a stage on which its actions depend: which parameters are gathered, and whether gradients exist."""
 
     gathered: tuple[bool, ...]
     has_gradients: bool
@@ -117,11 +117,11 @@ def record_actions(
 ) -> tuple[Trace, list[dict[Action, Pass]]] | None:
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `around_forward` makes the context of forward passes. `stage` of an action is an index of `stages`. The orders
-    belong to ranks with equal stages. An action in a state in which its like was recorded before (the same parameters
-    are gathered, and gradients exist or not) is not run again. The Trace has first occurrences in order, with a forward
-    pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage did not
-    run equally.
+    `around_forward` makes the context of forward passes. An action's `stage` is an index of `stages`. The orders belong
+    to ranks with equal stages. An action is not run again if an equal one was recorded in an equal state (the same
+    parameters gathered, gradients present or not). The Trace has each action's first occurrence, in order, with a
+    forward pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage
+    did not run equally.
     """
     first = stages[0]
     root = first.module
@@ -151,14 +151,14 @@ def record_actions(
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=options.stops_at,
-        # FSDP2 needs parameters in memory that this machine has.
+        # FSDP2 needs parameters on a device that this machine has.
         device=None if is_fully_sharded(first.module) else options.device,
         kernels=options.device,
         assume=options.assume,
     )
     if is_fully_sharded(first.module) and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
+    outside = [step for walk in walks for action, step in walk.items() if action.kind in _OUTSIDE_AUTOGRAD_ENGINE]
     trace = assign_backward(trace, {*half_steps, *((step.begin, step.end) for step in outside)})
     expansion = _expand(trace, stages)
     if expansion is None:
@@ -172,7 +172,7 @@ def record_actions(
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
-    """Return the Trace of the full stages."""
+    """Return the Trace of the full stages, None if equal layers did not run equally."""
     expansion: Expansion | None = Expansion.unchanged(trace)
     for index, stage in enumerate(stages):
         if expansion is not None and stage.shortened is not None:
@@ -198,7 +198,7 @@ def _step(optimizer: Optimizer) -> None:
 
 
 class _ActionRecorder:
-    """What a rank has done so far in a recording."""
+    """Records actions; has the steps recorded so far, and the forward passes that await their backward pass."""
 
     def __init__(
         self,
@@ -213,17 +213,17 @@ class _ActionRecorder:
         self._options = options
         self._optimizer = optimizer
         self._around_forward = around_forward
-        self.half_steps: list[tuple[int, int]] = []  # first halves of backward passes that are no action's
+        self.half_steps: list[tuple[int, int]] = []  # first halves of backward passes, run without an action
         self._sharded = [is_fully_sharded(stage.module) for stage in stages]
         self._recorded: dict[tuple[Any, ...], _Step] = {}
-        self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
-        self._half_done: list[list[_Graph]] = [[] for _ in stages]  # without the weights' gradients
+        self._awaiting_backward: list[list[_Graph]] = [[] for _ in stages]  # before their backward pass
+        self._awaiting_weight_gradients: list[list[_Graph]] = [[] for _ in stages]  # before their weight gradients
         self._last_states: dict[int, _State] = {}
         session.recorder.resume()
         self._inputs = [session.in_shapes((stage.args, dict(stage.kwargs))) for stage in stages]
 
     def walk(self, order: Iterable[Action]) -> dict[Action, _Step]:
-        """Return the recorded step of each action in an order, except of those that end a stage's step."""
+        """Return the recorded step of each action in an order, except actions that end a stage's step."""
         states = [_State(self._list_gathered(index), False) for index in range(len(self._stages))]
         sharded = [_State((False,) * len(state.gathered), True) for state in states]
         steps: dict[Action, _Step] = {}
@@ -251,7 +251,7 @@ class _ActionRecorder:
                     if action not in ends:
                         state = self._last_states.get(action.stage, _State((), True))
                         reduce = partial(reduce_gradients, self._stages[action.stage].module)
-                        # All calls of other actions are estimated.
+                        # The calls of the other final actions are estimated, not run.
                         run = reduce if action.kind == "reduce" else lambda: None
                         ends[action] = self._timed(action.stage, state, run)
                     steps[action] = ends[action]
@@ -283,7 +283,7 @@ class _ActionRecorder:
     def _record(self, action: Action, state: _State) -> _Step:
         index, module = action.stage, self._stages[action.stage].module
         if action.kind == "forward":
-            return self._timed(index, state, lambda: self._forwarded[index].append(self._run_forward(index)))
+            return self._timed(index, state, lambda: self._awaiting_backward[index].append(self._run_forward(index)))
         if action.kind == "unshard":
             return self._timed(index, state, partial(unshard, module))
         if action.kind == "reshard":
@@ -293,12 +293,14 @@ class _ActionRecorder:
     def _record_backward(self, action: Action, state: _State) -> _Step:
         index, kind = action.stage, action.kind
         module: Any = self._stages[index].module
-        # Not recorded from this state: actions of one kind run once.
-        if not self._forwarded[index] and not (kind == "weight_backward" and self._half_done[index]):
+        # No forward pass is left for this backward pass: equal forward passes ran only once.
+        if not self._awaiting_backward[index] and not (
+            kind == "weight_backward" and self._awaiting_weight_gradients[index]
+        ):
             forward = Action("forward", index)
             step = self._record(forward, state)
             self._recorded.setdefault(self._key(forward, state), step)
-        if kind == "weight_backward" and not self._half_done[index]:
+        if kind == "weight_backward" and not self._awaiting_weight_gradients[index]:
             begin = self._session.recorder.length
             self._run_backward("input_backward", index)
             self.half_steps.append((begin, self._session.recorder.length))
@@ -335,7 +337,7 @@ class _ActionRecorder:
         with self._around_forward():
             result = stage.module(*args, **kwargs)
             graph.output = _first_differentiable(result) if stage.loss is None else loss_of(result, stage.loss)
-        # A pipeline's stage keeps the result until its backward pass; a trainer frees it when its loss is computed.
+        # A pipeline stage keeps the result until its backward pass; a trainer frees it once the loss is computed.
         graph.result = result if self._options.is_pipelined else None
         return graph
 
@@ -345,13 +347,15 @@ class _ActionRecorder:
             return make_tensor(stage.received, next(stage.module.parameters()).device).requires_grad_()
 
     def _run_backward(self, kind: str, index: int) -> None:
-        """Run a backward pass, or a half of it, as a stage of torch.distributed.pipelining."""
+        """Run a backward pass, or half of it, as a stage of torch.distributed.pipelining does."""
         if kind != "backward":
             from fvflops.torch_internals import stage_backward_input, stage_backward_weight
         stage = self._stages[index]
-        graph = (self._half_done if kind == "weight_backward" else self._forwarded)[index].pop(0)
+        graph = (self._awaiting_weight_gradients if kind == "weight_backward" else self._awaiting_backward)[index].pop(
+            0
+        )
         if kind == "input_backward":
-            self._half_done[index].append(graph)
+            self._awaiting_weight_gradients[index].append(graph)
             if stage.received is not None:  # else the first stage: its backward pass is not split
                 output = _base_of(graph.output)
                 gradients = None if stage.loss is not None else [self._receive_gradient(output)]
@@ -385,6 +389,6 @@ def _first_differentiable(result: Any) -> torch.Tensor:
 
 
 def _base_of(output: torch.Tensor) -> torch.Tensor:
-    """Return the base that an output aliases with equal shape, as a slice for a head: torch detaches in place."""
+    """Return an output, or its base if it is a view of equal shape: torch detaches it in place, which views refuse."""
     base = output._base
     return output if base is None or base.shape != output.shape else base

@@ -1,4 +1,4 @@
-"""A fake process group, in which one process plans a rank of many, and its device mesh."""
+"""A fake process group, in which one process plans one of many ranks, and its device mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fvflops.torch_internals import default_process_group, refusal
 
 @contextmanager
 def torch_warnings_ignored() -> Iterator[None]:
-    """Ignore the warnings of torch's own modules: a plan has no values, and cannot do what they advise."""
+    """Ignore the warnings of torch's own modules: a plan has no values, so that their advice does not apply."""
     from fvflops.torch_internals import redistribution_logger
 
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        sys.excepthook = show_exception  # torch's writes the rank before each line
+        sys.excepthook = show_exception  # torch's hook prefixes each line with the rank
         _clear_sharding_cache()
 
 
@@ -61,12 +61,12 @@ def _clear_sharding_cache() -> None:
     from fvflops.torch_internals import clear_native_shardings, find_redistribution, propagate_sharding
 
     propagate_sharding.cache_clear()
-    find_redistribution.cache_clear()  # torch 2.10 takes the mask of a sharded embedding from an equal plan
+    find_redistribution.cache_clear()  # torch 2.10 reuses a sharded embedding's mask from an equal earlier plan
     clear_native_shardings()
 
 
 def make_device_mesh(mesh: Mapping[str, int]) -> Any:
-    """Return torch's DeviceMesh, in a process group of as many ranks."""
+    """Return torch's DeviceMesh for a mesh; the process group must have as many ranks."""
     parallel = [axis for axis, size in mesh.items() if size > 1]
     if len(parallel) == 1:
         _name_default_group(parallel[0])
@@ -74,12 +74,12 @@ def make_device_mesh(mesh: Mapping[str, int]) -> Any:
 
 
 def _name_default_group(axis: str) -> None:
-    """Name the group of all ranks after the only axis that needs it; torch reports none for it."""
+    """Name the default group after the axis that consists of all ranks, as torch names the groups of other axes."""
     default_process_group()._set_group_desc(f"mesh_{axis}")
 
 
 def join_axes(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return some axes flattened, in the mesh's order, to a mesh of one dimension, or None if none has two ranks."""
+    """Return some axes, in the mesh's order, flattened to one dimension; None if none of them has several ranks."""
     parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
     if not parallel:
         return None

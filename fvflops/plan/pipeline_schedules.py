@@ -24,15 +24,15 @@ _KINDS = {
 
 
 class ScheduleError(ValueError):
-    """A pipeline schedule that does not exist, or does not fit the numbers of ranks, stages and microbatches."""
+    """A pipeline schedule that does not exist or does not support the numbers of ranks, stages and microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A pipeline schedule: its class in torch.distributed.pipelining, and how it places stages on ranks.
 
-    With `style` "loop" stage s is on rank s modulo ranks; with "v" the second half goes back from the last rank to the
-    first, which has the first and the last stage. `stages_per_rank` is the number it needs, 0 for any.
+    With `style` "loop", stage s is on rank s modulo ranks; with "v", the second half of the stages runs back from the
+    last rank to the first, which has the first and the last stage. `stages_per_rank` is the required number, 0 for any.
     """
 
     torch_class: str
@@ -45,7 +45,9 @@ SCHEDULES: Mapping[str, Schedule] = {
     "gpipe": Schedule("ScheduleGPipe", "all forward passes, then all backward passes", stages_per_rank=1),
     "1f1b": Schedule("Schedule1F1B", "one forward, one backward pass", stages_per_rank=1),
     "interleaved": Schedule("ScheduleInterleaved1F1B", "1F1B with several stages on each rank"),
-    "zero-bubble": Schedule("ScheduleInterleavedZeroBubble", "interleaved, weight gradients later than inputs'"),
+    "zero-bubble": Schedule(
+        "ScheduleInterleavedZeroBubble", "interleaved, with weight gradients deferred to fill bubbles"
+    ),
     "zbv": Schedule("ScheduleZBVZeroBubble", "zero bubble, two stages on each rank in a V", "v", 2),
     "dualpipev": Schedule("ScheduleDualPipeV", "DualPipe, two stages on each rank in a V", "v", 2),
 }
@@ -53,7 +55,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 @dataclass(slots=True)
 class StandInStage:
-    """What torch's schedules read of a PipelineStage to make the order of actions."""
+    """The attributes of a PipelineStage that torch's schedules read to order actions."""
 
     stage_index: int
     num_stages: int
@@ -113,10 +115,10 @@ def stages_of_rank(name: str, rank: int, ranks: int, stages_per_rank: int) -> tu
 
 
 def order_actions(name: str, ranks: int, microbatches: int, stages_per_rank: int = 1) -> list[tuple[Action, ...]]:
-    """Return for each pipeline rank the order of its actions, with FSDP2's "unshard", "reshard" and "reduce".
+    """Return the order of each pipeline rank's actions, with FSDP2's "unshard", "reshard" and "reduce".
 
-    The order is that in which torch's schedule of one step runs them. GPipe and 1F1B gather parameters in their forward
-    passes, so that they have no "unshard". Numbers that the schedule cannot have raise ScheduleError.
+    Torch's schedule runs the actions of a step in this order. GPipe and 1F1B gather parameters in their forward passes,
+    so that they have no "unshard". Numbers that the schedule does not support raise ScheduleError.
 
     >>> for actions in order_actions("1f1b", 2, 3):
     ...     print(*(f"{action.kind}{action.microbatch}" for action in actions if action.microbatch >= 0))
@@ -133,7 +135,7 @@ def order_actions(name: str, ranks: int, microbatches: int, stages_per_rank: int
 
 
 def _alternate(stage: int, warm_up: int, microbatches: int) -> tuple[Action, ...]:
-    """Return forward passes until `warm_up` microbatches are in flight, then backward and forward passes in turns."""
+    """Return `warm_up` forward passes, then alternating backward and forward passes."""
     actions = [Action("forward", stage, index) for index in range(warm_up)]
     for index in range(microbatches):
         actions.append(Action("backward", stage, index))
@@ -145,10 +147,10 @@ def _alternate(stage: int, warm_up: int, microbatches: int) -> tuple[Action, ...
 def _read_order(
     name: str, schedule: Schedule, ranks: int, microbatches: int, stages_per_rank: int
 ) -> list[list[Action]]:
-    """Return the order of actions that torch's class makes for stand-in stages."""
+    """Return the order of actions that torch's schedule class generates for stand-in stages."""
     from fvflops.torch_internals import add_gradient_reductions, add_unsharding, pipeline_schedules
 
-    # Sends and receives, which follow from the order, take torch quadratic time.
+    # Without sends and receives, which torch adds in quadratic time and which follow from the order.
     quick = type(
         schedule.torch_class,
         (getattr(pipeline_schedules, schedule.torch_class),),
@@ -171,7 +173,7 @@ def _read_order(
 
 
 def _read_action(action: Any) -> list[Action]:
-    """Return torch's action as one, as the two that DualPipe overlaps, or none for waits, which torch 2.15 has."""
+    """Return torch's action as one action, as two if DualPipe overlaps them, as none for the waits of torch 2.15."""
     if action.computation_type.value == "WAIT_REDUCE_GRAD":
         return []
     if action.sub_actions is not None:

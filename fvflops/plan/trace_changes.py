@@ -16,7 +16,7 @@ from fvflops.trace.process_group import ProcessGroupSpec
 
 
 def assign_backward(trace: Trace, slices: Iterable[tuple[int, int]]) -> Trace:
-    """Return a Trace in which all that happens in some slices of its events is in the phase "backward"."""
+    """Return a Trace with the phase "backward" for forward and other events in some slices of its events."""
     ranges = [(begin, end) for begin, end in slices if begin < end]
     if not ranges:
         return trace
@@ -30,7 +30,7 @@ def assign_backward(trace: Trace, slices: Iterable[tuple[int, int]]) -> Trace:
 
 
 def relabel_devices(trace: Trace, device: torch.device) -> Trace:
-    """Return a Trace with the tensors of the CPU on another device."""
+    """Return a Trace with its CPU tensors labelled as on another device."""
 
     def change(value: Value) -> Value:
         return replace(value, device=str(device)) if isinstance(value, TensorSpec) and value.device == "cpu" else value
@@ -41,7 +41,7 @@ def relabel_devices(trace: Trace, device: torch.device) -> Trace:
 
 
 def shift_groups(trace: Trace, offset: int) -> Trace:
-    """Return the Trace of a rank that does the same, `offset` ranks further along the pipeline axis."""
+    """Return the Trace of an equal rank, `offset` ranks further along the pipeline axis."""
 
     def change(value: Value) -> Value:
         group = ProcessGroupSpec.of(value)
@@ -53,7 +53,7 @@ def shift_groups(trace: Trace, offset: int) -> Trace:
 
 
 def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
-    """Return a Trace with each value of its signatures changed, also in tuples."""
+    """Return a Trace with each value of its signatures changed, including values in tuples."""
 
     def change_all(value: Value) -> Value:
         return tuple(map(change_all, value)) if isinstance(value, tuple) else change(value)
@@ -115,7 +115,7 @@ def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches
 
 
 def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:
-    """Return the Trace of a whole step; it has ordered events only where it is what was recorded."""
+    """Return the Trace of a whole step; it has ordered events only if it equals the recording."""
     calls = step.count("op")
     added = [*step.added(), *added]
     if not added and calls == recorded.calls:
@@ -138,7 +138,7 @@ def _make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:
 
 
 def local_spec(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor, of a DTensor's local shard."""
+    """Return the spec of a tensor; for a DTensor, of its local shard."""
     from torch.distributed.tensor import DTensor
 
     return describe_tensor(tensor.to_local() if isinstance(tensor, DTensor) else tensor)

@@ -16,7 +16,7 @@ from fvflops.views.summary_rows import depth_of
 _DEPTH = 2  # levels below the root
 _MAX_ROWS = 20
 _MAX_TABLES = 3
-# Characters of a page: a notebook keeps every output, and GitHub shows none of more than some megabytes.
+# Characters of a page, at most: a notebook keeps every output, and GitHub shows no notebook above a few megabytes.
 MAX_PAGE = 1_500_000
 _TALL, _SHORT, _ROW = 620, 160, 29  # pixels of a frame, and of a row of a table
 
@@ -31,12 +31,12 @@ style="display:block;width:100%;height:{height}px;border:0;resize:vertical"></if
 
 
 def render(breakdown: Breakdown) -> str:
-    """Return the interactive page of a model in a frame, with a table of its largest modules as a substitute."""
+    """Return the interactive page of a model in a frame, with a table of its largest modules as a fallback."""
     return put_in_frame("".join(html.render(breakdown)), render_table(breakdown), title="fvflops report")
 
 
 def render_document(document: Document) -> str:
-    """Return the page of a report in a frame as tall as the report is long, with its tables as a substitute."""
+    """Return the page of a report in a frame of matching height, with its tables as a fallback."""
     tables = [table for table in document.readable_by("people").tables() if table.rows]
     charts = len(document.parts) - len(document.tables())
     height = min(_SHORT + _ROW * (sum(len(table.rows) + 2 for table in tables) + charts), _TALL)
@@ -54,7 +54,7 @@ def put_in_frame(page: str, table: str, *, title: str, height: int = _TALL) -> s
     """Return a page in a frame, with a table where frames are not shown; only the table if the page is too large."""
     if len(page) > MAX_PAGE:
         return table
-    # Of the two characters that end an attribute or begin an entity: the quotes and the ampersand.
+    # Escape only the characters that end an attribute or begin an entity.
     quoted = page.replace("&", "&amp;").replace('"', "&quot;")
     return _FRAME.format(title=escape(title), page=quoted, height=height, table=table)
 

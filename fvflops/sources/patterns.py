@@ -1,4 +1,4 @@
-"""Expand patterns of model names: `timm:resnet*`, `hf:models/*`, `zoo:*`, and `@FILE` with a name a line."""
+"""Expand patterns of model names: `timm:resnet*`, `hf:models/*`, `zoo:*`, and `@FILE` with one name per line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WILDCARDS = frozenset("*?[")
 
 
 def expand_names(texts: Iterable[str]) -> list[str]:
-    """Return the model names that names and patterns stand for, in their order and each once.
+    """Return the model names that names and patterns select, in order, without duplicates.
 
     A pattern has `*`, `?` or `[...]`: after a source such as `timm:` it selects from the names that the source lists,
     after `hf:` from folders with a configuration, and elsewhere from files. `@FILE` reads names and patterns from a
-    file, one in each line, ignoring blank lines and those that start with #.
+    file, one per line, ignoring blank lines and lines that start with #.
 
     A name without wildcards is returned unchanged, whether it exists or not. A pattern that matches nothing and a file
     that cannot be read raise ValueError.
@@ -73,7 +73,7 @@ def _match(text: str) -> list[str]:
                 "'hf:models/*'; name models of the hub one by one, or in a file: @names.txt"
             )
     else:
-        # Only the file's part is a pattern: file.py:factory.
+        # In file.py:factory only the file name is a pattern.
         path, factory = (source, separator + pattern) if _WILDCARDS.isdisjoint(pattern) else (text, "")
         found = [file + factory for file in sorted(glob.glob(path)) if os.path.isfile(file)]
         if not found:

@@ -1,4 +1,4 @@
-"""Report of many models: one table, a row a model, with the columns that are asked for."""
+"""Report of many models: one table with a row for each model and the requested columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fvflops.text import suggest
 from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
 
 MODEL = "model"
-# Columns shown by default; the number is the order in which they are dropped where a line is too long.
+# Columns shown by default; the number is the order in which they are dropped if a line is too long.
 _SHOWN = {
     "parameters": 0,
     "flops": 0,
@@ -26,25 +26,25 @@ _SHOWN = {
     "peak_memory": 2,
     **{name: 1 for name in MORE_METRICS if METRICS[name].column},
 }
-# Not in CSV and JSON unless chosen: two counts of one model differ in it.
+# Not in any format unless chosen: it differs between two counts of a model.
 _MEASURED = "seconds"
-_NONE = "–"  # of a model without the value
-# Column → heading in papers, and the power of ten of its unit if no value tells.
+_NONE = "–"  # shown for a missing value
+# Column → heading in papers, and the power of ten of its unit if no value is known.
 _PAPER = {
     **{name: (METRICS[name].short, METRICS[name].paper) for name in COSTS if name in METRICS},
     "peak_memory": ("Memory", 6),
 }
-# Power of ten → its letter, for parameters and for others.
+# Power of ten → its letter, for parameters and for other columns.
 _UNITS = {3: ("K", "K"), 6: ("M", "M"), 9: ("B", "G"), 12: ("T", "T"), 15: ("P", "P")}
 _BYTES = ("bytes", "peak_memory")
-_MOST_DIGITS = 5  # where different counts would look equal
-_DISTINCT_INPUTS = 4  # that are listed
+_MOST_DIGITS = 5  # if different counts would look equal
+_DISTINCT_INPUTS = 4  # listed besides the most common one
 
 
 def list_columns(join: Join | None = None) -> tuple[Column, ...]:
-    """Return all columns of a table of models, columns of a joined file before the texts.
+    """Return all columns of a table of models, with the columns of a joined file before the text columns.
 
-    The key of a joined column that has the name of another is `joined_NAME`.
+    A joined column NAME whose key is taken has the key `joined_NAME`.
     """
     keys = {column.key for column in COLUMNS}
     joined: tuple[Column, ...] = ()
@@ -61,7 +61,7 @@ def list_columns(join: Join | None = None) -> tuple[Column, ...]:
 
 
 def check_columns(keys: Sequence[str], join: Join | None = None) -> list[str]:
-    """Return the keys of columns; an unknown one, a repeated one and none at all raise ValueError."""
+    """Return the keys of columns; an unknown key, a repeated key and an empty list raise ValueError."""
     known = [column.key for column in list_columns(join) if column.key != MODEL]
     for key in keys:
         if key not in known:
@@ -76,7 +76,7 @@ def check_columns(keys: Sequence[str], join: Join | None = None) -> list[str]:
 def model_table(
     counts: Sequence[ModelCount], join: Join | None = None, *, labels: Mapping[str, str] | None = None
 ) -> Table:
-    """Return a row for each model in their order, with all columns of `list_columns`; `labels` are model → its label.
+    """Return a row for each model, in order, with all columns of `list_columns`; `labels` maps models to row labels.
 
     >>> table = model_table([ModelCount("zoo:lenet5", parameters=61_706, flops=416_520)])
     >>> table.texts()[0][:4]
@@ -111,8 +111,8 @@ def model_report(
 
     Below it are the models that could not be counted with their errors, unsupported ops, ignored products, the
     convention, the inputs, names that `join` did not match, and `notes`. `table` is the convention of the counts.
-    `sort` is the key of any column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers,
-    which the headings name. `labels` are model → its name in the table. An unknown column raises ValueError.
+    `sort` is the key of any column, FLOPs if only `top` is given. With `paper`, each column has one unit, named in its
+    heading. `labels` maps models to their names in the table. An unknown column raises ValueError.
     """
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
@@ -138,7 +138,7 @@ def model_report(
 
 
 def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Table:
-    """Return the table with the chosen columns in their order, or the default ones, others being in data formats."""
+    """Return the table with the chosen columns in their order, or with the default ones (more in data formats)."""
     by_key = {column.key: index for index, column in enumerate(table.columns)}
     if chosen is not None:
         selected = [table.columns[by_key[key]] for key in (MODEL, *check_columns(chosen, join))]
@@ -154,7 +154,7 @@ def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Ta
 
 
 def _with_digits(column: Column, values: Sequence[Any]) -> Column:
-    """Return a column with digits enough to tell its counts apart."""
+    """Return a column with enough digits to distinguish its counts."""
     digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
     return column if digits is None else replace(column, form=partial(_show, column.form, digits))
 
@@ -182,7 +182,7 @@ def _paper_column(column: Column, values: Sequence[Any]) -> Column:
 
 
 def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
-    """Return sentences on the convention, the inputs and what was built."""
+    """Return sentences on the convention, the inputs and models that were built instead."""
     macs = format_quantity(table.multiply_add, "FLOP")
     sentences = [f"Convention: {plain_name(table.name)} ({macs} per multiply-add)."]
     inputs: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
 
 
 def _list_inputs(inputs: Mapping[str, Sequence[str]]) -> str:
-    """Return each distinct input, with the models that have it unless most have.
+    """Return each distinct input, the most common one first; for the others, with their models.
 
     >>> _list_inputs({"float32[1, 3, 224, 224]": ["a", "b"], "int64[1, 128]": ["c"]})
     'float32[1, 3, 224, 224]; int64[1, 128] (c)'

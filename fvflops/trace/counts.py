@@ -18,7 +18,7 @@ class Status(str, Enum):
     """How a table treats an op.
 
     COUNTED has a formula, ZERO_FLOP does no arithmetic, IGNORED does arithmetic that the convention ignores, and
-    UNSUPPORTED has no row in the table: it is reported, never counted as zero. The values are those in files.
+    UNSUPPORTED has no row in the table: it is reported, never counted as zero. Saved files contain the values.
     """
 
     COUNTED = "counted"
@@ -27,18 +27,18 @@ class Status(str, Enum):
     UNSUPPORTED = "unsupported"
 
 
-_MAX_ROWS, _MAX_COLUMNS = 40, 3  # of a table
+_MAX_ROWS, _MAX_COLUMNS = 40, 3  # of a table that `__str__` returns
 
 
 @shown_by_fields
 class Entry(NamedTuple):
     """All calls of one signature in one scope and phase, under one label.
 
-    `scope` has the names of the enclosing modules, root first. `value` is the metric summed over all calls; `macs` and
-    `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number of output elements of
-    all calls. `dtype` is the compute dtype, "" without tensors, and `group` the parameter group that an optimizer's
-    step updates, "" elsewhere. `recomputed` is the part of the `macs` that repeats work of the forward pass inside a
-    fused backward op.
+    `scope` has the names of the enclosing modules, root first. `value` is the metric summed over all calls. For the
+    metric "flops", `macs` (multiply-adds) and `flops` (all other FLOPs) are its parts; for others they are 0.
+    `elements` is the number of output elements of all calls. `dtype` is the compute dtype, "" without tensors; `group`
+    is the parameter group that an optimizer step updates, else "". `recomputed` is the part of `macs` with which a
+    fused backward op recomputes results of the forward pass.
     """
 
     scope: tuple[str, ...]
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
     @property
     def other_flops(self) -> int:
-        """FLOPs that are no multiply-adds, of counts of flops; the result of a handle, which is not split, is in it."""
+        """FLOPs other than multiply-adds, for the metric "flops"; includes op handles' results, which are not split."""
         return self.flops if self.macs or self.flops else self.value
 
 
@@ -65,8 +65,8 @@ class Entry(NamedTuple):
 class Counts:
     """The entries of one metric over one trace, and their sums.
 
-    `ancestors` selects the modules that an entry counts for: "owner" the last module of its scope and that module's
-    parents by name, "caller" every module of its scope.
+    `ancestors` selects the modules that an entry counts for: "owner" the innermost module of its scope and that
+    module's parents by name, "caller" every module of its scope.
 
     >>> from fvflops.trace import ModuleInfo
     >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "a", "a.b")})
@@ -101,12 +101,12 @@ class Counts:
         return write_text_table(caption, headings, rows, f"{shown}total {self.total():,}", text_columns=2)
 
     def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
-        """Yield once each module that an entry of this scope counts for."""
+        """Yield each module that an entry of this scope counts for, once."""
         if ancestors == "caller":
             yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run outside of all module calls
             return
         owner = innermost(scope)
-        # A child set by setattr may have dots in its name, which separate no modules.
+        # A child set by setattr may have dots in its name that do not separate modules.
         yield from (name for name in modules_above(owner) if name in self.modules.by_name)
         yield owner
 
@@ -115,7 +115,7 @@ class Counts:
         return {name: Counter(labels) for name, labels in self.labels_by_module(ancestors).items()}
 
     def labels_by_module(self, ancestors: str = "owner") -> Mapping[str, Counter[str]]:
-        """Return the same, summed only once, as Counters that must not be changed."""
+        """Return the same as `by_module_and_operator`, cached, as Counters that must not be changed."""
         if ancestors not in self._by_module_and_label:
             self._by_module_and_label[ancestors] = self._by_module(ancestors, "label", "value", self.entries)
         return self._by_module_and_label[ancestors]
@@ -129,7 +129,7 @@ class Counts:
         return self._labels_by("phase")
 
     def by_parameter_group(self) -> dict[str, Counter[str]]:
-        """Return parameter group → Counter of labels, of the optimizers' steps, without zeros."""
+        """Return parameter group → Counter of labels, for the optimizer steps, without zeros."""
         return self._labels_by("group")
 
     def by_dtype(self) -> Counter[str]:
@@ -169,7 +169,7 @@ class Counts:
         return elements
 
     def _by_module(self, ancestors: str, key: str, amount: str, entries: Iterable[Entry]) -> dict[str, Counter[str]]:
-        """Return module name → field of an entry → sum of another field."""
+        """Return module name → value of the entries' field `key` → sum of their field `amount`."""
         table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in entries:
             if value := getattr(entry, amount):
@@ -196,13 +196,13 @@ class Counts:
 class Summary:
     """One analysed model, ready for a report.
 
-    `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count, headings
-    in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
-    name → label → count. `uncalled` maps a heading to the modules in which no op ran. `ledger` maps a status
-    ("counted", "zero_flop", "ignored", "unsupported") to op → calls, `unsupported_elements` an op to its output
-    elements, and `unsupported_locations` one to module and source line → calls. `about` names the model, the table, its
-    multiply_add, the inputs and the versions. `labels` maps a module whose row represents several, as made by
-    `fvflops.reports.terminal.collapse`, to the text shown instead of its name.
+    `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count,
+    headings in display order. `operators` maps a heading to label → count, `by_both` one to module → label → count.
+    `uncalled` maps a heading to the modules in which no op ran. `ledger` maps a status ("counted", "zero_flop",
+    "ignored", "unsupported") to op → calls, `unsupported_elements` an op to its output elements, and
+    `unsupported_locations` an op to location (module and source line) → calls. `about` names the model, the table, its
+    multiply_add, the inputs and the versions. `labels` maps a module whose row represents several modules, as in the
+    result of `fvflops.reports.terminal.collapse`, to the text shown instead of its name.
 
     >>> from fvflops.trace import ModuleInfo
     >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
@@ -225,7 +225,7 @@ class Summary:
         return short_repr(self, self.modules.root.class_name, *totals)
 
     def __str__(self) -> str:
-        """Return a table of the model and of its direct children; `fvflops.reports.REPORTS` has the whole one."""
+        """Return a table of the model and its direct children; `fvflops.reports.REPORTS` has reports of all modules."""
         headings = list(self.columns)[:_MAX_COLUMNS]
         names = [module.name for module in self.modules.modules() if "." not in module.name]
         rows = [
@@ -241,7 +241,7 @@ class Summary:
 
 
 def _plain(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operation on Counters; those of Counter itself read missing keys of both operands."""
+    """Return an operation on plain Counters: Counter's own would look up missing keys, which raises KeyError."""
 
     def operate(own: Counter[str], other: object) -> Any:
         return operation(Counter(own), Counter(other) if isinstance(other, Counter) else other)
@@ -252,8 +252,8 @@ def _plain(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 class ModuleCounts(Counter[str]):
     """A Counter of module name → count that raises KeyError with the closest match for a name that no module has.
 
-    Another name of a shared module is that module, as in `total`. Arithmetic, copies and pickles are plain Counters,
-    which answer 0 for a missing name.
+    All names of a shared module are accepted, as in `total`. Arithmetic, copies and pickles give plain Counters, which
+    return 0 for a missing name.
     """
 
     def __init__(self, counts: Mapping[str, int], canonical_name: Callable[[str], str]) -> None:
@@ -262,7 +262,7 @@ class ModuleCounts(Counter[str]):
         self._canonical_name = canonical_name
 
     def __missing__(self, name: str) -> int:
-        """Return the count of another name of a module."""
+        """Return the count of a module by another of its names."""
         return self.get(self._canonical_name(name), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:

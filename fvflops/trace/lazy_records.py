@@ -10,7 +10,7 @@ Key = TypeVar("Key")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
-    """A sequence of records stored as plain tuples of their first fields; the remaining fields are defaults."""
+    """A sequence of records stored as plain tuples of their first fields; the other fields have their defaults."""
 
     __slots__ = ("_make", "_rows")
 
@@ -48,7 +48,7 @@ class LazyRecords(Sequence[T], Generic[T]):
 
 
 class LazyMapping(Mapping[Key, T], Generic[Key, T]):
-    """A mapping whose contents `make` returns, called on first access; pickled as a dict."""
+    """A mapping whose contents `make` creates on first access; pickled as a dict."""
 
     __slots__ = ("_contents", "_make")
 
@@ -60,7 +60,7 @@ class LazyMapping(Mapping[Key, T], Generic[Key, T]):
         make = self._make
         if make is not None:
             self._contents = make()
-            self._make = None  # last: another thread may read meanwhile
+            self._make = None  # last: another thread may read at the same time
         return self._contents
 
     def __getitem__(self, key: Key) -> T:

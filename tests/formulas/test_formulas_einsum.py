@@ -1,4 +1,4 @@
-"""The einsum against what torch runs, and fvcore's einsum against fvcore and the text that numpy prints."""
+"""The einsum formulas, compared with the products that torch runs, with fvcore, and with numpy's printed text."""
 
 import itertools
 import random
@@ -28,9 +28,9 @@ def random_einsum(seed):
         term = [rng.choice("abcdeZ") for _ in range(rng.randint(0, 4))]
         shape = [1 if rng.random() < 0.1 and term.count(letter) == 1 else sizes[letter] for letter in term]
         if rng.random() < 0.25:
-            place, length = rng.randint(0, len(term)), rng.randint(0, 2)
-            term.insert(place, "...")
-            shape[place:place] = hidden[2 - length :]
+            position, length = rng.randint(0, len(term)), rng.randint(0, 2)
+            term.insert(position, "...")
+            shape[position:position] = hidden[2 - length :]
         terms.append("".join(term))
         shapes.append(tuple(shape))
     equation = rng.choice([",", ", ", " , "]).join(terms)
@@ -42,7 +42,7 @@ def random_einsum(seed):
         equation += " -> " + "".join(output)
     path = None
     if rng.random() < 0.4 and count > 1:
-        path = [place for left in range(count, 1, -1) for place in rng.sample(range(left), 2)]
+        path = [index for left in range(count, 1, -1) for index in rng.sample(range(left), 2)]
     return equation, shapes, path
 
 
@@ -64,7 +64,7 @@ def einsum_cases(count):
         yield equation, shapes, describe_call(operation, (equation, tensors), {"path": path}, result), products.macs
 
 
-def test_einsum_is_the_products_of_its_path():
+def test_einsum_counts_the_products_of_its_path():
     worked = 0
     for equation, shapes, signature, macs in einsum_cases(400):
         assert find_formula("einsum")(Call.of(signature)).macs == macs, (equation, shapes)
@@ -73,14 +73,14 @@ def test_einsum_is_the_products_of_its_path():
 
 
 def jit_value(**answers):
-    """Return an object that answers fvcore's handle as a value of a traced graph does."""
+    """Return a stand-in for a value of a traced graph, as fvcore's handle reads it."""
     value = SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in answers.items()})
     value.type = value.node = lambda: value
     return value
 
 
 def fvcore_einsum(equation, shapes):
-    """Return what fvcore says of an einsum, by way of the text that numpy prints."""
+    """Return fvcore's count of an einsum, which fvcore parses from the text that numpy prints."""
     tensors = [jit_value(isCompleteTensor=True, sizes=list(shape)) for shape in shapes]
     return einsum_flop_jit([jit_value(toIValue=equation), jit_value(inputs=tensors)], [])
 
@@ -90,7 +90,7 @@ def test_fvcore_einsum_is_the_number_that_numpy_prints():
     for equation, shapes, signature, _ in einsum_cases(400):
         try:
             expected = fvcore_einsum(equation, shapes)
-        except ValueError:  # numpy refuses a repeated output of broadcast sizes, which torch takes
+        except ValueError:  # numpy refuses a repeated output of broadcast sizes, which torch accepts
             continue
         assert find_formula("fvcore_einsum")(Call.of(signature)).macs == expected, (equation, shapes)
         compared += 1
@@ -108,7 +108,7 @@ def test_fvcore_einsum_is_the_number_that_numpy_prints():
         ("i,j,k->ijk", [(50,), (60,), (70,)]),
     ],
 )
-def test_fvcore_einsum_of_equations_in_use(equation, shapes):
+def test_fvcore_einsum_of_common_equations(equation, shapes):
     tensors = tuple(TensorSpec(shape) for shape in shapes)
     call = Call("aten::einsum", {"equation": equation, "tensors": tensors}, (TensorSpec(()),))
     assert find_formula("fvcore_einsum")(call).macs == fvcore_einsum(equation, shapes)
@@ -122,14 +122,14 @@ def test_fvcore_einsum_has_four_digits():
 
 
 @pytest.mark.parametrize("equation", ["ij", "ij,jk,kl", "ijk,jk", "i1,jk", "ij,jk->ij->k"])
-def test_an_equation_that_does_not_fit_is_replayed(equation):
+def test_an_error_repeats_an_invalid_equation(equation):
     pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
     with pytest.raises(ValueError, match="equation"):
         FORMULAS["einsum"](Call("aten::einsum", {"equation": equation, "tensors": pair}, (TensorSpec(()),)))
 
 
 def test_the_path_of_many_operands_is_found_quickly_or_refused():
-    """Every product is within numpy's limit, so that all paths are tried: they are 10^9 for nine operands."""
+    """Every product is within numpy's limit, so that all paths are tried, 10^9 for nine operands."""
 
     def cost(count):
         letters = "abcdefghijk"[:count]

@@ -1,7 +1,6 @@
-"""The integrations: real runs of transformers.Trainer, Lightning, Accelerate and a plain loop give one count a step."""
+"""Integrations: transformers.Trainer, Lightning, Accelerate and a plain loop have equal counts in each step."""
 
 import csv
-import socket
 import sys
 from collections import Counter
 from functools import cache, partial
@@ -26,26 +25,26 @@ SECOND_AND_THIRD = fvflops.schedule(wait=1, active=2, repeat=1)
 
 
 class Tiny(nn.Module):
-    """Two layers and a norm, which note whether anything is installed when they are called."""
+    """Two layers and a norm; records at each call whether instrumentation is installed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, INNER)
         self.norm = nn.LayerNorm(INNER)
         self.down = nn.Linear(INNER, CLASSES)
-        self.watched: list[bool] = []
+        self.instrumented: list[bool] = []
         self.fails_at = -1
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if len(self.watched) == self.fails_at:
+        if len(self.instrumented) == self.fails_at:
             raise ArithmeticError("in the model")
-        self.watched.append(installed() != NOTHING)
+        self.instrumented.append(installed() != NOTHING)
         logits = self.down(torch.relu(self.norm(self.up(x))))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def make_llama() -> nn.Module:
-    """Return a Llama of 2 layers that makes activations anew in its backward pass."""
+    """Return a Llama of 2 layers with activation checkpointing."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -59,13 +58,13 @@ def make_llama() -> nn.Module:
     )
     model = LlamaForCausalLM(config)
     model.gradient_checkpointing_enable()
-    # Otherwise the Trainer has it divide the loss by the number of labels in all micro-batches, not by those in each.
+    # Otherwise the Trainer makes it divide the loss by the labels of all micro-batches instead of each one's.
     model.accepts_loss_kwargs = False
     return model.train()
 
 
 class Numbers(Dataset):
-    """What a model is trained on, as many items as a training wants."""
+    """Training data for a model, with the given number of items."""
 
     def __init__(self, name: str, items: int) -> None:
         self.name = name
@@ -85,7 +84,7 @@ MODELS = {"tiny": Tiny, "llama": make_llama}
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that the Trainer is told to make by `adamw_torch`."""
+    """Return the optimizer that the Trainer creates for `optim="adamw_torch"`."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 
 
@@ -94,7 +93,7 @@ def make_loader(name: str, batches: int) -> DataLoader:
 
 
 # --- the loops --------------------------------------------------------------------------------------------------------
-# Each trains for STEPS steps of `micro` micro-batches, and returns its recording; `options` are those of the callback.
+# Each trains for STEPS steps of `micro` micro-batches and returns its recording; `options` are the callback's.
 
 
 def run_plain(name, model, micro, **options):
@@ -124,7 +123,7 @@ def make_trainer(name, model, micro, *callbacks, **arguments):
         gradient_accumulation_steps=micro,
         max_steps=STEPS,
         logging_steps=1,
-        # The plain loop's optimizer, in place of the fused one, and no clipping to a norm.
+        # The plain loop's optimizer instead of the fused one, and no gradient clipping.
         optim="adamw_torch",
         weight_decay=0.0,
         max_grad_norm=0.0,
@@ -173,7 +172,7 @@ def import_package(loop):
 
 
 def prepare(loop, kind, options, name, model, *others, micro=1, **arguments):
-    """Return a callback of fvflops, the trainer that has it before others, and the function that trains."""
+    """Return a callback of fvflops, a trainer with it and other callbacks, and the function that trains."""
     if loop == "transformers":
         from fvflops.integrations import transformers as integration
 
@@ -223,7 +222,7 @@ LOOPS = {
 
 
 def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
-    """Return what a step comes to: (module, phase) → flops, the optimizer's by op, and the loop's own by phase and op.
+    """Return a step's FLOPs: the modules' by (module, phase), the optimizer's by op, the loop's own by (phase, op).
 
     `prefix` is the name of the model within the loop's own module.
     """
@@ -242,14 +241,14 @@ def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
 
 
 def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
-    """Return what a loop itself computes in a step of some micro-batches, by phase and op, in exact's flops."""
+    """Return a loop's own FLOPs in a step of `micro` micro-batches, by (phase, op), in the convention exact."""
     # Lightning and Accelerate divide each loss by the number of micro-batches, also by 1, and back again.
     own = Counter({("forward", "aten::div"): micro, ("backward", "aten::div"): micro})
     if loop == "transformers":
-        # The Trainer does so before Accelerate does, and adds up the losses for its log unless one is nan or infinite:
-        # one comparison, and an absolute value with another. It takes the norm of each
-        # parameter's gradient, whose n squares take 2 n and a root 1, and that of these norms, also where it does not
-        # clip; and then multiplies all gradients by a number that is 1, made in four operations.
+        # The Trainer divides too, before Accelerate, and sums the losses for its log unless one is nan (a comparison)
+        # or infinite (an absolute value and a comparison). Even without clipping it computes the norm of each gradient
+        # (2 n for n squares and their sum, 1 for the root) and the norm of these norms, and multiplies all gradients by
+        # 1, which it computes in four operations.
         parameters = list(model.parameters())
         elements = sum(parameter.numel() for parameter in parameters)
         own += own
@@ -275,14 +274,14 @@ def plain_steps(name: str, micro: int) -> fvflops.record:
     return run_plain(name, MODELS[name](), micro, schedule=SECOND_AND_THIRD)
 
 
-CASES = [("tiny", 1), ("tiny", 2), ("llama", 2)]  # the Llama makes activations anew
+CASES = [("tiny", 1), ("tiny", 2), ("llama", 2)]  # the Llama recomputes activations
 
 
 @pytest.mark.parametrize(
     ("loop", "name", "micro"),
     [(loop, *case) for loop in LOOPS for case in CASES if loop != "pytorch_lightning" or case == ("tiny", 2)],
 )
-def test_a_loop_counts_what_the_plain_loop_does(loop, name, micro):
+def test_a_loop_has_the_counts_of_the_plain_loop(loop, name, micro):
     plain = plain_steps(name, micro)
     model = MODELS[name]()
     run = LOOPS[loop](name, model, micro, schedule=SECOND_AND_THIRD)
@@ -300,12 +299,12 @@ def test_a_loop_counts_what_the_plain_loop_does(loop, name, micro):
     phases = {phase for _, phase in plain_modules}
     assert phases == ({"forward", "recompute", "backward"} if name == "llama" else {"forward", "backward"})
     assert installed() == NOTHING
-    if name == "tiny":  # which looks at each micro-batch: only the active steps are watched
-        assert model.watched == [False] * micro + [True] * 2 * micro + [False] * micro
+    if name == "tiny":  # which records each micro-batch: only active steps are instrumented
+        assert model.instrumented == [False] * micro + [True] * 2 * micro + [False] * micro
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_the_plain_loop_counts_what_a_hand_does(micro):
+def test_the_plain_loop_matches_a_count_by_hand(micro):
     run = run_plain("tiny", Tiny(), micro, schedule=SECOND_AND_THIRD)
     up, down = BATCH * WIDTH * INNER, BATCH * INNER * CLASSES
     # The first layer's input needs no gradient.
@@ -322,14 +321,14 @@ def test_the_plain_loop_counts_what_a_hand_does(micro):
 
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
-def test_a_callback_watches_the_first_three_steps_by_default(loop):
+def test_a_callback_records_the_first_three_steps_by_default(loop):
     model = Tiny()
     run = LOOPS[loop]("tiny", model, 1)
-    assert model.watched == [True, True, True, False]
+    assert model.instrumented == [True, True, True, False]
     assert run.per_step().steps == 3
     model = Tiny()
     assert LOOPS[loop]("tiny", model, 1, schedule=None).per_step().steps == STEPS
-    assert all(model.watched)
+    assert all(model.instrumented)
 
 
 def test_an_evaluation_of_the_trainer_is_in_no_step():
@@ -337,7 +336,7 @@ def test_an_evaluation_of_the_trainer_is_in_no_step():
     evaluation = {"eval_strategy": "steps", "eval_steps": 1}
     callback, _, train = prepare("transformers", "FlopsCallback", options, "tiny", model, micro=2, **evaluation)
     train()
-    assert model.watched == ([True] * 2 + [False] * 2 * STEPS) * STEPS
+    assert model.instrumented == ([True] * 2 + [False] * 2 * STEPS) * STEPS
     assert callback.recording.per_step() == LOOPS["transformers"]("tiny", Tiny(), 2, schedule=None).per_step()
 
 
@@ -347,13 +346,13 @@ def test_a_validation_of_lightning_is_in_no_step():
     validation = {"limit_val_batches": 1, "val_check_interval": 1}
     callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", model, micro=2, **validation)
     train()
-    assert len(model.watched) == 2 + 2 * 2 * STEPS - 1  # and one before the training begins
+    assert len(model.instrumented) == 2 + 2 * 2 * STEPS - 1  # and one before the training begins
     assert callback.recording.per_step() == LOOPS["lightning"]("tiny", Tiny(), 2, schedule=None).per_step()
 
 
 def test_an_epoch_of_lightning_can_end_within_a_step():
     options = {"table": "exact", "schedule": fvflops.schedule(active=1)}
-    # Of 3 batches the third is an epoch's last, with which Lightning takes a step of one micro-batch.
+    # The third batch ends the epoch: Lightning takes an optimizer step with this one micro-batch.
     callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), micro=2, limit_train_batches=3)
     train()
     forward = BATCH * (WIDTH * INNER + INNER * CLASSES)
@@ -402,7 +401,7 @@ def test_an_exception_in_a_training_leaves_nothing_installed(loop):
     ready = []
     with pytest.raises(ArithmeticError, match="in the model"):
         LOOPS[loop]("tiny", model, 2, schedule=fvflops.schedule(active=1), on_trace_ready=ready.append)
-    assert model.watched == [True] * 5
+    assert model.instrumented == [True] * 5
     assert installed() == NOTHING
     assert len(ready) == 2
     (run,) = set(ready)
@@ -432,12 +431,12 @@ def test_an_exception_of_another_callback_of_the_trainer_leaves_nothing(event, e
     _, trainer, train = prepare("transformers", "FlopsCallback", {"table": "exact"}, "tiny", model, fails)
     with pytest.raises(error, match="in a callback"):
         train()
-    assert any(model.watched)
+    assert any(model.instrumented)
     assert installed() == NOTHING
     assert not {"_run_epoch", "training_step"} & set(vars(trainer))
 
 
-def test_a_training_after_one_that_failed_is_recorded_anew():
+def test_a_training_after_one_that_failed_has_a_new_recording():
     model = Tiny()
     model.fails_at = 1
     callback, trainer, _ = prepare("transformers", "FlopsCallback", {"table": "exact"}, "tiny", model)
@@ -457,7 +456,7 @@ def test_a_training_after_one_that_failed_is_recorded_anew():
 # --- what is logged and written ---------------------------------------------------------------------------------------
 
 
-def test_the_trainer_logs_what_a_step_comes_to():
+def test_the_trainer_logs_the_flops_of_a_step():
     options = {"table": "exact", "schedule": SECOND_AND_THIRD}
     evaluation = {"eval_strategy": "steps", "eval_steps": STEPS}
     callback, trainer, train = prepare("transformers", "FlopsCallback", options, "tiny", Tiny(), **evaluation)
@@ -469,7 +468,7 @@ def test_the_trainer_logs_what_a_step_comes_to():
     assert not [entry for entry in trainer.state.log_history if "eval_loss" in entry and "flops_per_step" in entry]
 
 
-def test_callbacks_that_report_the_logs_get_it_too_and_each_is_called_once_an_event():
+def test_other_callbacks_receive_the_logged_flops_and_are_called_once_per_event():
     from transformers import TrainerCallback
 
     from fvflops.integrations.transformers import FlopsCallback
@@ -492,15 +491,15 @@ def test_callbacks_that_report_the_logs_get_it_too_and_each_is_called_once_an_ev
         assert (callback.begun, callback.logged) == (1, [True] * (STEPS + 1))
 
 
-def test_lightning_logs_what_a_step_comes_to():
+def test_lightning_logs_the_flops_of_a_step():
     seen = []
 
-    class Looks(import_package("lightning").Callback):
+    class Observer(import_package("lightning").Callback):
         def on_train_batch_start(self, trainer, *others):
             seen.append(trainer.callback_metrics.get("flops_per_step"))
 
     options = {"table": "exact", "schedule": SECOND_AND_THIRD}
-    callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), Looks())
+    callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), Observer())
     train()
     flops = callback.recording.per_step().mean
     assert seen == [None, None, flops, flops]
@@ -518,7 +517,7 @@ def test_flops_in_a_log_are_two_for_a_multiply_add_whatever_the_table(table):
     assert {step.macs for step in callback.recording.per_step().each} == {macs}
 
 
-def test_what_the_table_does_not_know_is_warned_of_once(caplog):
+def test_a_warning_names_unsupported_ops_once(caplog):
     class Scans(Tiny):
         def forward(self, x, labels):
             torch.ops.fvflops_integrations.scan(x)
@@ -544,7 +543,7 @@ def test_a_path_gets_the_trace_of_each_cycle(loop, tmp_path):
         sizes.append((len(run.steps), FlopCountAnalysis.from_trace(trace, table="exact").total() == run.total()))
 
     run = LOOPS[loop]("tiny", Tiny(), 1, schedule=fvflops.schedule(active=3), path=folder, on_trace_ready=ready)
-    # The second cycle is in its midst when the training ends.
+    # The training ends in the middle of the second cycle.
     assert sizes == [(3, True), (4, True)]
     trace = Trace.from_json(file.read_text())
     assert FlopCountAnalysis.from_trace(trace, table="exact").by_phase() == run.by_phase()
@@ -552,14 +551,12 @@ def test_a_path_gets_the_trace_of_each_cycle(loop, tmp_path):
 
 
 def test_each_rank_writes_a_file_of_its_own(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run_ranks("accelerate_worker", 2, port, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json", "rank1.json"]
-    for path in tmp_path.iterdir():
+    run_ranks("accelerate_worker", 2, tmp_path)
+    files = sorted(tmp_path.glob("*.json"))
+    assert [path.name for path in files] == ["rank0.json", "rank1.json"]
+    for path in files:
         flops = FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()))
-        # Of 4 batches of 2 each rank has 2; the wrapper for data parallelism is looked through.
+        # Each rank has 2 of 4 batches of 2; module names do not include the data-parallel wrapper.
         assert {name: flops.macs(name, phase="forward") for name in ("0", "1")} == {"0": 2 * 64, "1": 2 * 48}
 
 
@@ -586,7 +583,7 @@ def test_a_library_that_is_not_installed_is_named(integration, libraries, messag
     assert "\n" not in str(raised.value)
 
 
-def test_a_library_that_lacks_something_of_its_own_says_so(tmp_path, monkeypatch):
+def test_a_missing_dependency_of_a_library_is_reported(tmp_path, monkeypatch):
     from fvflops.integrations.loop import import_library
 
     (tmp_path / "fvflops_lacking.py").write_text("import fvflops_lacked")
@@ -597,12 +594,12 @@ def test_a_library_that_lacks_something_of_its_own_says_so(tmp_path, monkeypatch
         import_library("fvflops_lacked", "fvflops_lacked")
 
 
-def test_a_model_is_no_wrapper_for_having_a_part_called_module():
+def test_a_model_with_a_submodule_called_module_is_no_wrapper():
     from accelerate import Accelerator
 
     from fvflops.integrations.accelerate import FlopsRecording
 
-    class Holds(nn.Module):
+    class Wrapping(nn.Module):
         def __init__(self):
             super().__init__()
             self.module = nn.Linear(3, 2)
@@ -611,13 +608,13 @@ def test_a_model_is_no_wrapper_for_having_a_part_called_module():
             return self.module(x)
 
     accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(Holds())
+    model = accelerator.prepare(Wrapping())
     with FlopsRecording(accelerator, model) as run:
         model(torch.ones(1, 3))
     assert run.by_module() == {"": 6, "module": 6}
 
 
-def test_the_recording_of_accelerate_wants_an_accelerator():
+def test_the_recording_of_accelerate_requires_an_accelerator():
     from fvflops.integrations.accelerate import FlopsRecording
 
     with pytest.raises(TypeError, match=r"must be an accelerate.Accelerator; got Linear"):
@@ -639,7 +636,7 @@ def model_macs(name, micro):
 
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_trainer_logs_figures_of_its_steps(name, micro):
+def test_the_trainer_logs_the_metrics_of_its_steps(name, micro):
     model = MODELS[name]()
     callback, trainer, train = prepare("transformers", "MeterCallback", {"device": CHIP}, name, model, micro=micro)
     train()
@@ -659,7 +656,7 @@ def test_the_trainer_logs_figures_of_its_steps(name, micro):
 @pytest.mark.parametrize(
     ("loop", "name"), [("lightning", "tiny"), ("lightning", "llama"), ("pytorch_lightning", "tiny")]
 )
-def test_a_logger_of_lightning_gets_the_figures(loop, name, tmp_path):
+def test_a_logger_of_lightning_receives_the_metrics(loop, name, tmp_path):
     logger = import_package(loop).loggers.CSVLogger(tmp_path)
     options, logging = {"device": CHIP}, {"logger": logger, "log_every_n_steps": 1}
     callback, _, train = prepare(loop, "MeterCallback", options, name, MODELS[name](), **logging)
@@ -691,7 +688,7 @@ def test_an_exception_leaves_no_meter_behind(loop):
 
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
-def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
+def test_an_unknown_device_does_not_stop_the_training(loop, caplog):
     callback, trainer, train = prepare(loop, "MeterCallback", {"device": "Imaginary 9000"}, "tiny", Tiny())
     train()
     if loop == "transformers":
@@ -738,12 +735,12 @@ def test_total_flos_of_the_trainer_is_six_times_parameters_and_tokens():
     assert trainer.state.total_flos == 6 * (linear + norms) * tokens * STEPS
     # The meter counts the products of attention too, 4 * rows * length^2 * width forward in each of 2 layers.
     attention = 3 * 2 * 4 * BATCH * LENGTH**2 * 8
-    # Before transformers 5.19, the angles of a head of 4 are a product of 2 frequencies with all positions.
+    # Before transformers 5.19, the rotary angles of a head of size 4 are a product of 2 frequencies with all positions.
     angles = 2 * 2 * LENGTH if is_older("transformers", "5.19") else 0
     assert [2 * step.macs for step in callback.meter.steps] == [6 * linear * tokens + attention + angles] * STEPS
 
 
-def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_path):
+def test_training_with_evaluations_and_a_resumed_run_is_metered_as_usual(tmp_path):
     def train(steps, resume):
         saving = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
         callback, trainer, _ = prepare("transformers", "MeterCallback", {"device": CHIP}, "tiny", Tiny(), **saving)
@@ -763,7 +760,7 @@ def test_validations_of_lightning_are_in_no_metered_step():
     callback, _, train = prepare("lightning", "MeterCallback", {"device": CHIP}, "tiny", Tiny(), micro=2, **validation)
     train()
     assert {step.macs for step in callback.meter.steps} == {model_macs("tiny", 1)}
-    assert len(callback.meter.steps) == 2 * STEPS  # a step is a batch, of which an optimizer step has two
+    assert len(callback.meter.steps) == 2 * STEPS  # a metered step is a batch; an optimizer step has two
 
 
 def test_accelerate_is_metered_as_a_plain_loop():

@@ -1,4 +1,4 @@
-"""The measured table: figures by hand from a made-up clock, sums that must agree, and torch_flops' columns beside."""
+"""Profile tables: figures computed by hand for a fake clock, sums that must agree, and the columns of torch_flops."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fvflops.zoo import build
 from tests.support.checkout import DATA
 from tests.support.reports.timed_traces import measure
 
-# Each ReLU takes six times what a Linear takes.
+# A ReLU takes six times as long as a Linear.
 SLOW_RELU = {"aten::relu": 6000}
 
 
 class Net(nn.Module):
-    """A Linear(8, 16), a ReLU and a Linear(16, 4); on 2 rows 544, 32 and 264 FLOPs with biases."""
+    """A Linear(8, 16), a ReLU and a Linear(16, 4); for 2 rows 544, 32 and 264 FLOPs, biases included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def profile_of(model: nn.Module, *inputs: torch.Tensor, memory: bool = False, durations=SLOW_RELU) -> ProfileAnalysis:
-    """Return the profile of a model by the made-up clock."""
+    """Return the profile of a model, timed by the fake clock."""
     trace = FlopCountAnalysis(model, inputs, table="exact", execution="real").trace()
     return ProfileAnalysis.from_trace(measure(trace, durations, memory=memory), table="exact")
 
@@ -67,7 +67,7 @@ scan.register_autograd(backward)
 
 
 class Scanning(nn.Module):
-    """A Linear and an op that no table knows."""
+    """A Linear and an op that no table has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Scanning(nn.Module):
         return scan(self.fc(x))
 
 
-def test_the_lines_of_modules_are_what_a_hand_finds():
+def test_module_rows_match_figures_by_hand():
     lines = profile_net(memory=True).measured().module_rows()
     found = {name: (line.calls, line.total_ns, line.self_ns, line.flops) for name, line in lines.items()}
     # A Linear takes 1,000 ns, the ReLU 6,000, and each module 100 before anything in it runs.
@@ -131,7 +131,7 @@ def test_the_text_of_a_small_model():
     assert max(map(len, text.splitlines())) < 140
 
 
-def test_the_operators_and_what_lies_between_them_make_up_the_whole():
+def test_operators_and_the_time_between_them_add_up_to_the_total():
     profile = profile_net()
     lines = profile.measured().operator_rows()
     found = {name: (line.calls, line.total_ns, line.flops) for name, line in lines.items()}
@@ -157,7 +157,7 @@ def test_self_times_add_up_to_the_whole_forward_pass(name):
         assert 0 <= line.self_ns <= line.total_ns and line.flops <= whole.flops
 
 
-def test_what_is_never_called_has_what_the_modules_inside_it_have():
+def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -176,7 +176,7 @@ def test_what_is_never_called_has_what_the_modules_inside_it_have():
     }
 
 
-def test_a_module_has_the_flops_of_all_that_ran_in_its_call():
+def test_a_module_has_the_flops_of_all_ops_in_its_calls():
     class Shared(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -191,7 +191,7 @@ def test_a_module_has_the_flops_of_all_that_ran_in_its_call():
     assert (lines["1"].total_ns, lines["1"].self_ns, lines["1"].flops) == (1200, 100, 272)
 
 
-def test_phases_have_columns_and_each_a_table_of_its_own():
+def test_phases_have_columns_and_a_table_each():
     with record(model := Net(), table="exact") as run:
         model(torch.ones(2, 8)).sum().backward()
     profile = ProfileAnalysis.from_trace(measure(run.trace()), table="exact")
@@ -240,7 +240,7 @@ def test_a_training_step_from_a_saved_trace():
     ],
     ids=str,
 )
-def test_what_cannot_be_shown_is_said_in_one_line(options, error, message):
+def test_invalid_options_raise_a_message_of_one_line(options, error, message):
     with pytest.raises(error, match=message) as caught:
         profile_net().table(**options)
     assert "\n" not in str(caught.value)
@@ -252,14 +252,14 @@ def test_a_trace_that_was_not_measured_is_refused():
         profile.table()
 
 
-def test_op_calls_of_a_trace_that_was_not_measured_are_told_without_times():
+def test_op_calls_of_a_trace_that_was_not_measured_have_no_times():
     calls = FlopCountAnalysis(Net(), torch.ones(2, 8), table="exact").op_calls()
     assert [(call.op, call.flops, call.duration_ns, call.memory_before) for call in calls] == [
         (call.op, call.flops, None, None) for call in profile_net().op_calls()
     ]
 
 
-def test_lines_are_ranked_and_cut():
+def test_rows_are_ranked_and_limited():
     profile = profile_net(memory=True)
 
     def names(**options):
@@ -273,23 +273,23 @@ def test_lines_are_ranked_and_cut():
     assert "3 more modules." in profile.table(sort="self", top=2)
     for sort in SORTS:
         assert len(names(sort=sort) if sort != "roofline" else names(sort=sort, device="H100")) == 5
-    # Below the depth what stands out is shown all the same.
+    # Outliers below the depth are shown too.
     assert names(depth=0) == ["model", "body.0", "body.1", "head"]
     assert "1 more module below depth 0." in profile.table(depth=0)
     assert names(by="operator", sort="self")[:2] == ["relu", "linear"]
 
 
-def test_what_stands_out_takes_twice_its_share_and_more_than_a_trifle():
+def test_an_outlier_differs_by_a_factor_of_two_and_takes_five_percent():
     whole = ProfileRow(total_ns=1000, flops=1000)
     assert outlier(ProfileRow(total_ns=100, flops=51), whole) == ""  # less than twice
     assert outlier(ProfileRow(total_ns=100, flops=50), whole) == "slow"
     assert outlier(ProfileRow(total_ns=49, flops=0), whole) == ""  # less than 5 % of the total
     assert outlier(ProfileRow(total_ns=50, flops=100), whole) == "fast"
-    assert outlier(ProfileRow(total_ns=900, flops=10, unsupported=1), whole) == ""  # who knows how much it does
+    assert outlier(ProfileRow(total_ns=900, flops=10, unsupported=1), whole) == ""  # its FLOPs are unknown
     assert outlier(ProfileRow(total_ns=900), ProfileRow(total_ns=1000)) == ""
 
 
-def test_the_share_of_a_roofline_is_the_least_time_by_the_time():
+def test_the_roofline_share_is_the_least_time_divided_by_the_time():
     device = Device("mine", matrix={"fp32": 1e9}, bandwidth=1e9)  # a FLOP and a byte take a nanosecond each
     profile = profile_net()
     lines = profile.measured(device=device).module_rows()
@@ -301,7 +301,7 @@ def test_the_share_of_a_roofline_is_the_least_time_by_the_time():
     assert "roofline" not in profile.table()
 
 
-def test_unknown_flops_are_told_and_not_taken_for_zero():
+def test_unsupported_flops_are_reported_and_not_counted_as_zero():
     profile = profile_of(Scanning(), torch.ones(2, 8))
     head, _, *rows = (line.split() for line in table_of(profile.table()))
     assert head[head.index("FLOPs") + 1] == "unsupported"
@@ -315,7 +315,7 @@ def test_unknown_flops_are_told_and_not_taken_for_zero():
     assert "Unsupported by exact, so not counted: fvflops_report::scan (1 call)." in profile.op_table()
 
 
-def test_op_calls_stand_in_order_with_all_columns():
+def test_op_calls_are_in_order_with_all_columns():
     calls = profile_net(memory=True).op_calls()
     assert [(call.number, call.name, call.op, call.target, call.module) for call in calls] == [
         (0, "linear", "aten::linear", "aten::linear.default", "body.0"),
@@ -343,7 +343,7 @@ def test_ops_are_ignored_by_name():
     for name in ("aten::linear", "linear", "aten::linear.default"):
         assert [call.name for call in profile.op_calls(ignore=(name,))] == ["relu"]
     assert "Not listed: aten::linear (2 calls)." in profile.op_table(ignore=("aten::linear",))
-    assert len(profile.op_calls(ignore=("aten::view",))) == 3  # there is such an op, and here it did not run
+    assert len(profile.op_calls(ignore=("aten::view",))) == 3  # a known op that did not run
     with pytest.raises(ValueError, match="no op is named 'aten::linaer': did you mean 'aten::linear'"):
         profile.op_calls(ignore=("aten::linaer",))
     with pytest.raises(ValueError, match=r"no op is named 'aten::relu\.out': did you mean 'aten::relu"):
@@ -364,10 +364,10 @@ def test_a_module_that_a_table_counts_as_one_is_one_operator():
 
 
 def test_the_columns_of_torch_flops():
-    """Each call that torch_flops lists has a line here, with its module and its FLOPs, and in the same order."""
+    """Each call that torch_flops lists has a row with the same module and FLOPs, in the same order."""
     torch_flops = pytest.importorskip("torch_flops", reason="the peer whose table it is")
     model, images = build("lenet5").eval(), torch.ones(1, 1, 28, 28)
-    peer = torch_flops.TorchFLOPsByFX(model, mem_func_name="memory_allocated")  # its other way needs a GPU
+    peer = torch_flops.TorchFLOPsByFX(model, mem_func_name="memory_allocated")  # its other memory function needs a GPU
     with torch.no_grad():
         peer.propagate(images)
     theirs = [
@@ -382,7 +382,7 @@ def test_the_columns_of_torch_flops():
         if call.status != "covered"
     ]
     assert ours == theirs and len(ours) == 12
-    # What is theirs in time and memory is here too, on a CPU as well, of each op.
+    # Each op has a time and its memory, as in torch_flops, and on a CPU too.
     assert all(call.duration_ns > 0 for call in profile.op_calls() if call.op.startswith("aten::"))
     assert profile.op_calls()[-1].memory_delta == 10 * 4
     assert profile.total() == peer.print_total_flops(show=False)
@@ -399,7 +399,7 @@ def test_memory_alone_can_be_measured():
 
 
 def counted_runs(limit: float = math.inf, error: type[BaseException] = RuntimeError) -> tuple[nn.Module, list[int]]:
-    """Return a model that counts its runs, and after so many raises."""
+    """Return a model that records its runs and raises after `limit` of them, and the list of runs."""
     runs: list[int] = []
 
     class Counting(Net):
@@ -412,13 +412,13 @@ def counted_runs(limit: float = math.inf, error: type[BaseException] = RuntimeEr
     return Counting(), runs
 
 
-def test_what_a_training_step_keeps_is_its_gradients_and_its_result():
+def test_a_training_step_retains_its_gradients_and_its_result():
     model = build("lenet5")
     profile = ProfileAnalysis(model, torch.randn(2, 1, 28, 28), loss=torch.sum, warmup=0, repeat=1)
     kept = {name: line.retained for name, line in profile.measured().module_rows().items()}
     # Gradients of four bytes, the result of 2 × 10, the loss, and its gradient, which autograd holds to the end.
     assert kept[""] == 4 * (sum(parameter.numel() for parameter in model.parameters()) + 2 * 10 + 1 + 1)
-    # In no block are the loss and its gradient, one number, which stands for that of the result too.
+    # Outside both blocks: the loss and its gradient, one number each; the result's gradient is a view of the latter.
     assert kept["classifier"] + kept["features"] == kept[""] - 4 * 2
 
 
@@ -433,7 +433,7 @@ def test_a_schedule_says_which_runs_are_measured():
         on_run=lambda done, whole: seen.append((done, whole)),
     )
     text = profile.table()
-    # Each measured run is made again to clock its modules.
+    # Each measured run is repeated to time its modules.
     assert len(runs) == 6 + 2 and profile.measured_runs == 2 and seen == [(done, 6) for done in range(1, 7)]
     assert "The mean of 2 runs, active among 6 steps." in text
 
@@ -447,7 +447,7 @@ def test_a_schedule_says_which_runs_are_measured():
     ],
     ids=["never active", "no steps", "no schedule"],
 )
-def test_a_schedule_that_does_not_do_is_refused_before_a_run(options, message):
+def test_an_invalid_schedule_is_refused_before_a_run(options, message):
     model, runs = counted_runs()
     with pytest.raises(ValueError, match=message):
         ProfileAnalysis(model, torch.ones(2, 8), **options)
@@ -455,8 +455,8 @@ def test_a_schedule_that_does_not_do_is_refused_before_a_run(options, message):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_what_was_measured_before_an_error_is_kept(error):
-    model, _ = counted_runs(limit=1 + 2 * 2, error=error)  # to warm up, and two runs, each made again to clock modules
+def test_runs_measured_before_an_error_are_kept(error):
+    model, _ = counted_runs(limit=1 + 2 * 2, error=error)  # a warm-up run, and two runs, each repeated to time modules
     profile = ProfileAnalysis(model, torch.ones(2, 8), warmup=1, repeat=5, table="exact")
     with pytest.raises(error):
         profile.table()
@@ -475,7 +475,7 @@ def test_there_is_nothing_to_keep_before_the_first_run():
         profile.salvage()
 
 
-def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
+def test_the_slowest_and_fastest_runs_do_not_affect_the_mean():
     trace = FlopCountAnalysis(Net(), torch.ones(2, 8), execution="real").trace()
     runs = [measure(trace, {"aten::relu": relu}) for relu in (900_000, 5000, 1, 7000, 6000)]
     middle = trimmed_mean(runs)
@@ -518,7 +518,7 @@ def stacks_of(path: Path) -> dict[str, int]:
     return {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in path.read_text().splitlines()}
 
 
-def test_exports_add_up_to_what_is_counted_and_measured(tmp_path):
+def test_exports_add_up_to_the_counted_and_measured_totals(tmp_path):
     path = tmp_path / "stacks.txt"
     sums = {}
     for weight in ("time", "flops", "macs", "bytes", "memory"):
@@ -539,7 +539,7 @@ def test_exports_add_up_to_what_is_counted_and_measured(tmp_path):
     assert sum(stacks_of(path).values()) == run.total()
 
 
-def test_what_is_copied_has_bytes_in_an_export_and_a_view_has_none(tmp_path):
+def test_a_copy_has_bytes_in_an_export_and_a_view_has_none(tmp_path):
     def reshaped(x: torch.Tensor) -> torch.Tensor:
         return x.t().reshape(-1) + x.reshape(-1)
 
@@ -598,7 +598,7 @@ def test_a_report_has_a_profile_of_a_saved_trace(format, by):
 
 
 @pytest.mark.parametrize("sort", ["peak", "memory", "bytes", "intensity", "mismatch"])
-def test_the_column_of_the_order_is_shown_on_a_narrow_terminal(sort):
+def test_the_sort_column_is_shown_on_a_narrow_terminal(sort):
     report = profile_net(memory=True).report(sort=sort, top=2)
     text = write_document(report, width=80)
     heading = next(column.heading for column in report.main_table().columns if column.key == sort)

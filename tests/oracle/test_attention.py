@@ -1,4 +1,4 @@
-"""The oracle of attention: forward, backward and the layers that hold one, against programs that count what they do."""
+"""Attention, its backward pass and layers that contain it, against programs that count their operations."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ scales = st.sampled_from([None, None, 0.7, 1.0])
 
 
 def draw_mask(data, source, queries, keys, *, floats=True):
-    """Return no mask, one of floats to add, or one of bools that leaves every query a key."""
+    """Return None, a float mask to add, or a bool mask that leaves each query at least one key."""
     kind = data.draw(st.sampled_from(["none", "float", "bool"] if floats else ["none", "bool"]))
     if kind == "none":
         return None
@@ -83,7 +83,7 @@ SKIPPING = {
 
 @cases
 @given(sources, sizes, sizes, sizes, sizes, sizes, st.booleans())
-def test_attention_that_skips_what_a_causal_mask_hides(source, b, h, q, k, d, causal):
+def test_attention_that_skips_causally_masked_pairs(source, b, h, q, k, d, causal):
     tally = Tally()
     tensors = (source(b, h, q, d), source(b, h, k, d), source(b, h, k, d))
 
@@ -99,7 +99,7 @@ def test_attention_that_skips_what_a_causal_mask_hides(source, b, h, q, k, d, ca
 @given(sources, sizes, sizes, sizes, sizes, sizes, scales, st.data())
 def test_attention_backward(source, b, h, q, k, d, scale, data):
     mask = draw_mask(data, source, q, k)
-    # Where a query sees nothing there is no gradient to compare: keys at least as many as queries, or no triangle.
+    # Each query sees at least one key: otherwise there is no gradient to compare.
     causal = mask is None and data.draw(st.booleans())
     added = (
         None
@@ -157,7 +157,7 @@ def test_multi_head_attention(source, b, heads, q, k, d, biased, need_weights, d
 
 
 class Bound(torch.nn.Module):
-    """A module that calls another with fixed options, so that what ran belongs to modules."""
+    """A module that calls another with fixed options, so that all ops belong to modules."""
 
     def __init__(self, model, options):
         super().__init__()
@@ -185,7 +185,7 @@ def test_encoder_layer(source, b, heads, tokens, d, hidden, norm_first):
 @cases
 @given(sources, sizes, st.integers(1, 2), sizes, sizes, st.booleans())
 def test_fused_multi_head_attention(source, b, heads, tokens, d, need_weights):
-    """The op of the fast path, called by itself, counts what the module's slow path does."""
+    """The fast path's op, called directly, counts the same as the module's slow path."""
     width = heads * d
     weights = (source(3 * width, width), source(3 * width), source(width, width), source(width))
 
@@ -208,7 +208,7 @@ def test_fused_multi_head_attention(source, b, heads, tokens, d, need_weights):
 @cases
 @given(sources, sizes, sizes, st.integers(1, 2), sizes, st.booleans())
 def test_fused_encoder_layer(source, b, tokens, d, hidden, norm_first):
-    """The op of the fast path, called by itself, without the dropout and the module around it."""
+    """The fast path's op, called directly, without dropout and the surrounding module."""
     width = 2 * d
     shapes = {
         "self_attn.in_proj_weight": (3 * width, width),
@@ -242,8 +242,8 @@ def test_fused_encoder_layer(source, b, tokens, d, hidden, norm_first):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_mask_saves_nothing(causal):
-    """Half of the pairs are hidden here, and all are computed."""
+def test_a_causal_mask_does_not_reduce_the_count(causal):
+    """A causal mask hides about half of the pairs, and all are computed."""
     tally = Tally()
     tensors = [tally.numbers(torch.ones(1, 1, 4, 2)) for _ in range(3)]
     attention.attention(tally, *tensors, None, causal)

@@ -14,18 +14,18 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (74484, 430),
+    "fvflops": (74504, 430),
     "fvflops/analysis": (3046, 19),
-    "fvflops/capture": (18856, 112),
-    "fvflops/cli": (5297, 33),
+    "fvflops/capture": (18855, 112),
+    "fvflops/cli": (5301, 33),
     "fvflops/comparison": (4266, 17),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1779, 13),
     "fvflops/devices": (901, 4),
-    "fvflops/formulas": (4119, 27),
+    "fvflops/formulas": (4118, 27),
     "fvflops/integrations": (789, 7),
     "fvflops/measure": (5782, 23),
-    "fvflops/plan": (10140, 50),
+    "fvflops/plan": (10158, 50),
     "fvflops/reports": (5044, 35),
     "fvflops/sources": (4451, 32),
     "fvflops/sweep": (2104, 11),

@@ -21,7 +21,7 @@ SHOWN = {
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
     "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
     "A model of the zoo": "pp=2",
-    "A source of models": "768",
+    "A source of models": "3.07K",
     "A device": "Card 9",
     "The times of a device": "measured by nobody",
     "An axis of parallelism": "trial=4",

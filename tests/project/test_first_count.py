@@ -289,8 +289,8 @@ def test_the_tool_sees_a_model_that_asks_for_sympy(tool):
 
             return x * float(sympy.Integer(2))
 
-    assert tool["ask_without_heavy"](Asks(), (torch.ones(2),))[0] == "sympy"
-    assert tool["ask_without_heavy"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
+    assert tool["find_heavy_imports"](Asks(), (torch.ones(2),))[0] == "sympy"
+    assert tool["find_heavy_imports"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
 
 
 def test_the_benchmark_says_which_limit_a_first_count_misses(tool, monkeypatch):

@@ -1,7 +1,7 @@
-"""A process' first count beside `import torch`, and whether it asks for sympy or the compiler.
+"""Time a process's first count, compared with `import torch`, and check that it imports neither sympy nor the compiler.
 
-Run as a program with the name of a model in tests/support/models, it prints what this process takes: `import torch`,
-then `from fvflops import FlopCountAnalysis`, then, when the model has been built, the total of its first analysis.
+Run as a program with the name of a model in tests/support/models, it prints the seconds of this process for `import
+torch`, for `from fvflops import FlopCountAnalysis`, and, once the model is built, for the total of its first analysis.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What no count of a plain model needs, and takes seconds to import.
+# Modules that no count of a plain model needs, and that take seconds to import.
 HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process: seconds of the imports and of the count, modules that the count imported, and heavy ones asked."""
+    """One process: seconds of the imports and the count, number of modules that the count imported, and heavy ones."""
 
     torch: float
     fvflops: float
@@ -34,20 +34,20 @@ class Measured:
 
 
 class Refusal:
-    """A finder of modules that refuses the heavy ones and notes which were asked for."""
+    """A module finder that refuses heavy modules and records which were requested."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raise ImportError for a heavy module, and leave others to the finders behind."""
+        """Raise ImportError for a heavy module, and leave others to the next finders."""
         if is_heavy(name):
             self.asked.append(name)
             raise ImportError(f"{name} is not to be imported")
 
 
 def is_heavy(name: str) -> bool:
-    """Return whether a module is one of the heavy, or in one.
+    """Return whether a module is heavy, or inside a heavy one.
 
     >>> is_heavy("sympy.core"), is_heavy("torch.fx")
     (True, False)
@@ -56,7 +56,7 @@ def is_heavy(name: str) -> bool:
 
 
 def measure_here(name: str) -> Measured:
-    """Return what this process, which has imported none of it, takes for a model."""
+    """Measure the first count of a model in this process, which must not have imported torch."""
     begun = time.perf_counter()
     import torch
 
@@ -76,12 +76,12 @@ def measure_here(name: str) -> Measured:
     FlopCountAnalysis(model, inputs).total()
     seconds = time.perf_counter() - counted
     added = set(sys.modules) - before
-    asked = sorted(filter(is_heavy, added)) or ask_without_heavy(model, inputs)
+    asked = sorted(filter(is_heavy, added)) or find_heavy_imports(model, inputs)
     return Measured(after_torch - begun, after_fvflops - after_torch, seconds, len(added), tuple(asked))
 
 
-def ask_without_heavy(model: Any, inputs: Any) -> list[str]:
-    """Return the heavy modules that a count asks for where the model's library has not imported them."""
+def find_heavy_imports(model: Any, inputs: Any) -> list[str]:
+    """Return the heavy modules that a count requests if the model's library has not imported them."""
     from fvflops import FlopCountAnalysis
     from fvflops.capture.shapes.shape_cache import clear_cache
 
@@ -101,8 +101,8 @@ def ask_without_heavy(model: Any, inputs: Any) -> list[str]:
 
 
 def measure_apart(name: str) -> Measured:
-    """Return what a new process takes for a model; RuntimeError with its last line where it fails."""
-    # An installed package has its bytecode: let Python keep this one's.
+    """Measure the first count of a model in a new process; if it fails, raise RuntimeError with its last line."""
+    # Let Python cache bytecode, which an installed package has.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, str(Path(__file__).resolve()), name]
     result = subprocess.run(command, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The comparison of two trees of golden outputs: which files differ in a number, and which in words alone."""
+"""Compare two folders of golden outputs: which files differ in numbers, and which only in words."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _DIGITS = re.compile(r"\d+")
-_WIDEST = 240  # characters of a line that is shown
-_GROUPS = 40  # changes of words that are listed, each with the number of its files
+_WIDEST = 240  # characters of a shown line
+_GROUPS = 40  # changes of words listed, each with its number of files
 
 
 def compare(old: Path, new: Path, *, lines: int = 20, words: bool = False, words_file: Path | None = None) -> int:
-    """Print how two folders differ, and return 1 where a number differs or a file is missing or new, else 0.
+    """Print how two folders differ; return 1 if a number differs or a file is missing or new, else 0.
 
-    A file differs in a number if the runs of digits in it, one after the other, are not the same. Changes of words
-    alone are listed once for all files; with `words` their diffs are printed file by file, or written to `words_file`.
+    A file differs in a number if its sequence of digit runs differs. Changes of words only are listed once for all
+    files; with `words` their diffs are printed file by file, or written to `words_file`.
     """
     for folder in (old, new):
         if not folder.is_dir():
@@ -63,7 +63,7 @@ def numbers_of(text: str) -> list[str]:
 
 
 def diff(old: Path, new: Path) -> Iterator[str]:
-    """Return the lines of the unified diff of two files, without its two lines of names."""
+    """Return the lines of the unified diff of two files, without its two header lines."""
     one, two = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (old, new))
     found = difflib.unified_diff(one, two, lineterm="", n=1)
     next(found, None)
@@ -88,7 +88,7 @@ def _print_cut(lines: Iterator[str], limit: int) -> None:
 
 
 def _print_groups(old: Path, new: Path, names: list[str], limit: int) -> None:
-    """Print each change of words once, with the number of files that have it; numbers in it are written as #."""
+    """Print each change of words once, with its number of files; numbers in it are written as #."""
     files: Counter[tuple[str, ...]] = Counter()
     example: dict[tuple[str, ...], str] = {}
     for name in names:

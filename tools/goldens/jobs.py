@@ -1,4 +1,4 @@
-"""Jobs: pieces of the golden outputs, each run in a forked process of its own and written to a folder."""
+"""Run jobs, each of which writes a part of the golden outputs to a folder, in a forked process each."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LONGEST = 100  # characters of a file's name
 
 @dataclass(frozen=True)
 class Job:
-    """A name, which is the folder of its files, and what writes them."""
+    """A function that writes golden files, and its name, which is also the name of their folder."""
 
     name: str
     run: Callable[[Folder], Any]
 
 
 class Folder:
-    """The folder that a job writes its files to, as normalised text."""
+    """The folder to which a job writes its files, as normalised text."""
 
     def __init__(self, path: Path, temporary: Path) -> None:
         self._path = path
@@ -56,7 +56,7 @@ class Folder:
         return _ADDRESS.sub("0x...", text)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file; one name twice is an error of the program."""
+        """Write a file; a file that was written before raises FileExistsError."""
         path = self._path / name
         if path.exists():
             raise FileExistsError(f"{path} is written twice: give each output a name of its own")
@@ -66,7 +66,7 @@ class Folder:
 
 
 def file_name(words: Sequence[str]) -> str:
-    """Return a file name that tells a command line, unique also where it is cut.
+    """Return a readable file name for a command line, unique even if it is truncated.
 
     >>> file_name(["count", "zoo:lenet5", "--by", "op"])
     'count_zoo_lenet5_--by_op'
@@ -79,7 +79,7 @@ def file_name(words: Sequence[str]) -> str:
 
 
 def attempt(make: Callable[[], Any]) -> str:
-    """Return the text that a function makes, or the error that it raises."""
+    """Return a function's result as text, or the error that it raises."""
     try:
         return str(make())
     except Exception as error:
@@ -88,10 +88,10 @@ def attempt(make: Callable[[], Any]) -> str:
 
 
 def captured(run: Callable[[], Any], *, terminal: bool = False) -> tuple[Any, str, str]:
-    """Return what a function returns, or the code that it exits with, and what it writes to stdout and stderr."""
+    """Return a function's result or exit code, and its output on stdout and on stderr."""
     out, err = (_Terminal() if terminal else io.StringIO()), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fvflops gives none; those of libraries are not ours to compare
+        warnings.simplefilter("ignore")  # fvflops gives none, and libraries' warnings are not compared
         try:
             result = run()
         except SystemExit as error:
@@ -108,7 +108,7 @@ class _Terminal(io.StringIO):
 
 @contextlib.contextmanager
 def variables(**values: str | None) -> Iterator[None]:
-    """Set environment variables for a while; None takes one away."""
+    """Set environment variables in the context; None removes a variable."""
     before = {name: os.environ.get(name) for name in values}
     _set_variables(values)
     try:
@@ -125,11 +125,11 @@ def _set_variables(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, tell: Callable[[str], None]) -> list[str]:
-    """Run the jobs, so many at a time, and return the names of those that failed.
+def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, log: Callable[[str], None]) -> list[str]:
+    """Run the jobs in up to `processes` processes at once, and return the names of the failed jobs.
 
-    Each runs in a fork of this process: what one leaves behind (caches, registered ops, imported modules) is not seen
-    by the next, so that the outputs do not depend on which jobs run, in which order, and how many at a time.
+    Each runs in a fork of this process: the next job does not see its caches, registered ops and imported modules, so
+    that the outputs do not depend on which jobs run, in which order, and how many at once.
     """
     waiting, running, failed = list(jobs), dict[int, tuple[Job, float]](), list[str]()
     done = 0
@@ -143,7 +143,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, tell: Callable[[
         seconds = time.monotonic() - begun
         if status != 0:
             failed.append(job.name)
-        tell(f"[{done}/{len(jobs)}] {job.name}: {'FAILED' if status else 'done'}, {seconds:.1f} s")
+        log(f"[{done}/{len(jobs)}] {job.name}: {'FAILED' if status else 'done'}, {seconds:.1f} s")
     return failed
 
 

@@ -1,9 +1,9 @@
 """Replay calls of torch's leaf modules, such as Conv2d, in shape execution: most calls of a model equal earlier ones.
 
-A call that dispatches one op is learnt as it runs, with all that the forward depends on: the kind of module, and the
-metadata of its tensors and of the input. An equal call later appends the same events and returns an equal result,
-without torch's Python code and the dispatch. Whatever could change what a forward does makes the call run: hooks,
-modes, autocast, torch.func, tracing, and attributes, parameters or functions that were replaced.
+A call that dispatches one op is cached as it runs, with all that the forward depends on: the kind of module, and the
+metadata of its tensors and of the input. A later equal call appends the same events and returns an equal result,
+without torch's Python code and the dispatch. A call runs if something may change its forward: hooks, modes, autocast,
+torch.func, tracing, and attributes, parameters or functions that were replaced.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from fvflops.torch_internals import (
 )
 
 _CALL_IMPL = None if message_of_missing(module_call[0]) else getattr(*module_call)
-_INPUT = -1  # the position of the input among the tensors that a call reads
+_INPUT = -1  # stands for the input among the positions of the tensors that a call reads
 _FUNCTIONAL = vars(F)
 _TENSOR_TYPES = frozenset({torch.Tensor, nn.Parameter, type(None)})
 
 
 class Leaf(NamedTuple):
-    """A module in a run: its contents before the run, the storages of its tensors, its learnt calls by input."""
+    """A module in a run: its contents before the run, its tensors' storages, its cached calls by input metadata."""
 
     kind: LeafKind
     values: list[Any]
@@ -80,7 +80,7 @@ class LeafCalls:
         self._leaves: dict[int, Leaf] = {}
 
     def find(self, module: nn.Module, value: Any) -> Leaf | None:
-        """Return a module whose call with this argument can be replayed or learnt, None for others."""
+        """Return a module whose call with this argument can be replayed or cached, None for other modules."""
         key = id(module)
         if type(value) is not ShapeTensor or key not in self._found:
             return None
@@ -115,7 +115,7 @@ class LeafCalls:
         return None
 
     def replay(self, leaf: Leaf, region: int, value: ShapeTensor) -> ShapeTensor | None:
-        """Record a call like one learnt before, and return its result; None if there was none."""
+        """Record a call that equals a cached one, and return its result; None if no cached call is equal."""
         metadata = value.metadata
         call = leaf.calls.get(metadata)
         if call is None or (call.context is not None and call.context() != call.setting):
@@ -138,7 +138,7 @@ class LeafCalls:
     def learn(
         self, leaf: Leaf, value: ShapeTensor, metadata: Metadata, events: list[tuple[Any, ...]], result: Any
     ) -> None:
-        """Learn a call from its events if it is one op on the input that returns a new tensor or the input."""
+        """Cache a call with its events if it is one op on the input that returns a new tensor or the input."""
         outcome = self._mode.last_outcome
         if outcome is None or [event[0] for event in events] != ["enter", "op", "exit"]:
             return
@@ -180,9 +180,9 @@ class LeafCalls:
 def find_leaf_calls(
     recorder: Recorder, mode: Any, model_index: ModelIndex, call_impl: Callable[..., Any]
 ) -> LeafCalls | None:
-    """Return the leaf modules of a run; None if each call must run.
+    """Return the leaf modules of a run; None if every call must run.
 
-    So it must with autograd, in real execution, with source lines, inside another run, or with another wrapper of
+    Calls must run with autograd, in real execution, with source lines, inside another run, or with another wrapper of
     module calls.
     """
     can_replay = (

@@ -50,8 +50,8 @@ class Probe:
     excludes the sleeps inside it.
 
     `dispatch_ns` is the dispatch overhead of an op, the median time of a no-op sampled during the run: in a tight loop
-    the no-op would take a tenth of that time, since no kernels evict the caches. On a CPU it is subtracted from an op's
-    time, but at most a tenth of that time, since small ops evict less. `overhead_ns` is the profiling overhead so far:
+    the no-op would take a tenth of that, since no kernels evict the caches. On a CPU it is subtracted from an op's
+    time, but at most a tenth of the op's time: small ops evict less. `overhead_ns` is the profiling overhead so far:
     the time spent in the dispatch mode and one dispatch overhead per op. It is subtracted from a region's time.
     `live_bytes` is the size of the live storages that the run created, the memory reported on a CPU.
     """
@@ -100,7 +100,7 @@ class Probe:
         return start.event, _record_event(), start.sleeps, len(self._sleeps)
 
     def sample(self) -> None:
-        """Count an op and regularly measure the dispatch overhead, unless other modes are active: they would see it."""
+        """Count an op and regularly measure the dispatch overhead, unless other active modes would see the no-op."""
         self._ops += 1
         due = self._time and (self._ops <= _SAMPLE_EVERY or self._ops % _SAMPLE_EVERY == 0)
         if not due or dispatch_stack_length() or function_stack_length():
@@ -134,7 +134,7 @@ class Probe:
         """Return events with final durations: on CUDA after synchronising, on a CPU without the dispatch overhead."""
         if not self._time:
             return list(events)
-        slept = [0]  # the cumulative sleep time before each sleep
+        slept = [0]  # cumulative sleep time before each sleep
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
             slept += accumulate(_nanoseconds(*pair) for pair in self._sleeps)

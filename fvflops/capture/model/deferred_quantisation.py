@@ -1,4 +1,4 @@
-"""Quantise weights of bitsandbytes on the meta device, which it quantises when they move to another device."""
+"""Quantise bitsandbytes weights on the meta device; the library does so only when they move to another device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from fvflops.capture.model.model_index import ModelIndex
 
 _CLASSES = ("Params4bit", "Int8Params")
-# Whether a forward on this machine's CPU packs the weight once more, in place, which needs values.
+# Attributes that make the forward on this machine's CPU repack the weight in place, which needs values.
 _REPACKS = ("support_avx512bf16_for_cpu",)
 
 
 @contextmanager
 def quantised_on_meta(model: Any) -> Iterator[None]:
-    """Give layers on the meta device the quantised weights that they would have on another, and restore them."""
+    """Quantise the weights of layers on the meta device, as moving them would; restore them at the end."""
     replaced: list[tuple[nn.Module, nn.Parameter, dict[str, Any]]] = []
     may_have = "bitsandbytes" in sys.modules and isinstance(model, nn.Module)
     try:

@@ -1,4 +1,4 @@
-"""Inputs by their sizes: `1,3,224,224` or `ids=1,128:int64`, as `--input` and `input_size` take them."""
+"""Inputs described by their sizes: `1,3,224,224` or `ids=1,128:int64`, as `--input` and `input_size` accept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InputSpec:
 
 
 def parse_input(text: str, *, option: str = "--input ", dtype: str = "float32") -> InputSpec:
-    """Return the input that `[NAME=]SHAPE[:DTYPE]` describes; a mistake raises ValueError that replays the text.
+    """Return the input that `[NAME=]SHAPE[:DTYPE]` describes; a mistake raises ValueError, which repeats the text.
 
     The message begins with `option`; `dtype` is the default.
 
@@ -45,7 +45,7 @@ def parse_input(text: str, *, option: str = "--input ", dtype: str = "float32") 
 def read_sizes(sizes: Any, *, dtype: str = "float32") -> tuple[InputSpec, ...]:
     """Return the inputs that `input_size` describes; another value raises ValueError.
 
-    It is a shape, a text as of `--input`, a sequence of these, or a mapping of argument names to shapes or texts.
+    `sizes` is a shape, a text as for `--input`, a sequence of these, or a mapping of argument names to shapes or texts.
 
     >>> read_sizes([(1, 3, 8, 8), "mask=1,8:bool"])
     (InputSpec(name=None, shape=(1, 3, 8, 8), dtype='float32'), InputSpec(name='mask', shape=(1, 8), dtype='bool'))
@@ -88,7 +88,7 @@ def _write_size(size: Any, sizes: Any) -> str:
 def make_tensor(spec: InputSpec, device: torch.device | str) -> torch.Tensor:
     """Return a tensor of the spec: random numbers for floats, ones for ids and masks.
 
-    A one is a valid index wherever an embedding has two rows, and keeps every position of a mask.
+    1 is a valid index of any embedding with two or more rows, and a mask of ones keeps every position.
     """
     dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point or dtype.is_complex:

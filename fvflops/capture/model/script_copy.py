@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops.capture.recorder.script_calls import ENTER, LEAVE, define_ops
 
-# Methods that call a module: a traced one has a further method for each further call.
+# Methods that calls of a module run: a traced module has one for each call (forward, forward1, ...).
 _FORWARD = re.compile(r"forward\d*")
 _QUALIFIER = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
@@ -33,7 +33,7 @@ class ScriptCopy:
     copy: Any
 
     def share_tensors(self, replace: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> None:
-        """Give the copy the module's parameters and buffers, or their replacements."""
+        """Set the copy's parameters and buffers to the module's, or to their replacements."""
         for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
@@ -56,8 +56,8 @@ def copy_scripts(names: Mapping[nn.Module, str]) -> dict[int, ScriptCopy]:
 def _copy_script(module: Any) -> nn.Module | None:
     """Return a copy of a TorchScript module that reports module calls.
 
-    None for one that cannot be saved, such as one frozen for inference: its ops belong to it as a whole. So do those of
-    one with tensors of other classes, on which torch's writer crashes.
+    None for a module that cannot be saved, such as one frozen for inference, or that has tensors of other classes, on
+    which torch's writer crashes: all its ops then belong to the module itself.
     """
     if not {*map(type, (*module.parameters(), *module.buffers()))} <= {torch.Tensor, nn.Parameter}:
         return None
@@ -107,7 +107,7 @@ def _instrument(graph: Any, block: Any, self_name: str) -> None:
 
 
 def _read_path(value: Any, self_name: str) -> list[str] | None:
-    """Return the attributes that lead from the module to a value, or None for a value from elsewhere."""
+    """Return the attribute path from the module to a value, None for a value that is no attribute."""
     names: list[str] = []
     while value.debugName() != self_name:
         node = value.node()

@@ -25,7 +25,7 @@ Undo = Callable[[], None]
 _Get = Callable[[], Any]
 _Set = Callable[[Any], Any]
 
-_ABSENT = object()  # in this torch
+_ABSENT = object()  # the value of a setting that this version of torch lacks
 _NOT_ASSIGNED = object()
 _FLOAT32_MATH = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
@@ -40,7 +40,7 @@ def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
 
 
 def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
-    """A setting of torch.backends.opt_einsum, and the attribute that hides it once a program has assigned one."""
+    """Return accessors of a setting of torch.backends.opt_einsum, and of the attribute that shadows it if assigned."""
     own = vars(opt_einsum)
 
     def restore(value: Any) -> None:
@@ -77,7 +77,7 @@ def _print_options() -> dict[str, Any]:
     return dict(vars(print_options()))
 
 
-# How exact float32 arithmetic is, by backend; before torch 2.9, whether TF32 is allowed.
+# Precision of float32 arithmetic, by backend and op; before torch 2.9, whether TF32 is allowed.
 _PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
     tuple(_attribute(backend, "allow_tf32") for backend in (cudnn, mkldnn))
     if get_precision is None or set_precision is None
@@ -125,7 +125,7 @@ class SavedSettings:
         self._before = read_settings(settings)
 
     def restore(self) -> None:
-        """Restore the changed settings, in their order."""
+        """Restore the settings that changed, in order."""
         if read_settings(self._settings) == self._before:  # the usual case
             return
         for (get, set_value), value in zip(self._settings, self._before, strict=True):
@@ -134,7 +134,7 @@ class SavedSettings:
 
 
 def read_settings(settings: Sequence[tuple[_Get, _Set]]) -> list[Any]:
-    """Return the values of settings, a mark for settings that this torch lacks."""
+    """Return the values of settings, `_ABSENT` for settings that this version of torch lacks."""
     try:
         return [get() for get, _ in settings]
     except (RuntimeError, AttributeError, MissingInternal):

@@ -24,7 +24,6 @@ from fvflops.torch_internals import (
     excluded_keys,
     forward_ad_level,
     function_mode_stack,
-    function_stack_length,
     get_function_state,
     included_keys,
     is_multithreading_enabled,
@@ -241,7 +240,7 @@ def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
 
 
 def _set_function_modes(modes: Sequence[TorchFunctionMode]) -> None:
-    while function_stack_length():
+    for _ in function_mode_stack():
         pop_function_mode()
     for mode in modes:
         push_function_mode(mode)

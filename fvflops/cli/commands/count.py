@@ -1,4 +1,4 @@
-"""`fvflops count`: record a model once, count it and write the report; of several models a table."""
+"""`fvflops count`: record a model once, count it and write the report; for several models, a table."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ EXAMPLES = (
 FIRST = ("--batch", "--seq", "--input", "--by", "--format")
 # Only --help all shows them.
 RARE = ("--loss",)
-# Views whose rows are of no module.
+# Views whose rows belong to no module.
 _WITHOUT_MODULES = ("operator", "op", "line")
-# Kind of data that a Report takes → the function that creates it.
+# Kind of data that a Report takes → the function that makes it from an analysis.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
     "breakdown": lambda flops: read_breakdown(analysed_run(flops)),
@@ -131,7 +131,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         if option := find_chosen(arguments, without):
             raise ValueError(f"{option} does not apply to --format {format}: omit it")
     if arguments.depth is not None and by in _WITHOUT_MODULES:
-        raise ValueError(f"--depth is of modules: omit it, or --by {by}")
+        raise ValueError(f"--depth applies to modules: omit it, or omit --by {by}")
     if arguments.collapse and "collapse" not in report.options:
         formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.options)
         raise ValueError(f"--collapse supports --format {formats}; got {format}")
@@ -146,16 +146,16 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
             raise ValueError(f"--format {format} needs a file: add --output model.{format}, or --output - for a pipe")
         check_drawable()
     if arguments.backward and by == "line":
-        raise ValueError("--by line: a backward pass has no source lines: omit --backward, or use --by op")
+        raise ValueError("--by line does not support --backward, which has no source lines: omit one, or use --by op")
     if arguments.repeat is not None and (by in CALL_VIEWS or report.source not in ("summary", "breakdown")):
-        raise ValueError("--repeat is of the whole model's FLOPs: omit it, or --by and --format for single calls")
+        raise ValueError("--repeat reports the whole model's FLOPs: omit it, or omit --by and --format of single calls")
     if arguments.weight == "time":
         raise ValueError("--weight time: count measures no time; use fvflops profile")
 
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     table = load_table(arguments.table)
-    # A saved Trace has all that a report of it may show.
+    # A saved Trace needs the source lines: reports of it may show them.
     lines = arguments.by in ("op", "line") or arguments.format in ("model-explorer", "trace")
     lines = lines or arguments.save_trace is not None
     return open_analysis(arguments.model, arguments, table, lines=lines)
@@ -163,7 +163,7 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
 
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
     if not flops.trace().calls:
-        raise ValueError("no op was called, so that nothing was counted (--strict)")
+        raise ValueError("no op was called: nothing was counted (--strict)")
     unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
     if unsupported:
         locations = find_unsupported_locations(flops.trace(), flops.counts())

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
     shared_options.add_model(parser, assume=False)
     run = find_group(parser, "run")
-    run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
+    run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: the model's device")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     shared_options.add_backward(
         parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs"

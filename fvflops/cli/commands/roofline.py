@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         write(write_device(measured), arguments.output)
         return 0
     if arguments.depth is not None and arguments.by != "module":
-        raise ValueError(f"--depth is of modules: omit it, or --by {arguments.by}")
+        raise ValueError(f"--depth applies to modules: omit it, or omit --by {arguments.by}")
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     table = load_table(arguments.table)
     if not arguments.measure:

@@ -9,8 +9,8 @@ once. Caches and fusion reduce the actual traffic; a kernel that reads its input
     broadcast inputs   a tensor with stride 0 is bounded by its storage where there are events; a slice of a larger
                        storage that is then expanded, or one in a trace without events, counts with its expanded shape
     lookups            the selected rows, not the table; the indices are read as well
-    sparse tensors     stored elements and their int64 indices; of blocked layouts the elements alone
-    nested tensors     as if each part were as large as the largest
+    sparse tensors     stored elements and their int64 indices; for blocked layouts only the elements
+    nested tensors     as if all components had the size of the largest
     fused attention    q, k, v, mask, output and tensors saved for the backward pass; the scores are not stored
     masks              an assignment by a bool mask counts as if the mask were true everywhere
 """
@@ -59,8 +59,8 @@ _UNKNOWN_STORAGE = StorageInfo()
 def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAGE) -> Traffic | None:
     """Return the traffic of one op call in bytes; None where it cannot be determined.
 
-    It cannot for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
-    necessary in a trace without storages.
+    This applies to weights inside a ScriptObject, to calls that bypassed the dispatcher, and, in a trace without
+    storages, to ops that copy only if necessary.
     """
     # Dropout in eval mode returns its input.
     returns_input = signature.packet in DROPOUTS and argument_of(signature, "train") is False
@@ -82,9 +82,9 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
 
 
 class _Schema(NamedTuple):
-    """The tensor arguments that an op writes to, those among them that it does not read, and aliasing of each result.
+    """The tensor arguments that an op writes to, the subset that it does not read, and the aliasing of each result.
 
-    A result is "" where it is new, "view" of an argument, or the "same" as one that was written.
+    A result is "" if it is new, "view" if it is a view of an argument, "same" if it is a written argument.
     """
 
     written: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ class _Schema(NamedTuple):
     results: tuple[str, ...] = ()
 
     def result(self, index: int) -> str:
-        """Return the aliasing of a result; a single one in the schema applies to all results."""
+        """Return the aliasing of a result; if the schema has a single result, it applies to all."""
         if len(self.results) == 1:
             return self.results[0]
         return self.results[index] if index < len(self.results) else ""
@@ -104,7 +104,7 @@ _ALIAS = re.compile(r"\(\w+(!?)[^)]*\)")
 
 @lru_cache(maxsize=1 << 12)
 def _read_schema(text: str) -> _Schema:
-    """Parse the text of a schema; one without types writes nothing in-place."""
+    """Parse the text of a schema; a schema without types writes nothing in-place."""
     head, arrow, results = text.rpartition(") -> ")
     positional, _, keyword_only = head.partition("(")[2].partition("*, ")
     if not arrow:

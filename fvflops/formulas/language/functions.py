@@ -18,7 +18,7 @@ class FunctionError(ValueError):
 
 
 class UnknownValues(FunctionError):
-    """A tensor whose values a recording does not have."""
+    """The values of a tensor were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Function:
 def as_integer(value: Value, text: object) -> int:
     """Return an integer, True and False as 1 and 0; any other value raises FunctionError.
 
-    `text` is the source text of the value; it is converted by `str` only in an error, as in the next two functions.
+    `text` is the source text of the value; only an error converts it by `str`, also in the next two functions.
     """
     if isinstance(value, int):
         return int(value)
@@ -116,27 +116,27 @@ def _extreme(choose: Callable[[list[int]], int]) -> Callable[..., Value]:
 
 
 FUNCTIONS: dict[str, Function] = {
-    # the elements of a tensor; of a list of tensors a tuple, without absent ones
+    # number of elements of a tensor; for a list of tensors a tuple, without None
     "numel": Function("numel(tensor)", (1, 1), _numel),
-    # the stored elements of a sparse tensor, numel of every other
+    # number of stored elements of a sparse tensor, numel of any other tensor
     "nnz": Function("nnz(tensor)", (1, 1), _nnz),
-    # the values packed in one element: 2 of float4_e2m1fn_x2, else 1
+    # number of values packed into one element: 2 for float4_e2m1fn_x2, else 1
     "packed": Function(
         "packed(tensor)", (1, 1), lambda argument: 2 if as_tensor(*argument).dtype == "float4_e2m1fn_x2" else 1
     ),
-    # one size; for a list of axes a tuple
+    # size of one dimension; for a list of dimensions a tuple
     "size": Function("size(tensor, axis)", (2, 2), _size),
     "ndim": Function("ndim(tensor)", (1, 1), lambda argument: as_tensor(*argument).ndim),
     "prod": Function("prod(list)", (1, 1), lambda argument: math.prod(_integers(*argument))),
     "sum": Function("sum(list)", (1, 1), lambda argument: sum(_integers(*argument))),
     "len": Function("len(list)", (1, 1), lambda argument: len(as_list(*argument))),
-    # of offsets: the lengths of the parts between them
+    # differences of consecutive items: the segment lengths of offsets
     "differences": Function(
         "differences(list)",
         (1, 1),
         lambda argument: tuple(after - before for before, after in pairwise(_integers(*argument))),
     ),
-    # the sum of the products of the items of two lists
+    # dot product of two lists
     "dot": Function("dot(list, list)", (2, 2), _dot),
     # whether a tensor that the row lists in `values` has known values
     "is_known": Function("is_known(tensor)", (1, 1), lambda argument: as_tensor(*argument).values is not None),

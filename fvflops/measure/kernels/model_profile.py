@@ -48,7 +48,7 @@ def profile_kernels(
     The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or with `loss`, a
     function of the result that returns a scalar, through the backward pass. The recording uses `execution`, by
     default shape execution where possible. The model, its buffers and gradients, and the inputs are left
-    unchanged. The other arguments are those of `KernelProfile`.
+    unchanged. The other arguments are as for `KernelProfile`.
 
     >>> profile = profile_kernels(torch.nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
     >>> profile.total(), profile.macs(), profile.ledger().no_event
@@ -94,9 +94,9 @@ def _run_backward(scalar: torch.Tensor, clear_gradients: Callable[..., None], *,
 
 @contextmanager
 def _own_gradients(model_index: ModelIndex, inputs: Any) -> Iterator[Callable[..., None]]:
-    """Clear gradients, so that each run creates its own; the function that is yielded clears them, and more, again.
+    """Clear gradients, so that each run creates its own; the yielded function does so again, also for other tensors.
 
-    At the end gradients, model and inputs are as before.
+    At the end, the gradients, the model and the inputs are restored.
     """
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by id: a leaf, and its gradient before
 

@@ -31,9 +31,9 @@ from fvflops.units import format_bytes
 
 T = TypeVar("T")
 
-# Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
+# Kinds of memory that are sharded: each rank has the total divided by the number of ranks that share it.
 _STATES = ("parameter", "gradient", "optimizer state")
-# What a layout has of its StepEstimate.
+# Fields of StepEstimate that LayoutResult has too.
 _FIGURES = (
     *("seconds", "tokens_per_second", "samples_per_second", "mfu", "hfu", "bubble_share", "exposed_share"),
     *("unknown", "bytes_only"),
@@ -41,9 +41,9 @@ _FIGURES = (
 
 
 def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
-    """Return nested inputs with `batch` samples, of a rank of `ranks` among which the sequence is divided.
+    """Return nested inputs of one rank: `batch` samples, with the sequence divided among `ranks` ranks.
 
-    The first dimension of every tensor that has one is the batch, the second of token ids the sequence. Tensors that
+    The first dimension of every tensor is the batch, the second dimension of token ids is the sequence. Tensors that
     differ in their first dimension, and a sequence that `ranks` does not divide, raise PlanError.
 
     >>> tokens = torch.ones(2, 16, dtype=torch.int64)
@@ -88,7 +88,7 @@ def _result_or_error(find: Callable[[nn.Module], T], model: nn.Module) -> T | st
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step of which layouts are planned: the model, its inputs, and what all layouts have in common."""
+    """A training step to plan layouts for: the model, its inputs, and the settings that all layouts share."""
 
     model: nn.Module
     inputs: Inputs
@@ -97,7 +97,7 @@ class Workload:
 
     @cached_property
     def stages(self) -> PipelineStages | str:
-        """How the model is split into pipeline stages, or why that is not known."""
+        """How the model is split into pipeline stages, or the reason why that is unknown."""
         given = self.options.split_by
         return _result_or_error(find_stages, self.model) if given is None else given
 
@@ -114,23 +114,23 @@ class Workload:
 
     @cached_property
     def sharding(self) -> object:
-        """How tp splits the layers, or why that is not known."""
+        """How tp splits the layers, or the reason why that is unknown."""
         return self.options.shard_by or _result_or_error(find_sharding, self.model)
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""
+        """Whether sequence parallelism is available: the model has a plan for it, and `shard_by` is not given."""
         found = _result_or_error(partial(find_sharding, sequence=True), self.model)
         return self.options.shard_by is None and not isinstance(found, str)
 
     def plan(self, candidate: Candidate) -> StepPlan:
-        """Plan a step of all pipeline ranks in a layout; errors as of `plan_step`."""
+        """Plan a step of all pipeline ranks in a layout; raises the errors of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
         return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
 
     def measure(self, layout: Candidate) -> MicrobatchCost:
-        """Return what a microbatch costs, from the plan of a layout of `Candidate.measured_on`."""
+        """Return the cost of a microbatch, from the plan of a layout that `Candidate.measured_on` returned."""
         (plan,) = self.plan(layout).ranks
         program = read_step([plan], fused=self.timing.fused)
         items = (item for part in program.programs for item in part.items if isinstance(item, Collective))
@@ -159,14 +159,14 @@ class Workload:
         )
 
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
-        """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
+        """Plan a layout and return its time and memory; only its time if it reaches a limit in seconds."""
         step, timing = self.plan(candidate), self.timing
         program = read_step(step.ranks, fused=timing.fused, bucket_cap_mb=timing.bucket_cap_mb)
         seconds = program.simulate(timing.timer(), timing.network).seconds + timing.efficiency.step
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
-        reason = describe_lack(peak, timing.device, step.ranks[0].world)
+        reason = describe_shortage(peak, timing.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
         estimate = estimate_step(step, **timing._asdict())
@@ -174,8 +174,8 @@ class Workload:
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
 
-def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
-    """Return by how much bytes on each of some ranks do not fit a device, "" if they do or its memory is not known."""
+def describe_shortage(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
+    """Return "needed of available" memory if bytes do not fit a device, "" if they do or its memory is unknown."""
     if device.memory is None or judge(nbytes, device, ranks).fits:
         return ""
     return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"
@@ -183,12 +183,12 @@ def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = F
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchCost:
-    """What a microbatch costs a rank that has all layers.
+    """The cost of a microbatch on a rank that has all layers.
 
-    `seconds` is the time of its passes without FSDP2's collectives, `gathered` and `reduced` the bytes of parameters
-    and gradients that these send in each of its passes. `states` are the bytes of parameters, gradients and optimizer
-    state over all ranks that share them, `kept` the bytes of activations that a layer's forward pass leaves, at least.
-    `settings` are the plan's.
+    `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
+    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
+    and optimizer state over all ranks that share them, `kept` is a lower bound of the bytes of activations that are
+    saved by a layer's forward pass. `settings` are the plan's.
     """
 
     seconds: float
@@ -204,7 +204,7 @@ def _axis_of(item: Collective) -> str:
 
 
 def _payload(program: StepProgram, collective: str, axis: str) -> int:
-    """Return the bytes of a collective along an axis in one pass, the most of all: FSDP2 may gather twice."""
+    """Return the bytes of a collective along an axis in a pass, the maximum of all passes: FSDP2 may gather twice."""
     return max(
         sum(
             item.call.payload
@@ -216,10 +216,10 @@ def _payload(program: StepProgram, collective: str, axis: str) -> int:
 
 
 def least_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:
-    """Return a time that no step of a layout is below: with equal stages, and with all communication of FSDP2 hidden.
+    """Return a lower bound of the time of a layout's step, assuming equal stages and overlapped communication.
 
-    The passes of microbatches and the least bubble of the schedule, or the collectives of FSDP2, which follow each
-    other.
+    It is the larger of two times: the passes of all microbatches with the schedule's smallest bubble, and FSDP2's
+    collectives, one after the other.
     """
     stages = candidate.size("pp")
     each = cost.seconds / stages
@@ -242,14 +242,14 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
 
 
 def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
-    """Return bytes that the fullest rank of a layout needs at least: its states, and activations of its layers."""
+    """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight."""
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages = candidate.size("pp")
     return math.floor(cost.states / (stages * shards) + cost.kept * _layers_in_flight(candidate, layers))
 
 
 def _layers_in_flight(candidate: Candidate, layers: int) -> float:
-    """Return the layers of microbatches whose activations the first pipeline rank has at once, at least."""
+    """Return how many layers' activations the first pipeline rank has at once, over all microbatches, at least."""
     ranks, per_rank = candidate.size("pp"), candidate.stages_per_rank
     in_stage = layers // (ranks * per_rank)
     passes = candidate.microbatches * per_rank

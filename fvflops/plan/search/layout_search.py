@@ -23,14 +23,20 @@ from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
-from fvflops.plan.search.evaluate import MicrobatchCost, Workload, describe_lack, least_peak, least_seconds
+from fvflops.plan.search.evaluate import (
+    MicrobatchCost,
+    Workload,
+    describe_shortage,
+    least_peak,
+    least_seconds,
+)
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timing
 from fvflops.text import require_int
 from fvflops.units import format_seconds
 
 Numbered = Iterator[tuple[int, Any]]
-# What forked processes call: a model need not be pickled.
+# id → function that forked processes call, so that the model need not be pickled.
 _SHARED: dict[int, Callable[[Any], Any]] = {}
 
 
@@ -48,9 +54,9 @@ def _run_in_pool(function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs
 
 @contextmanager
 def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Numbered], Numbered]]:
-    """Start processes that call `function`; one job, and a system without fork, run it in this process.
+    """Start processes that call `function`; with one job or without fork, this process calls it.
 
-    So does a process whose autograd has threads, which its forks would lack: a warning says so. The returned function
+    So it does, with a warning, if its autograd has threads, which forked processes would lack. The yielded function
     takes numbered arguments, which are read when a call can start, and yields the number and the result of each call.
     """
 
@@ -90,11 +96,11 @@ def _call(key: int, item: Any) -> Any:
     return _SHARED[key](item)
 
 
-# Called with the present work and the number of layouts that are left.
+# Called with the current activity and the number of layouts that are left.
 Progress = Callable[[str, int], None]
 ADAMW: OptimizerMaker = partial(torch.optim.AdamW, fused=True)
-_ONE_NODE = 8  # GPUs, where the network is not known
-_WEAKER = {"full": ("full", "selective", "none"), "selective": ("selective", "none"), "none": ("none",)}
+_ONE_NODE = 8  # GPUs per node, if the network is unknown
+_NO_MORE_RECOMPUTATION = {"full": ("full", "selective", "none"), "selective": ("selective", "none"), "none": ("none",)}
 
 
 def search_layouts(
@@ -119,15 +125,15 @@ def search_layouts(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> LayoutSearch:
-    """Return the layouts with the fastest training steps that fit some GPUs, by planning and simulating them.
+    """Return the layouts with the fastest training steps that fit a number of GPUs, by planning and simulating them.
 
-    Tried are all combinations of `CHOICES`, in which `choices` replaces what is tried, such as {"pp": [1, 2]}, and for
-    fsdp both ZeRO-2 and ZeRO-3. `args` and `kwargs` are the inputs of a replica, whose first dimension is replaced by
-    the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs. A layer is recorded once
-    for each way in which a microbatch is computed; from that follow lower bounds for the time and the memory of each
-    layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, in the order of their bound,
-    until the `best` fastest are known. `jobs` processes share the work. The other arguments are as for `plan_step`
-    and `estimate_step`. A model that fails in every layout raises PlanError.
+    The search covers all combinations of `CHOICES`, where `choices` replaces the values of some, such as
+    {"pp": [1, 2]}, and for fsdp both ZeRO-2 and ZeRO-3. `args` and `kwargs` are the inputs of a replica, whose first
+    dimension is replaced by the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs.
+    A layer is recorded once for each way to compute a microbatch, which gives lower bounds of the time and memory of
+    each layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, lowest bound first,
+    until the `best` fastest are known. `jobs` processes share the work. The other arguments are as for `plan_step` and
+    `estimate_step`. A model that fails in every layout raises PlanError.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
@@ -173,7 +179,7 @@ def search_layouts(
 
 
 def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, str]:
-    """Return axis → why the model cannot be divided along it; PlanError if nothing else is to be tried."""
+    """Return axis → why the model cannot be divided along it; PlanError if `choices` requires that axis."""
     unknown = {}
     for axis, found in (("pp", workload.stages), ("tp", workload.sharding)):
         ranks = list(choices.get(axis, ()))
@@ -185,7 +191,7 @@ def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]])
 
 
 class _Search:
-    """The layouts of a search, with the bounds and the result of each."""
+    """The layouts of a search, with their bounds and results."""
 
     def __init__(self, workload: Workload, candidates: Sequence[Candidate], best: int, progress: Progress) -> None:
         self._workload = workload
@@ -198,7 +204,7 @@ class _Search:
         self.settings: dict[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
-        """Return the result of each layout, in their order."""
+        """Return the result of each layout, in the order of the candidates."""
         with workers(self._run, jobs) as run:
             layouts = [candidate.measured_on(self._gpus) for candidate in self._candidates]
             measured = list({layout.command(): layout for layout in layouts}.values())
@@ -216,7 +222,7 @@ class _Search:
         return [self._results[number] for number in range(len(self._candidates))]
 
     def _run(self, item: Candidate | tuple[Candidate, float | None]) -> Any:
-        """Measure or evaluate a layout, or return why it does not suit the model: that is no error of the search."""
+        """Measure or evaluate a layout; if it does not suit the model, return the reason: the search goes on."""
         try:
             if isinstance(item, Candidate):
                 return self._workload.measure(item)
@@ -225,7 +231,7 @@ class _Search:
             return str(error).partition("\n")[0] or type(error).__name__
 
     def _bound(self, costs: Mapping[str, MicrobatchCost | str]) -> None:
-        """Bound each layout, and settle those whose recording failed or cannot fit."""
+        """Compute the bounds of each layout; settle layouts whose recording failed or whose memory cannot fit."""
         workload = self._workload
         for number, candidate in enumerate(self._candidates):
             cost = costs[candidate.measured_on(self._gpus).command()]
@@ -235,38 +241,42 @@ class _Search:
             seconds = least_seconds(candidate, cost, workload.timing.network)
             peak = least_peak(candidate, cost, workload.layers)
             self._bounds[number] = seconds, peak
-            lack = describe_lack(peak, workload.timing.device, self._gpus, at_least=True)
+            lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
             if lack:
-                self._settle(number, "does not fit", lack)
+                self._decide(number, "does not fit", lack)
 
-    def _settle(self, number: int, status: str, reason: str) -> None:
+    def _decide(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
         self._results[number] = LayoutResult(
-            candidate=self._candidates[number], status=status, reason=reason, least_seconds=seconds, least_peak=peak
+            candidate=self._candidates[number],
+            status=status,
+            reason=reason,
+            least_seconds=seconds,
+            least_peak=peak,
         )
 
     def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:
-        """Yield the layouts to plan, the lowest bound first; settle those that cannot be among the best."""
+        """Yield the layouts to plan, lowest bound first; settle layouts that cannot be among the best."""
         order = sorted(self._bounds, key=self._bounds.__getitem__)
         for position, number in enumerate(order):
             if number in self._results:
                 continue
             limit, seconds = self._find_limit(), self._bounds[number][0]
             if limit is not None and seconds >= limit:
-                self._settle(number, "slower", f"at least {format_seconds(seconds)}")
+                self._decide(number, "slower", f"at least {format_seconds(seconds)}")
                 continue
             self._progress("planning", sum(item not in self._results for item in order[position:]))
             yield number, (self._candidates[number], limit)
 
     def _find_limit(self) -> float | None:
-        """Return the time of the slowest of the best layouts, None while there are fewer."""
+        """Return the time of the slowest of the best layouts, None while fewer are known."""
         times = sorted(item.seconds for item in self._results.values() if item.status == "fits" and item.seconds)
         return times[self._best - 1] if len(times) >= self._best else None
 
     def _add(self, number: int, result: LayoutResult | str) -> None:
         candidate = self._candidates[number]
         if isinstance(result, str):
-            self._settle(number, "failed", result)
+            self._decide(number, "failed", result)
             return
         seconds, peak = self._bounds[number]
         self._results[number] = replace(result, least_seconds=seconds, least_peak=peak)
@@ -274,15 +284,15 @@ class _Search:
             self._settle_larger(candidate, result)
 
     def _settle_larger(self, smaller: Candidate, result: LayoutResult) -> None:
-        """Settle the layouts that have at least the memory of one that does not fit."""
+        """Settle the layouts that need at least as much memory as one that does not fit."""
         for number, candidate in enumerate(self._candidates):
             if number not in self._results and needs_more(candidate, smaller):
                 reason = f"at least {result.reason}, as with {smaller.command()}"
-                self._settle(number, "does not fit", reason)
+                self._decide(number, "does not fit", reason)
 
 
 def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str, Any]:
-    """Return the settings that all layouts share, with the whole sequence, from the settings of one."""
+    """Return the settings that all layouts share, from the settings of one; "sequence" is the whole sequence."""
     own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
     kept = {key: value for key, value in settings.items() if key not in own}
     return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})
@@ -296,6 +306,6 @@ def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
     return (
         same
         and candidate.micro_batch >= smaller.micro_batch
-        and candidate.checkpoint in _WEAKER.get(smaller.checkpoint, (smaller.checkpoint,))
+        and candidate.checkpoint in _NO_MORE_RECOMPUTATION.get(smaller.checkpoint, (smaller.checkpoint,))
         and min(candidate.microbatches, candidate.size("pp")) >= min(smaller.microbatches, smaller.size("pp"))
     )

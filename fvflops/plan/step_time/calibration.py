@@ -233,14 +233,15 @@ def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
 
 
 def find_network(name: str, *, file: str = NETWORKS) -> Network:
-    """Return the network of a name; an unknown one raises ValueError with the nearest.
+    """Return the network of a name; an unknown one raises ValueError with the nearest, or all.
 
     >>> find_network("HGX H100 3200G").gpus_per_node
     8
     """
     networks = load_networks(file)
     if name not in networks:
-        raise ValueError(f"no network {name!r}{suggest(name, networks)}")
+        hint = suggest(name, networks) or f": the networks are {', '.join(networks)}"
+        raise ValueError(f"no network {name!r}{hint}")
     return networks[name]
 
 

@@ -1,4 +1,4 @@
-"""Models of diffusers: `diffusers:CLASS`, and pipelines by the folder of their model_index.json."""
+"""Models of diffusers: `diffusers:CLASS`, and pipelines by the folder that contains model_index.json."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from fvflops.sources.options import SourceOptions
 
 __all__ = ["build", "build_pipeline", "list_names"]
 
-# Tokens of text, and sides of latents and images in pixels, where neither the options nor the configuration has any.
+# Defaults without an option or a setting: tokens of text, and the side of latents and of images, in pixels.
 _TOKENS, _LATENT, _IMAGE = 77, 64, 256
-_FRAMES = 17  # of an autoencoder: 1 more than a multiple of 4 and 8
+_FRAMES = 17  # of an autoencoder: 1 more than a multiple of both 4 and 8
 _LATENT_FRAMES = 5
-_LATENT_SIDE = 8  # pixels of an image for one of the latents of a denoiser
+_LATENT_SIDE = 8  # pixels of an image's side per pixel of a denoiser's latents
 
 
 def list_names() -> Sequence[str]:
@@ -40,7 +40,7 @@ def list_names() -> Sequence[str]:
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
-    """Return the pipeline in a folder, or a model of the default configuration or of that in `options.config`.
+    """Return the pipeline in a folder, or a model with the default configuration or with `options.config`.
 
     `options.args` are settings of the configuration, or sizes of the pipeline's call such as `num_frames=16`.
     """
@@ -59,7 +59,7 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
 
 
 def _make_inputs(model: Any, options: SourceOptions) -> dict[str, Any]:
-    """Return the keyword arguments of a model's forward, in the sizes of the options, on the model's device."""
+    """Return the keyword arguments of a model's forward, with the sizes of the options, on the model's device."""
     config: Mapping[str, Any] = model.config
     is_autoencoder = "encode" in dir(model)
     sample = config.get("sample_size") or (_IMAGE if is_autoencoder else _LATENT)

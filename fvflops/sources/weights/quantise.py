@@ -16,11 +16,11 @@ from fvflops.sources.weights.packed_weight import PackedWeight, bits_of
 
 
 class Scheme(NamedTuple):
-    """How weights are stored: the `format` of a code, and `scale`, a dtype for each block of (rows, columns) elements.
+    """How weights are stored: the `format` of an element, and the dtype of a `block`'s `scale`.
 
-    A size of 0 is the whole of a dimension. `offset_bits` are those of a zero point of each block; `nested` blocks
-    share a float32 scale of their scales. `compute` is the dtype of products, "" for the input's. `ignored` are
-    patterns of module names that keep their weights.
+    A block has (rows, columns) elements; a size of 0 is the whole dimension. `offset_bits` is the number of bits of a
+    block's zero point; `nested` blocks share a float32 scale of their scales. `compute` is the dtype of products, ""
+    for the input's. `ignored` are patterns of names of modules that keep their weights.
     """
 
     format: str
@@ -32,7 +32,7 @@ class Scheme(NamedTuple):
     ignored: tuple[str, ...] = ()
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """Return a packed weight of the sizes of a weight, on its device; its values are zeros."""
+        """Return a packed weight of zeros with the shape and the device of a weight."""
         *stack, rows, columns = weight.shape
         bits = bits_of(self.format)
         whole = {"int8": torch.int8}.get(self.format) or (
@@ -58,7 +58,7 @@ class Scheme(NamedTuple):
 
 
 def read_scheme(settings: Mapping[str, Any]) -> Scheme | None:
-    """Return the scheme of a `quantization_config`, None for a method or a setting that is not known.
+    """Return the scheme of a `quantization_config`, None for an unsupported method or setting.
 
     >>> read_scheme({"quant_method": "gptq", "bits": 4, "group_size": 128}).format
     'int4'
@@ -76,7 +76,7 @@ def read_scheme(settings: Mapping[str, Any]) -> Scheme | None:
 
 
 def _grouped(settings: Mapping[str, Any], bits: Any, default: int, *, symmetric: bool = False) -> Scheme | None:
-    """Return integers of some bits with float16 scales for each group of a row."""
+    """Return the scheme of `bits`-bit integers with a float16 scale for each group of a row."""
     group = settings.get("group_size", default)
     if type(bits) is not int or not 1 <= bits <= 8 or not (group is None or type(group) is int):
         return None
@@ -112,7 +112,7 @@ def _fp8(settings: Mapping[str, Any]) -> Scheme | None:
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme | None:
-    """Return the scheme of compressed-tensors, if all groups of modules have one and it is for linear layers."""
+    """Return the scheme of compressed-tensors, if all groups of modules share it and it is for linear layers."""
     groups = list((settings.get("config_groups") or {}).values())
     if not groups or any(group != groups[0] for group in groups[1:]) or groups[0].get("targets") not in (["Linear"],):
         return None
@@ -170,7 +170,7 @@ def _fp_quant(settings: Mapping[str, Any]) -> Scheme | None:
     return group and Scheme("float4_e2m1fn", torch.uint8, (1, group), compute="float4_e2m1fn_x2")  # type: ignore
 
 
-# Method → its scheme, or what reads the scheme from its settings. Sources: the classes of
+# Method → its scheme, or the function that reads it from the settings. Sources: the classes of
 # transformers.utils.quantization_config in 5.23 for names and defaults, and each library's layers for what they store.
 _READERS: Mapping[str, Scheme | Callable[[Mapping[str, Any]], Scheme | None]] = {
     **dict.fromkeys(("gptq", "awq", "auto-round", "autoround"), _gptq),
@@ -190,15 +190,15 @@ METHODS: Sequence[str] = sorted(_READERS)
 
 
 _LOGGER = logging.getLogger("fvflops")
-# Of mixtures of experts it quantises the experts alone.
+# The method that quantises only the experts of a mixture of experts.
 _EXPERTS_ONLY = "mxfp4"
 
 
 def quantise(model: Any, settings: Mapping[str, Any]) -> None:
-    """Pack the weights of a model of transformers that its `quantization_config` quantises.
+    """Pack the weights of a transformers model that its `quantization_config` quantises.
 
-    These are linear layers and stacks of experts, without the output layer, tied weights and the modules that the
-    settings leave out. A method that is not known leaves the model as it is, and is logged in one line.
+    These are linear layers and stacks of experts, except the output layer, tied weights and modules that the settings
+    ignore. An unsupported method leaves the model unchanged and logs a warning.
     """
     scheme = read_scheme(settings)
     method = settings.get("quant_method", "?")

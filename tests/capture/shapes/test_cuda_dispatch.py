@@ -1,4 +1,4 @@
-"""Ops that CUDA runs by other kernels than the CPU: each is known here, by torch's own list of kernels."""
+"""Ops that CUDA runs with other kernels than the CPU: torch's list of kernels has none that is unknown here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fvflops.torch_internals import has_kernel_for_key
 from fvflops.trace.spec import TensorSpec
 from tests.support.old_torch import OLDER, VERSION
 
-# A composite op whose only kernels are of these keys runs as its decomposition on dense tensors of the CPU and CUDA.
+# A composite op with kernels for these dispatch keys only is decomposed on dense tensors of the CPU and CUDA.
 OTHER_KEYS = ("NestedTensor", "MPS", "XPU", "Sparse", "Mkldnn", "Quantized")
-# Part of the name of an op that has a kernel for CUDA and none for the CPU → where a run of a model meets it.
+# Part of the name of an op that has a kernel for CUDA and none for the CPU → where a model runs it.
 BY_RULE = {
     "_cudnn_rnn": "recurrent layers (cuda_kernels)",
     "cudnn_batch_norm": "batch and instance norm (cuda_kernels)",
@@ -39,8 +39,8 @@ INSIDE = {
     "_conv_depthwise2d": "convolution",
     "conv_depthwise3d": "convolution",
     "_cudnn_ctc_loss": "ctc_loss with targets on the CPU: _ctc_loss is recorded",
-    "_use_cudnn_ctc_loss": "the test of ctc_loss",
-    "_use_miopen_ctc_loss": "the test of ctc_loss",
+    "_use_cudnn_ctc_loss": "ctc_loss's choice of a kernel",
+    "_use_miopen_ctc_loss": "ctc_loss's choice of a kernel",
 }
 BY_NAME = {
     "_philox": "random keys",
@@ -66,7 +66,7 @@ BY_NAME = {
 
 
 def native_functions() -> dict[str, set[str]]:
-    """Return op → the dispatch keys of its kernels, of dense tensors those that it has by another overload too."""
+    """Return op → the dispatch keys of its kernels, including kernels of the overload that it delegates to."""
     text = (resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml").read_text()
     entries: list[dict[str, Any]] = yaml.safe_load(text)
     own = {
@@ -84,8 +84,8 @@ def native_functions() -> dict[str, set[str]]:
 KERNELS = native_functions()
 
 
-# The lists are those of the torch that the tables are written for, and of newer ones.
-listed = pytest.mark.skipif(OLDER, reason="the lists of ops are those of a newer torch")
+# The lists match the version of torch that the tables are written for, and newer ones.
+listed = pytest.mark.skipif(OLDER, reason="the lists of ops match newer versions of torch")
 
 
 @listed
@@ -101,7 +101,7 @@ def test_composite_ops_with_kernels_of_their_own_are_known():
 
 
 @listed
-def test_the_list_of_torch_is_what_its_dispatcher_has():
+def test_torchs_list_of_kernels_matches_its_dispatcher():
     """A composite op with a kernel for autograd has kernels of its own on some device."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     assert len(names) > 3000
@@ -112,7 +112,7 @@ def test_the_list_of_torch_is_what_its_dispatcher_has():
 
 
 @listed
-def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
+def test_kernels_that_only_cuda_has_have_a_rule_or_a_name():
     only = [
         op
         for op, keys in KERNELS.items()
@@ -121,7 +121,7 @@ def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
     known = (*BY_RULE, *INSIDE, *BY_NAME)
     assert len(only) > 50 and [op for op in only if not any(part in op for part in known)] == []
     met = {part for part in known if any(part in op for op in only)}
-    assert set(known) - met <= {"native_dropout", "_philox", "_scaled_addmm"}  # on some torch the CPU has it too
+    assert set(known) - met <= {"native_dropout", "_philox", "_scaled_addmm"}  # in some versions, the CPU has them too
 
 
 fused = pytest.mark.skipif(VERSION < (2, 9), reason="CUDA has no fused RMSNorm before torch 2.9")
@@ -130,7 +130,7 @@ fused = pytest.mark.skipif(VERSION < (2, 9), reason="CUDA has no fused RMSNorm b
 @fused
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_keeps_its_input_and_a_scale_for_each_row_on_cuda(dtype):
-    """CUDA's kernel keeps no float32 copies, in the memory of one device as in that of a rank."""
+    """CUDA's kernel saves no float32 copies for the backward pass."""
     rows, width = 64, 128
     model = nn.Sequential(nn.Linear(width, width, bias=False), nn.RMSNorm(width)).to(dtype)
     step = TrainingStepAnalysis(model, torch.ones(rows, width, dtype=dtype), loss=torch.sum, device="cuda")
@@ -165,9 +165,9 @@ def test_rms_norm_with_a_weight_of_another_dtype_is_decomposed_as_in_torch():
 
 
 def test_ops_of_other_libraries_run_under_autocast_as_cuda_runs_them():
-    """Torchvision's have a kernel for CUDA's autocast that computes in float32 and returns the dtype of the input.
+    """Torchvision's ops have an AutocastCUDA kernel, which computes in float32 and returns the dtype of the input.
 
-    A checkpoint recomputes in the same dtypes, and the autocast that it enters again registers no kernel twice.
+    Checkpointing recomputes in the same dtypes, and entering autocast again registers no kernel twice.
     """
     with torch.library._scoped_library("fvflops_autocast", "FRAGMENT") as library:
         library.define("rescale(Tensor x, Tensor rows) -> Tensor")

@@ -92,7 +92,6 @@ LINES: dict[str, Sequence[str]] = {
     "plan": ("plan zoo:llama_tiny --mesh dp=2,tp=2",),
     "plan of a pipeline": ("plan zoo:llama_tiny --mesh pp=2,fsdp=2 --microbatches 4",),
     "plan with times": ("plan zoo:llama_tiny --mesh fsdp=2 --device H100 --dtype bf16",),
-    "list": ("list", "list zoo", "list devices", "list conventions"),
     "ops": ("ops linear", "ops --convention fvcore", "ops flex_attention"),
     "memory": (f"memory {MODEL} --batch 4",),
     "memory of inference": (f"memory {MODEL} --inference --device 24GB",),

@@ -68,6 +68,7 @@ def count_file(path: str, write: Callable[[str], None], line: str) -> Any:
 
 
 def count_library(*lines: str) -> Any:
+    # Without the schemas torchvision is not importable, unless an earlier answer of the process has defined them.
     define_torchvision_schemas()
     return run(*lines)
 
@@ -93,6 +94,7 @@ FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
     "missing file": ("x.pt", lambda path: None, "count x.pt"),
 }
 LIBRARIES: dict[str, Sequence[str]] = {
+    "list": ("list", "list zoo", "list devices", "list conventions"),
     "zoo": ("count zoo:gpt2 --seq 16 --build-on meta",),
     "torchvision": ("count torchvision:squeezenet1_1 --build-on meta",),
     "timm": ("count timm:resnet10t --build-on meta",),

@@ -1,17 +1,19 @@
-"""The work of one of two ranks that train by Accelerate and record their steps: RANK PORT FOLDER."""
+"""The work of one of two ranks that train by Accelerate and record their steps."""
 
 import os
-import sys
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from fvflops.integrations.accelerate import FlopsRecording
 
-if __name__ == "__main__":
-    rank, port, folder = sys.argv[1:]
-    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+
+def main(rank, folder):
+    from accelerate import Accelerator
+
+    # Accelerate finds the process group that there is by these.
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used: the group exists
     accelerator = Accelerator(cpu=True)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)

@@ -1,4 +1,4 @@
-"""Shape rules that torch lacks: collectives, histograms, fused steps, results like arguments; quantized tensors."""
+"""Shape rules that torch lacks, for collectives, histograms, fused optimizer steps and others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written_and_work(*args: Any) -> tuple[Any, Any]:
 
 
 def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Return torch's result with the strides of a dense argument; torch's rule changes those of size-1 dimensions."""
+    """Return torch's result with a dense argument's strides: torch's rule changes the strides of size-1 dimensions."""
     result = rule(self, *rest, **options)
     preserves = options.get("memory_format") in (None, torch.preserve_format)
     if preserves and result.layout is self.layout is torch.strided and is_dense(self.shape, self.stride()):
@@ -44,7 +44,7 @@ def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, *
 
 
 def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Return torch's result; the meta kernels of torch 2.8 to 2.12 take indices of any type."""
+    """Return torch's result, but check the index dtype: the meta kernels of torch 2.8 to 2.12 accept any."""
     if indices.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
@@ -76,7 +76,7 @@ def transform_bias_rescale_qkv(
 def padded_dense_to_jagged(
     dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None
 ) -> torch.Tensor:
-    """Return the rows of sequences without padding; raise DataDependentError unless `total_L` is their number."""
+    """Return the rows of sequences without padding; raise DataDependentError without their number `total_L`."""
     if total_L is None:
         raise DataDependentError.of_op("aten::_padded_dense_to_jagged_forward")
     return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
@@ -87,7 +87,7 @@ def reject_quantized(name: str, *_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(f"{name}: shape execution does not support quantized tensors")
 
 
-# torch 2.10 and older have no meta kernels of these; those of newer versions draw a random number for each call.
+# torch 2.10 and older have no meta kernels for these; newer meta kernels draw a random number on each call.
 _COLLECTIVES: _Rules = {
     **dict.fromkeys(
         (
@@ -114,7 +114,7 @@ _QUANTIZED: _Rules = {
     )
 }
 
-_HISTOGRAMS: _Rules = {  # counts by the number of bins, or by their edges, which are returned too
+_HISTOGRAMS: _Rules = {  # for a number of bins or for their edges; histogram returns the edges too
     "aten::_histogramdd_bin_edges": lambda self, bins, **_: [self.new_empty(number + 1) for number in bins],
     "aten::_histogramdd_from_bin_cts": lambda self, bins, **_: self.new_empty(list(bins)),
     "aten::_histogramdd_from_bin_tensors": lambda self, bins, **_: self.new_empty([len(item) - 1 for item in bins]),
@@ -122,7 +122,7 @@ _HISTOGRAMS: _Rules = {  # counts by the number of bins, or by their edges, whic
     "aten::histogram.bins_tensor": lambda self, bins, **_: (self.new_empty(bins.numel() - 1), torch.empty_like(bins)),
 }
 
-# By name: the positions of the arguments like which the results are.
+# Op → positions of the arguments whose shape, strides and dtype the results have.
 _LIKE: dict[str, tuple[int, ...]] = {
     "_add_relu.Scalar": (0,),
     "_dirichlet_grad": (0,),
@@ -162,8 +162,8 @@ RULES: _Rules = {
         f"aten::{name}": partial(preserve_strides, getattr(torch.ops.aten, name).default)
         for name in _CREATED_LIKE.split()
     },
-    **{f"aten::{name}": lambda *_, **__: None for name in _FUSED_STEPS},  # they write to their arguments
-    "_c10d_functional::_wrap_tensor_autograd": lambda self: self.view_as(self),  # as a wrapper subclass around it
+    **{f"aten::{name}": lambda *_, **__: None for name in _FUSED_STEPS},  # in-place, without a result
+    "_c10d_functional::_wrap_tensor_autograd": lambda self: self.view_as(self),  # a new tensor, like torch's wrapper
     "aten::_aminmax": lambda self: (self.new_empty(()), self.new_empty(())),
     "aten::_aminmax.dim": aminmax_dim,
     "aten::_compute_linear_combination": lambda self, weights: self.new_empty(len(weights), *self.shape[1:]),
