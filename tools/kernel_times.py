@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernel_fitting.classes import CLASSES, KernelClass, Sample, processor
+from kernel_fitting import attention_rows, product_rows
+from kernel_fitting.kernel_class import KernelClass, Sample, processor
 from scipy.optimize import least_squares
 
+CLASSES = {kind.name: kind for module in (product_rows, attention_rows) for kind in module.CLASSES}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
 
@@ -95,7 +97,9 @@ def main() -> None:
                 continue
             figures = fit(kind, fitted)
             print(f"{name} {options.dtype} {gpu} {engine}: {describe_errors(kind, held_out, figures)}", flush=True)
-            print("   ", {key: float(f"{getattr(figures, key):.3g}") for key in (*kind.bounds, *kind.fixed)}, flush=True)
+            print(
+                "   ", {key: float(f"{getattr(figures, key):.3g}") for key in (*kind.bounds, *kind.fixed)}, flush=True
+            )
 
 
 if __name__ == "__main__":
