@@ -86,7 +86,10 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
         # Of one step of the inner dimension.
         step = _STEP * max(2 * area / (rate * share), (height + width) * operand_bytes / figures.feed)
         tiles = ceil(rows / height) * ceil(columns / width) * batch
-        best = min(best, combine(_waves(tiles, gpu, figures) * (ceil(inner / _STEP) * step + figures.tile), moving, figures.overlap))
+        best = min(
+            best,
+            combine(_waves(tiles, gpu, figures) * (ceil(inner / _STEP) * step + figures.tile), moving, figures.overlap),
+        )
         for parts in _SPLITS:
             if inner < 2 * _STEP * parts or tiles * parts > 2 * gpu.multiprocessors:
                 break
