@@ -87,7 +87,15 @@ def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so(
 )
 def test_a_mistake_in_a_file_of_figures_names_its_line(tmp_path, text, message):
     file = tmp_path / "figures.yaml"
-    lines = ["description: x", "figures:", "  G:", "    capability: 9.0", "    source: me", "    product:", "      bf16:"]
+    lines = [
+        "description: x",
+        "figures:",
+        "  G:",
+        "    capability: 9.0",
+        "    source: me",
+        "    product:",
+        "      bf16:",
+    ]
     file.write_text("\n".join([*lines, f"        {text}"]) + "\n")
     with pytest.raises(TableError, match=message) as caught:
         load_figures(str(file))
