@@ -84,7 +84,7 @@ def _read_groups(options: argparse.Namespace) -> _Groups:
 
 def is_held_out(sample: Sample) -> bool:
     """Return whether a shape is left out of fits, on all GPUs."""
-    return zlib.crc32(repr(tuple(sample.shape)).encode()) % 3 == 0
+    return zlib.crc32(repr(tuple(sample.shape)[:6]).encode()) % 3 == 0
 
 
 def log_ratios(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[float]:
