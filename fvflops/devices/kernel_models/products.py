@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-# Rows and columns of a tile of the result, one thread block each; the efficiency of the matrix units falls with the size.
+# Rows and columns of a tile of the result, one thread block each; small tiles use the matrix units less well.
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64), (64, 16))
 _LARGE, _MEDIUM = 128 * 128, 64 * 64
 # Ways to split the inner dimension among thread blocks, where there are fewer tiles than multiprocessors.
@@ -21,7 +21,7 @@ _PARTIAL = 4
 
 
 class Product(NamedTuple):
-    """`batch` products of (rows, inner) by (inner, columns), with the bytes of an element of the operands and result.
+    """`batch` products of (rows, inner) by (inner, columns), and the bytes of an element of operands and result.
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
     """
@@ -47,11 +47,11 @@ class Processor(NamedTuple):
 class ProductFigures:
     """What a product's time depends on besides the GPU's peaks; times are in seconds.
 
-    `large` is the fraction of the peak that tiles of at least 128 x 128 reach, `medium` the factor of it for tiles from
+    `large` is the fraction of the peak that tiles of at least 128 x 128 reach, `medium` its factor for tiles from
     64 x 64, `small` one more factor for smaller ones. `start` is the shortest time of a kernel, `tile` the time to fill
-    and empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is the
-    fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is 1
-    where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
+    and empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is
+    the fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is
+    1 where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
     norm of computing and moving: 1 is one after the other, infinity the longer of both.
     """
 
