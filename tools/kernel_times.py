@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernel_fitting import attention_rows, product_rows
-from kernel_fitting.kernel_class import KernelClass, Sample, processor
+from kernel_fitting import attention_rows, collective_rows, product_rows
+from kernel_fitting.kernel_class import KernelClass, Sample
 from scipy.optimize import least_squares
 
-CLASSES = {kind.name: kind for module in (product_rows, attention_rows) for kind in module.CLASSES}
+CLASSES = {kind.name: kind for module in (product_rows, attention_rows, collective_rows) for kind in module.CLASSES}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
 
@@ -35,7 +35,7 @@ def is_held_out(sample: Sample) -> bool:
 def log_ratios(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[float]:
     """Return the logarithms of computed by measured seconds."""
     return [
-        math.log(kind.seconds(sample.shape, processor(sample.gpu, sample.dtype), figures) / sample.seconds)
+        math.log(kind.seconds(sample.shape, kind.machine(sample.gpu, sample.dtype), figures) / sample.seconds)
         for sample in samples
     ]
 
@@ -82,24 +82,30 @@ def main() -> None:
     parser.add_argument("kinds", nargs="+", choices=CLASSES, metavar="CLASS", help=f"of {', '.join(CLASSES)}")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--gpu", nargs="*")
+    parser.add_argument("--borrow", action="store_true", help="also the errors with figures of each other GPU")
     parser.add_argument("--engines", action="store_true", help="fit each engine by itself")
     options = parser.parse_args()
     for name in options.kinds:
         kind = CLASSES[name]
         groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
         for sample in kind.samples(options.folder):
-            if sample.dtype == options.dtype and (not options.gpu or sample.gpu in options.gpu):
+            if sample.dtype in (options.dtype, "") and (not options.gpu or sample.gpu in options.gpu):
                 groups[sample.gpu, sample.engine if options.engines else ""].append(sample)
+        found: dict[tuple[str, str], Any] = {}
         for (gpu, engine), samples in groups.items():
             fitted = [sample for sample in samples if not is_held_out(sample)]
             held_out = [sample for sample in samples if is_held_out(sample)]
-            if len(fitted) < 100:
+            if len(fitted) < 30:
                 continue
-            figures = fit(kind, fitted)
+            figures = found[gpu, engine] = fit(kind, fitted)
             print(f"{name} {options.dtype} {gpu} {engine}: {describe_errors(kind, held_out, figures)}", flush=True)
             print(
                 "   ", {key: float(f"{getattr(figures, key):.3g}") for key in (*kind.bounds, *kind.fixed)}, flush=True
             )
+        for (gpu, engine), (other, same) in itertools.product(groups, found if options.borrow else ()):
+            if engine == same and gpu != other:
+                errors = describe_errors(kind, groups[gpu, engine], found[other, same])
+                print(f"{name} {options.dtype} {gpu} {engine} with figures of {other}: {errors}", flush=True)
 
 
 if __name__ == "__main__":

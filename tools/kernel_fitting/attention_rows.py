@@ -34,7 +34,7 @@ def _attention(row: Row) -> Attention | None:
 CLASSES = (
     KernelClass(
         "attention",
-        "attention_prefill.csv",
+        ("attention_prefill.csv",),
         "attn_dtype",
         _attention,
         attention_seconds,
@@ -54,7 +54,7 @@ CLASSES = (
     ),
     KernelClass(
         "decode",
-        "attention_decode.csv",
+        ("attention_decode.csv",),
         "attn_dtype",
         _attention,
         decode_seconds,

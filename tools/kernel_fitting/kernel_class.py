@@ -50,23 +50,28 @@ class KernelClass:
     """Kernels whose seconds one function computes from figures; `bounds` are figure → lowest, first and highest value."""
 
     name: str
-    file: str
+    files: tuple[str, ...]
     dtype: str
     read: Callable[[Row], Any]
-    seconds: Callable[[Any, Processor, Any], float]
+    seconds: Callable[[Any, Any, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
     fixed: Mapping[str, tuple[int, ...]]
+    machine: Callable[[str, str], Any] = processor
 
     def samples(self, folder: Path) -> Iterator[Sample]:
         """Yield the measured kernels of this class in a folder."""
-        with open(folder / self.file, newline="") as file:
-            for row in csv.DictReader(file):
-                seconds = float(row["latency_ms"]) / 1e3
-                shape = self.read(row) if seconds > 0 else None
-                if shape is not None:
-                    engine = f"{row['framework']} {row['kernel_source']}"
-                    yield Sample(row["gpu"], engine, row[self.dtype], shape, seconds)
+        for row in self._rows(folder):
+            seconds = float(row["latency_ms"]) / 1e3
+            shape = self.read(row) if seconds > 0 else None
+            if shape is not None:
+                engine = f"{row['framework']} {row['kernel_source']}"
+                yield Sample(row["gpu"], engine, row[self.dtype] if self.dtype else "", shape, seconds)
+
+    def _rows(self, folder: Path) -> Iterator[Row]:
+        for name in self.files:
+            with open(folder / name, newline="") as file:
+                yield from csv.DictReader(file)
 
 
 US = 1e-6

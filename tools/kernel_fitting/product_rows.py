@@ -16,7 +16,7 @@ def _product(row: Row) -> Product | None:
 CLASSES = (
     KernelClass(
         "product",
-        "gemm.csv",
+        ("gemm.csv",),
         "gemm_dtype",
         _product,
         product_seconds,

@@ -1,0 +1,93 @@
+"""Measured collectives of the GPUs of one node, of NCCL and of engines."""
+
+from __future__ import annotations
+
+from fvflops.devices.kernel_models.collectives import (
+    Collective,
+    CollectiveFigures,
+    Fabric,
+    PeerFigures,
+    collective_seconds,
+    peer_seconds,
+)
+from kernel_fitting.kernel_class import US, KernelClass, Row
+
+_FABRICS = {
+    "a100_sxm": Fabric(300e9),
+    "h100_sxm": Fabric(450e9, adds=True),
+    "h200_sxm": Fabric(450e9, adds=True),
+    "b200_sxm": Fabric(900e9, adds=True),
+    "l40s": Fabric(32e9),
+    "rtx_pro_6000_server": Fabric(64e9),
+}
+_BYTES = {"half": 2, "int8": 1, "bfloat16": 2}
+_KINDS = {"alltoall": "all_to_all"}
+# Bytes of the largest buffer for which an engine has its own all-reduce, and of the smallest for which none has.
+_SMALL, _LARGE = 4 << 20, 64 << 20
+
+
+def _collective(row: Row) -> Collective | None:
+    dtype = row.get("nccl_dtype") or row["allreduce_dtype"]
+    kind = row.get("op_name", "all_reduce")
+    nbytes = float(row["message_size"]) * _BYTES[dtype]
+    if "allreduce_dtype" in row and not _is_nccl(row, nbytes):
+        return None
+    return Collective(_KINDS.get(kind, kind), int(row["num_gpus"]), nbytes, dtype != "int8")
+
+
+def _is_nccl(row: Row, nbytes: float) -> bool:
+    """Return whether an engine's rows are like NCCL's own; those over PCIe are of other machines."""
+    return nbytes >= _LARGE and not row["kernel_source"].endswith("eager") and _FABRICS[row["gpu"]].bandwidth > 1e11
+
+
+def _small(row: Row) -> Collective | None:
+    """Return an engine's all-reduce, if it is in a CUDA graph: others wait for the host."""
+    nbytes = float(row["message_size"]) * _BYTES[row["allreduce_dtype"]]
+    if row["kernel_source"].endswith("eager") or nbytes > _SMALL:
+        return None
+    return Collective("all_reduce", int(row["num_gpus"]), nbytes)
+
+
+def _fabric(gpu: str, _: str) -> Fabric:
+    return _FABRICS[gpu]
+
+
+CLASSES = (
+    KernelClass(
+        "collective",
+        ("collectives.csv", "all_reduce_in_engines.csv"),
+        "",
+        _collective,
+        collective_seconds,
+        CollectiveFigures,
+        {
+            "start": (0.5 * US, 4 * US, 40 * US),
+            "step": (0.1 * US, 0.8 * US, 10 * US),
+            "flagged": (0.05, 0.5, 1),
+            "fence": (0.2 * US, 15 * US, 60 * US),
+            "fenced": (0.1, 0.7, 1),
+            "local": (0.01, 0.6, 2),
+            "scattered": (0.5, 1, 1.5),
+            "switched": (0.3, 0.6, 1),
+            "sharing": (0.001, 0.1, 3),
+        },
+        {},
+        _fabric,
+    ),
+    KernelClass(
+        "peers",
+        ("all_reduce_in_engines.csv",),
+        "",
+        _small,
+        peer_seconds,
+        PeerFigures,
+        {
+            "start": (0.5 * US, 4 * US, 40 * US),
+            "barrier": (0.1 * US, 2 * US, 40 * US),
+            "peers": (0.1, 0.7, 1),
+            "sharing": (0.001, 0.1, 3),
+        },
+        {},
+        _fabric,
+    ),
+)
