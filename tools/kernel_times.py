@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernel_fitting import attention_rows, collective_rows, product_rows
+from kernel_fitting import attention_rows, collective_rows, mixture_rows, product_rows
 from kernel_fitting.kernel_class import KernelClass, Sample
 from scipy.optimize import least_squares
 
-CLASSES = {kind.name: kind for module in (product_rows, attention_rows, collective_rows) for kind in module.CLASSES}
+CLASSES = {kind.name: kind for module in (product_rows, attention_rows, mixture_rows, collective_rows) for kind in module.CLASSES}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
 
