@@ -1,7 +1,13 @@
-"""Fits the figures of kernel classes to measured kernels, and prints how far the computed times are off.
+#!/usr/bin/env python3
+"""Compares computed times of kernels with measured ones, and fits the figures that they rest on.
 
-The folder has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
-every GPU, is held out of the fit; the errors are theirs, of kernels above 10 us.
+    tools/kernel_times.py FOLDER                         errors with the shipped configs/kernel_figures.yaml
+    tools/kernel_times.py FOLDER --class product --gpu h100_sxm --engines
+    tools/kernel_times.py FOLDER --fit FILE              fits each class, GPU and dtype, and writes the figures
+
+FOLDER has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
+every GPU, is held out of all fits; the errors are those of these shapes, of kernels above 10 us. The column "borrowed"
+is the error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
 """
 
 from __future__ import annotations
@@ -11,20 +17,69 @@ import itertools
 import math
 import random
 import statistics
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from kernel_fitting import attention_rows, collective_rows, mixture_rows, product_rows
-from kernel_fitting.kernel_class import KernelClass, Sample
-from scipy.optimize import least_squares
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-CLASSES = {kind.name: kind for module in (product_rows, attention_rows, mixture_rows, collective_rows) for kind in module.CLASSES}
+import numpy as np  # noqa: E402
+import yaml  # noqa: E402
+from kernel_fitting import attention_rows, collective_rows, memory_rows, mixture_rows, product_rows  # noqa: E402
+from kernel_fitting.kernel_class import DEVICES, PEAKS, KernelClass, Sample  # noqa: E402
+from scipy.optimize import least_squares  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+
+from fvflops import find_device  # noqa: E402
+from fvflops.devices.kernel_models.figures import find_figures, load_figures  # noqa: E402
+
+_MODULES = (memory_rows, product_rows, attention_rows, mixture_rows, collective_rows)
+CLASSES = {kind.name: kind for module in _MODULES for kind in module.CLASSES}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
+_FEWEST = 20
+_SAME_CHIP = dict.fromkeys(("H100 SXM", "H200"), ("H100 SXM", "H200"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the errors, or write fitted figures; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tools/kernel_times.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="with the CSV files")
+    parser.add_argument("--class", dest="kinds", action="append", choices=CLASSES, help="only this class")
+    parser.add_argument("--gpu", action="append", choices=DEVICES, help="only this GPU; may be repeated")
+    parser.add_argument("--engines", action="store_true", help="errors of each engine's kernels by themselves")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit, and write the figures to this file")
+    options = parser.parse_args(argv)
+    groups = _read_groups(options)
+    if options.fit:
+        _write(options.fit, groups)
+        return 0
+    rows = [_describe(kind, samples, engine) for (kind, *_, engine), samples in groups.items()]
+    print(tabulate([row for row in rows if row], headers=_HEADERS))
+    return 0
+
+
+_HEADERS = ["class", "dtype", "GPU", "kernels", "mean error", "bias", "95th percentile", "borrowed", "of"]
+_Groups = dict[tuple[str, ...], list[Sample]]
+
+
+def _read_groups(options: argparse.Namespace) -> _Groups:
+    """Return the samples of each class, GPU, dtype and, if asked for, engine, by class and engine."""
+    groups: defaultdict[tuple[str, ...], list[Sample]] = defaultdict(list)
+    for name in options.kinds or CLASSES:
+        kind = CLASSES[name]
+        for sample in kind.samples(options.folder):
+            if sample.dtype not in kind.shipped or (options.gpu and sample.gpu not in options.gpu):
+                continue
+            if options.engines:
+                groups[name, sample.dtype, sample.gpu, sample.engine].append(sample)
+            elif sample.engine.startswith(kind.shipped[sample.dtype]):
+                groups[name, sample.dtype, sample.gpu, ""].append(sample)
+    return groups
 
 
 def is_held_out(sample: Sample) -> bool:
@@ -34,10 +89,7 @@ def is_held_out(sample: Sample) -> bool:
 
 def log_ratios(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[float]:
     """Return the logarithms of computed by measured seconds."""
-    return [
-        math.log(kind.seconds(sample.shape, kind.machine(sample.gpu, sample.dtype), figures) / sample.seconds)
-        for sample in samples
-    ]
+    return [math.log(kind.time(sample, figures) / sample.seconds) for sample in samples]
 
 
 def fit(kind: KernelClass, samples: Sequence[Sample]) -> Any:
@@ -64,49 +116,56 @@ def fit(kind: KernelClass, samples: Sequence[Sample]) -> Any:
     return best[1]
 
 
-def describe_errors(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> str:
-    """Return the mean, the 95th percentile and the bias of the errors of kernels above 10 us."""
-    errors = sorted(math.expm1(ratio) for ratio in log_ratios(kind, [s for s in samples if s.seconds > _LONG], figures))
-    if not errors:
-        return "no kernel above 10 us"
-    sizes = sorted(map(abs, errors))
-    return (
-        f"{len(errors):5} kernels, mean error {statistics.mean(sizes):6.1%}, 95th percentile "
-        f"{sizes[int(0.95 * (len(sizes) - 1))]:6.1%}, bias {statistics.mean(errors):+6.1%}"
-    )
+def _describe(kind: str, samples: Sequence[Sample], engine: str) -> list[str] | None:
+    """Return the row of a class, GPU and dtype: errors of kernels above 10 us, held out; None for too few."""
+    chosen = [sample for sample in samples if sample.seconds > _LONG and is_held_out(sample)]
+    if len(chosen) < _FEWEST:
+        return None
+    sample = chosen[0]
+    device = find_device(DEVICES[sample.gpu])
+    own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
+    assert own is not None and other is not None
+    dtype = PEAKS[sample.dtype]
+    errors = _errors(CLASSES[kind], chosen, own.of(kind, dtype))
+    borrowed = _errors(CLASSES[kind], chosen, other.of(kind, dtype))
+    return [
+        f"{kind} {engine}".strip(),
+        dtype,
+        device.name,
+        str(len(chosen)),
+        f"{_mean(errors):.1%}",
+        f"{statistics.mean(errors):+.1%}",
+        f"{sorted(map(abs, errors))[int(0.95 * (len(errors) - 1))]:.1%}",
+        f"{_mean(borrowed):.1%}",
+        other.devices[kind],
+    ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="with the CSV files")
-    parser.add_argument("kinds", nargs="+", choices=CLASSES, metavar="CLASS", help=f"of {', '.join(CLASSES)}")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--gpu", nargs="*")
-    parser.add_argument("--borrow", action="store_true", help="also the errors with figures of each other GPU")
-    parser.add_argument("--engines", action="store_true", help="fit each engine by itself")
-    options = parser.parse_args()
-    for name in options.kinds:
-        kind = CLASSES[name]
-        groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
-        for sample in kind.samples(options.folder):
-            if sample.dtype in (options.dtype, "") and (not options.gpu or sample.gpu in options.gpu):
-                groups[sample.gpu, sample.engine if options.engines else ""].append(sample)
-        found: dict[tuple[str, str], Any] = {}
-        for (gpu, engine), samples in groups.items():
-            fitted = [sample for sample in samples if not is_held_out(sample)]
-            held_out = [sample for sample in samples if is_held_out(sample)]
-            if len(fitted) < 30:
-                continue
-            figures = found[gpu, engine] = fit(kind, fitted)
-            print(f"{name} {options.dtype} {gpu} {engine}: {describe_errors(kind, held_out, figures)}", flush=True)
-            print(
-                "   ", {key: float(f"{getattr(figures, key):.3g}") for key in (*kind.bounds, *kind.fixed)}, flush=True
-            )
-        for (gpu, engine), (other, same) in itertools.product(groups, found if options.borrow else ()):
-            if engine == same and gpu != other:
-                errors = describe_errors(kind, groups[gpu, engine], found[other, same])
-                print(f"{name} {options.dtype} {gpu} {engine} with figures of {other}: {errors}", flush=True)
+def _errors(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[float]:
+    return [math.expm1(ratio) for ratio in log_ratios(kind, samples, figures)]
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return statistics.mean(map(abs, errors))
+
+
+def _write(file: Path, groups: _Groups) -> None:
+    """Fit the figures of all groups in the order of the classes, and write them; other figures of the file stay."""
+    document = yaml.safe_load(file.read_text())
+    for (kind, *_), samples in groups.items():
+        sample = samples[0]
+        fitted = [sample for sample in samples if not is_held_out(sample)]
+        if len(fitted) < 3 * _FEWEST:
+            continue
+        found = fit(CLASSES[kind], fitted)
+        names = (*CLASSES[kind].bounds, *CLASSES[kind].fixed)
+        entry = document["figures"][DEVICES[sample.gpu]]
+        entry.setdefault(kind, {})[PEAKS[sample.dtype]] = {name: float(f"{getattr(found, name):.3g}") for name in names}
+        header = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
+        file.write_text(header + "\n" + yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None))
+        load_figures.cache_clear()  # a class rests on those before it
+        print(kind, PEAKS[sample.dtype], DEVICES[sample.gpu], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import numpy as np  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
-from training_runs.fitting import cross_validate, fit, predict_shipped  # noqa: E402
+from training_runs.fitting import SOFTWARE_OF, cross_validate, fit, predict_shipped  # noqa: E402
 from training_runs.prepared import PreparedRun, key_of, prepare  # noqa: E402
 from training_runs.rows import DATASETS, TrainingRun, read_runs  # noqa: E402
 
@@ -123,27 +123,21 @@ def _summary(errors: np.ndarray) -> tuple[float, float, float]:
 
 
 def _fit_all(prepared: Prepared) -> dict[str, np.ndarray]:
-    """Print the fitted figures of each device; return by kind of fit the predicted seconds of all runs."""
+    """Print the fitted figures of each software; return by kind of fit the predicted seconds of all runs."""
     predicted = {kind: np.full(len(prepared), np.nan) for kind in ("fitted", *_GROUPS)}
-    for device in dict.fromkeys(item.run.device for item in prepared):
-        own = np.array([item.run.device == device for item in prepared])
-        is_fitted = np.array([item.run.dataset not in _NOT_FITTED for item in prepared])
-        if not (own & is_fitted).any():
-            print(f"\n{device}: no runs to fit to")
-            continue
-        batch = Batch([item for item, chosen in zip(prepared, own & is_fitted, strict=True) if chosen])
+    for software in filter(None, dict.fromkeys(SOFTWARE_OF[item.run.dataset] for item in prepared)):
+        own = np.array([SOFTWARE_OF[item.run.dataset] == software for item in prepared])
+        batch = Batch([prepared[index] for index in np.flatnonzero(own)])
         start = time.perf_counter()
-        found = fit(device, batch)
-        print(f"\n{device}: {len(batch.runs)} runs, fitted in {time.perf_counter() - start:.1f} s")
-        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="")
-        predicted["fitted"][own] = Batch([prepared[index] for index in np.flatnonzero(own)]).predict([found.point()])[0]
+        found = fit(software, batch)
+        print(f"\n{software}: {len(batch.runs)} runs, fitted in {time.perf_counter() - start:.1f} s")
+        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="", flush=True)
+        predicted["fitted"][own] = batch.predict([found.point()])[0]
         for kind, group_of in _GROUPS.items():
-            predicted[kind][own & is_fitted] = cross_validate(device, batch, group_of, _FOLDS)
+            predicted[kind][own] = cross_validate(software, batch, group_of, _FOLDS)
     return predicted
 
 
-# Sets that no fit sees, so that their errors are those of runs that are not known.
-_NOT_FITTED = ("published",)
 _FOLDS = 5
 _GROUPS: Mapping[str, Callable[[PreparedRun], object]] = {
     "held-out models": lambda item: item.run.name,

@@ -14,7 +14,7 @@ from fvflops.devices.kernel_models.attention import (
 from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 
 
-def _attention(row: Row) -> Attention | None:
+def _read(row: Row) -> Attention | None:
     if row["attn_dtype"] not in ELEMENT_BYTES or row["kv_cache_dtype"] not in ELEMENT_BYTES:
         return None
     new, cached = int(row["isl"]), int(row["step"])
@@ -33,13 +33,13 @@ def _attention(row: Row) -> Attention | None:
 
 CLASSES = (
     KernelClass(
-        "attention",
-        ("attention_prefill.csv",),
-        "attn_dtype",
-        _attention,
-        attention_seconds,
-        AttentionFigures,
-        {
+        name="attention",
+        file="attention_prefill.csv",
+        dtype="attn_dtype",
+        read=_read,
+        seconds=attention_seconds,
+        figures=AttentionFigures,
+        bounds={
             "peak": (0.05, 0.6, 1.1),
             "narrow": (0.3, 0.8, 1.3),
             "wide": (0.1, 1, 1.6),
@@ -50,16 +50,17 @@ CLASSES = (
             "overlap": (1.1, 1.5, 20),
             "cache": (0.5, 3, 20),
         },
-        {"rows": (64, 128)},
+        fixed={"rows": (64, 128)},
+        shipped={"bfloat16": ""},
     ),
     KernelClass(
-        "decode",
-        ("attention_decode.csv",),
-        "attn_dtype",
-        _attention,
-        decode_seconds,
-        DecodeFigures,
-        {
+        name="decode",
+        file="attention_decode.csv",
+        dtype="attn_dtype",
+        read=_read,
+        seconds=decode_seconds,
+        figures=DecodeFigures,
+        bounds={
             "start": (0.5 * US, 6 * US, 40 * US),
             "block": (0.02 * US, 3 * US, 60 * US),
             "feed": (2e9, 50e9, 400e9),
@@ -68,6 +69,7 @@ CLASSES = (
             "bandwidth": (0.2, 0.85, 1.2),
             "overlap": (1.1, 3, 20),
         },
-        {},
+        fixed={},
+        shipped={"bfloat16": ""},
     ),
 )

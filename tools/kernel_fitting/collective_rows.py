@@ -26,7 +26,7 @@ _KINDS = {"alltoall": "all_to_all"}
 _SMALL, _LARGE = 4 << 20, 64 << 20
 
 
-def _collective(row: Row) -> Collective | None:
+def _read(row: Row) -> Collective | None:
     dtype = row.get("nccl_dtype") or row["allreduce_dtype"]
     kind = row.get("op_name", "all_reduce")
     nbytes = float(row["message_size"]) * _BYTES[dtype]
@@ -40,7 +40,7 @@ def _is_nccl(row: Row, nbytes: float) -> bool:
     return nbytes >= _LARGE and not row["kernel_source"].endswith("eager") and _FABRICS[row["gpu"]].bandwidth > 1e11
 
 
-def _small(row: Row) -> Collective | None:
+def _read_small(row: Row) -> Collective | None:
     """Return an engine's all-reduce, if it is in a CUDA graph: others wait for the host."""
     nbytes = float(row["message_size"]) * _BYTES[row["allreduce_dtype"]]
     if row["kernel_source"].endswith("eager") or nbytes > _SMALL:
@@ -54,13 +54,13 @@ def _fabric(gpu: str, _: str) -> Fabric:
 
 CLASSES = (
     KernelClass(
-        "collective",
-        ("collectives.csv", "all_reduce_in_engines.csv"),
-        "",
-        _collective,
-        collective_seconds,
-        CollectiveFigures,
-        {
+        name="collective",
+        file="collectives.csv",
+        dtype="",
+        read=_read,
+        seconds=collective_seconds,
+        figures=CollectiveFigures,
+        bounds={
             "start": (0.5 * US, 4 * US, 40 * US),
             "step": (0.1 * US, 0.8 * US, 10 * US),
             "flagged": (0.05, 0.5, 1),
@@ -71,23 +71,26 @@ CLASSES = (
             "switched": (0.3, 0.6, 1),
             "sharing": (0.001, 0.1, 3),
         },
-        {},
-        _fabric,
+        fixed={},
+        shipped={"": ""},
+        machine=_fabric,
+        more=("all_reduce_in_engines.csv",),
     ),
     KernelClass(
-        "peers",
-        ("all_reduce_in_engines.csv",),
-        "",
-        _small,
-        peer_seconds,
-        PeerFigures,
-        {
+        name="peers",
+        file="all_reduce_in_engines.csv",
+        dtype="",
+        read=_read_small,
+        seconds=peer_seconds,
+        figures=PeerFigures,
+        bounds={
             "start": (0.5 * US, 4 * US, 40 * US),
             "barrier": (0.1 * US, 2 * US, 40 * US),
             "peers": (0.1, 0.7, 1),
             "sharing": (0.001, 0.1, 3),
         },
-        {},
-        _fabric,
+        fixed={},
+        shipped={"": ""},
+        machine=_fabric,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fvflops import find_device
 from fvflops.devices.kernel_models.products import Processor
@@ -21,7 +21,7 @@ DEVICES = {
     "rtx_pro_6000_server": "RTX PRO 6000 Blackwell Server Edition",
 }
 ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
-_PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
+PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 
 Row = Mapping[str, str]
 
@@ -31,11 +31,10 @@ def processor(gpu: str, dtype: str) -> Processor:
     """Return a GPU of the measurements for a dtype of theirs."""
     device = find_device(DEVICES[gpu])
     assert device.multiprocessors is not None and device.bandwidth is not None
-    return Processor(device.multiprocessors, device.peak(_PEAKS[dtype]), device.bandwidth)
+    return Processor(device.multiprocessors, device.peak(PEAKS[dtype]), device.bandwidth)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One measured kernel: what it computes, on which GPU, and its seconds."""
 
     gpu: str
@@ -45,33 +44,44 @@ class Sample:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelClass:
-    """Kernels whose seconds one function computes from figures; `bounds` are figure → lowest, first and highest value."""
+    """Kernels whose seconds one function computes from figures.
+
+    `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
+    first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
+    shipped figures are fitted to, by the beginning of their name. `extra` are seconds of kernels timed too.
+    `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other files with rows of the class.
+    """
 
     name: str
-    files: tuple[str, ...]
+    file: str
     dtype: str
     read: Callable[[Row], Any]
     seconds: Callable[[Any, Any, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
     fixed: Mapping[str, tuple[int, ...]]
+    shipped: Mapping[str, str]
+    extra: Callable[[Sample], float] = lambda sample: 0.0
     machine: Callable[[str, str], Any] = processor
+    more: tuple[str, ...] = ()
 
     def samples(self, folder: Path) -> Iterator[Sample]:
         """Yield the measured kernels of this class in a folder."""
-        for row in self._rows(folder):
-            seconds = float(row["latency_ms"]) / 1e3
-            shape = self.read(row) if seconds > 0 else None
-            if shape is not None:
-                engine = f"{row['framework']} {row['kernel_source']}"
-                yield Sample(row["gpu"], engine, row[self.dtype] if self.dtype else "", shape, seconds)
-
-    def _rows(self, folder: Path) -> Iterator[Row]:
-        for name in self.files:
+        for name in (self.file, *self.more):
             with open(folder / name, newline="") as file:
-                yield from csv.DictReader(file)
+                yield from filter(None, map(self._sample, csv.DictReader(file)))
+
+    def _sample(self, row: Row) -> Sample | None:
+        seconds = float(row["latency_ms"]) / 1e3
+        shape = self.read(row) if seconds > 0 else None
+        engine = f"{row['framework']} {row['kernel_source']}"
+        return None if shape is None else Sample(row["gpu"], engine, row.get(self.dtype, ""), shape, seconds)
+
+    def time(self, sample: Sample, figures: Any) -> float:
+        """Return the computed seconds of a measured kernel."""
+        return self.seconds(sample.shape, self.machine(sample.gpu, sample.dtype), figures) + self.extra(sample)
 
 
 US = 1e-6

@@ -20,7 +20,7 @@ _DTYPES = {
 _BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 
 
-def _mixture(row: Row) -> Mixture:
+def _read(row: Row) -> Mixture:
     tokens, experts, ranks = int(row["num_tokens"]), int(row["num_experts"]), int(row["moe_ep_size"])
     skew = float(row["distribution"].removeprefix("power_law_")) if row["distribution"] != "balanced" else 0.0
     weight_bytes, dtype = _DTYPES[row["moe_dtype"]]
@@ -41,13 +41,13 @@ def _processor(gpu: str, dtype: str) -> Processor:
 
 CLASSES = (
     KernelClass(
-        "mixture",
-        ("moe.csv",),
-        "moe_dtype",
-        _mixture,
-        mixture_seconds,
-        MixtureFigures,
-        {
+        name="mixture",
+        file="moe.csv",
+        dtype="moe_dtype",
+        read=_read,
+        seconds=mixture_seconds,
+        figures=MixtureFigures,
+        bounds={
             "large": (0.1, 0.6, 1.1),
             "medium": (0.3, 0.9, 1.3),
             "small": (0.05, 0.6, 1.5),
@@ -60,7 +60,8 @@ CLASSES = (
             "overlap": (1.2, 3, 20),
             "moves": (0.01, 1, 10),
         },
-        {},
-        _processor,
+        fixed={},
+        shipped={"bfloat16": "", "fp8": "", "nvfp4": ""},
+        machine=_processor,
     ),
 )

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from fvflops import find_device
+from fvflops.devices.kernel_models.figures import find_figures
+from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Product, ProductFigures, product_seconds
-from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
+from kernel_fitting.kernel_class import DEVICES, ELEMENT_BYTES, US, KernelClass, Row, Sample
 
 
-def _product(row: Row) -> Product | None:
+def _read(row: Row) -> Product | None:
     size = ELEMENT_BYTES.get(row["gemm_dtype"])
-    if size is None:
-        return None
-    return Product(int(row["m"]), int(row["n"]), int(row["k"]), operand_bytes=size)
+    return None if size is None else Product(int(row["m"]), int(row["n"]), int(row["k"]), operand_bytes=size)
+
+
+def _scaling(sample: Sample) -> float:
+    """Return the seconds of scaling the first operand from bf16, which is timed with a product in fp8."""
+    if sample.dtype == "bfloat16":
+        return 0.0
+    device = find_device(DEVICES[sample.gpu])
+    found = find_figures(device)
+    assert found is not None and device.bandwidth is not None
+    elements = sample.shape.rows * sample.shape.inner
+    # The largest value is read from bf16, then the values are read and written in fp8.
+    return sum(memory_seconds(nbytes * elements, device.bandwidth, found.of("memory", "")) for nbytes in (2, 2 + 1))
 
 
 CLASSES = (
     KernelClass(
-        "product",
-        ("gemm.csv",),
-        "gemm_dtype",
-        _product,
-        product_seconds,
-        ProductFigures,
-        {
+        name="product",
+        file="gemm.csv",
+        dtype="gemm_dtype",
+        read=_read,
+        seconds=product_seconds,
+        figures=ProductFigures,
+        bounds={
             "large": (0.3, 0.8, 1.1),
             "medium": (0.3, 0.9, 1.3),
             "small": (0.05, 0.6, 1.5),
@@ -33,6 +46,8 @@ CLASSES = (
             "whole_waves": (0.01, 0.3, 1),
             "overlap": (1.2, 3, 20),
         },
-        {},
+        fixed={},
+        shipped={"bfloat16": "", "fp8": "TRTLLM"},
+        extra=_scaling,
     ),
 )

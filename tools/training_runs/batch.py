@@ -64,9 +64,8 @@ class Batch:
             equal.indexes.append([step.times for step in steps])
 
     def _add(self, item: PreparedRun, streams: Mapping[str, int]) -> None:
-        step, site = item.step, (item.run.gpus_per_node, item.run.node_gbps)
-        device = device_of(item.run)
-        programs = [self._tables.read(program, device, site, streams) for program in step.programs]
+        step, site = item.step, self._tables.site(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps)
+        programs = [self._tables.read(program, site, streams) for program in step.programs]
 
         def number(action: Action, index: int) -> int:
             start = _Start(action.kind == "optimizer", item.host_waits)

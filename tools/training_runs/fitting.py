@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from fvflops.devices.devices import Device
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Link, Network, find_efficiency, find_network
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
@@ -29,18 +29,23 @@ class Parameter:
     most: float
 
 
-# Of one device; the names are those of Efficiency.
-DEVICE: Mapping[str, Parameter] = {
-    "matmul": Parameter(0.85, 0.07, 0.4, 1.0),
-    "inner": Parameter(150, 1.0, 1, 2000),
-    "attention": Parameter(0.55, 0.25, 0.1, 1.0),
-    "attention_backward": Parameter(0.45, 0.25, 0.1, 1.0),
-    "bandwidth": Parameter(0.78, 0.1, 0.3, 1.0),
-    "kernel": Parameter(5e-6, 0.5, 1e-6, 5e-5),
+# Of one software; the names are those of Efficiency, the fractions are of the speed of kernels measured alone.
+SOFTWARE: Mapping[str, Parameter] = {
+    "matmul": Parameter(0.92, 0.07, 0.4, 1.3),
+    "attention": Parameter(0.8, 0.25, 0.05, 1.3),
+    "attention_backward": Parameter(0.8, 0.25, 0.05, 1.3),
+    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.3),
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
     "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
+}
+# Dataset → the software of its runs, by its name in configs/efficiencies.yaml.
+SOFTWARE_OF: Mapping[str, str | None] = {
+    "single node": "Megatron-DeepSpeed 2022",
+    "multi node": "Megatron-DeepSpeed 2022",
+    "mpt": "MPT 2023",
+    "published": None,
 }
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
@@ -55,22 +60,21 @@ NVLINK = {"A100 SXM 80GB": 300e9, "A100 SXM 40GB": 300e9, "H100 SXM": 450e9, "H2
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The fitted figures of a device and its networks."""
+    """The fitted figures of a software and its networks."""
 
-    device: str
+    software: str
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
-        return Efficiency(tile=(128, 128), **values)
+        return Efficiency(**{name: self.values[name] for name in SOFTWARE})
 
-    def network(self, gpus_per_node: int, node_gbps: float) -> Network:
-        """Return the network of nodes, from the Gbit/s between nodes for each GPU."""
+    def network(self, device: Device, gpus_per_node: int, node_gbps: float) -> Network:
+        """Return the network of nodes of a device, from the Gbit/s between nodes for each GPU."""
         values = self.values
         return Network(
             name="",
             gpus_per_node=gpus_per_node,
-            inside=Link(NVLINK[self.device] * values["inside_bandwidth"], values["inside_latency"]),
+            inside=Link(NVLINK[device.name] * values["inside_bandwidth"], values["inside_latency"]),
             between=Link(node_gbps / 8 * 1e9 * values["between_bandwidth"], values["between_latency"]),
         )
 
@@ -86,12 +90,12 @@ def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network)
     return efficiency.step + simulation.seconds
 
 
-def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evaluations: int = 40) -> Fit:
-    """Fit the figures of a device to measured runs: least squares of the relative errors, outliers weighing less.
+def fit(software: str, batch: Batch, *, chosen: Sequence[int] | None = None, evaluations: int = 40) -> Fit:
+    """Fit the figures of a software to measured runs: least squares of the relative errors, outliers weighing less.
 
     `chosen` are the indexes of the runs of the batch to fit to, by default all.
     """
-    parameters = {**DEVICE, **NETWORK}
+    parameters = {**SOFTWARE, **NETWORK}
     names = list(parameters)
     expected = np.log([parameters[name].expected for name in names])
     spread = np.array([parameters[name].spread for name in names])
@@ -100,7 +104,7 @@ def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evalu
     measured = np.log([batch.runs[index].run.step_seconds or np.nan for index in indexes])
 
     def residuals_at(points: Sequence[np.ndarray]) -> np.ndarray:
-        predicted = batch.predict([_fit_at(device, names, point).point() for point in points])[:, indexes]
+        predicted = batch.predict([_fit_at(software, names, point).point() for point in points])[:, indexes]
         return np.hstack([(np.log(predicted) - measured) / _SPREAD, (np.array(points) - expected) / spread])
 
     def jacobian(point: np.ndarray) -> np.ndarray:
@@ -117,7 +121,7 @@ def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evalu
         max_nfev=evaluations,
         x_scale=spread,
     )
-    return _fit_at(device, names, found.x)
+    return _fit_at(software, names, found.x)
 
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
@@ -126,11 +130,11 @@ _SPREAD = 0.02
 _STEP = 1e-3
 
 
-def _fit_at(device: str, names: Sequence[str], point: np.ndarray) -> Fit:
-    return Fit(device, dict(zip(names, np.exp(point).tolist(), strict=True)))
+def _fit_at(software: str, names: Sequence[str], point: np.ndarray) -> Fit:
+    return Fit(software, dict(zip(names, np.exp(point).tolist(), strict=True)))
 
 
-def cross_validate(device: str, batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
+def cross_validate(software: str, batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
     """Return the predicted seconds of each run by a fit to runs of other groups, such as of other models.
 
     The groups are divided into folds; all groups of a fold are left out of the fit that predicts their runs.
@@ -140,7 +144,7 @@ def cross_validate(device: str, batch: Batch, group_of: Callable[[PreparedRun], 
     for fold in range(min(folds, len(groups))):
         held_out = {group for index, group in enumerate(groups) if index % folds == fold}
         is_held_out = np.array([group_of(item) in held_out for item in batch.runs])
-        found = fit(device, batch, chosen=np.flatnonzero(~is_held_out).tolist())
+        found = fit(software, batch, chosen=np.flatnonzero(~is_held_out).tolist())
         predicted[is_held_out] = batch.predict([found.point()])[0, is_held_out]
     return predicted
 
@@ -153,4 +157,6 @@ def shipped_network(run: TrainingRun) -> Network:
 
 def predict_shipped(item: PreparedRun) -> float:
     """Return the estimated seconds of a step of a run, by the efficiency and the network of configs/."""
-    return predict_seconds(item, find_efficiency(item.run.device), shipped_network(item.run))
+    return predict_seconds(
+        item, find_efficiency(device_of(item.run), software=SOFTWARE_OF[item.run.dataset]), shipped_network(item.run)
+    )

@@ -8,17 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fvflops.devices.devices import Device
-from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
+from fvflops.devices.kernel_models.figures import find_figures
+from fvflops.plan.step_time.calibration import FRACTIONS, Efficiency, KernelTimer, Network
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.plan.step_time.pass_program import Collective, Program, Run, StreamRun
 from fvflops.plan.step_time.schedule_simulation import FORWARD_PHASES, time_collective
 from fvflops.plan.step_time.step_program import Message
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# The number of GPUs of a node, and the Gbit/s between nodes for each.
-Site = tuple[int, float]
-# Figures to simulate with: an efficiency, and the network of a site.
-Point = tuple[Efficiency, Callable[[int, float], Network]]
+# The index of a device, the number of GPUs of a node, and the Gbit/s between nodes for each.
+Site = tuple[int, int, float]
+# Figures to simulate with: an efficiency, of kernels measured alone, and the network of nodes of a device.
+Point = tuple[Efficiency, Callable[[Device, int, float], Network]]
 
 
 class Step(NamedTuple):
@@ -53,11 +54,15 @@ class TimeTables:
         self._collectives: dict[tuple[Site, str, int, ProcessGroupSpec | None], tuple[int, Collective]] = {}
         self._transfers: dict[tuple[Site, tuple[Message, ...]], int] = {}
 
-    def read(self, program: Program, device: Device, site: Site, streams: Mapping[str, int]) -> tuple[Step, ...]:
-        """Return the steps of a program; `streams` is name → index of a stream of collectives."""
+    def site(self, device: Device, gpus_per_node: int, node_gbps: float) -> Site:
+        """Return the place of a run, with its device by index."""
         if device not in self._devices:
             self._devices.append(device)
-        chip = self._devices.index(device)
+        return self._devices.index(device), gpus_per_node, node_gbps
+
+    def read(self, program: Program, site: Site, streams: Mapping[str, int]) -> tuple[Step, ...]:
+        """Return the steps of a program; `streams` is name → index of a stream of collectives."""
+        chip = site[0]
         kernels = [
             (self._kernels.setdefault((chip, launch.kernel), len(self._kernels)), launch.phase in FORWARD_PHASES)
             for launch in program.launches
@@ -88,12 +93,19 @@ class TimeTables:
     def at(self, points: Sequence[Point]) -> Times:
         """Return the times at some points."""
         device, with_host, host = self._time_runs(points)
+        networks = {
+            site: [network(self._devices[site[0]], *site[1:]) for _, network in points]
+            for site in dict.fromkeys(site for site, *_ in (*self._collectives, *self._transfers))
+        }
         collectives = [
-            [time_collective(item, efficiency, network(*site)) for efficiency, network in points]
+            [
+                time_collective(item, efficiency, network)
+                for (efficiency, _), network in zip(points, networks[site], strict=True)
+            ]
             for (site, *_), (_, item) in self._collectives.items()
         ]
         transfers = [
-            [sum(network(*site).seconds(*message) for message in messages) for _, network in points]
+            [sum(network.seconds(*message) for message in messages) for network in networks[site]]
             for site, messages in self._transfers
         ]
         return Times(
@@ -113,9 +125,12 @@ class TimeTables:
         kernels = np.array([kernel for launches in self._runs for kernel, _ in launches])
         forward = np.array([is_forward for launches in self._runs for _, is_forward in launches])
         table = np.empty((3, len(self._runs), len(points)))
+        timers = [KernelTimer(device, Efficiency(kernels=find_figures(device))) for device in self._devices]
+        alone = np.array([timers[chip].alone(kernel) for chip, kernel in self._kernels])
+        kinds = [FRACTIONS[kernel.kind] for _, kernel in self._kernels]
         for point, (efficiency, _) in enumerate(points):
-            timers = [KernelTimer(device, efficiency) for device in self._devices]
-            seconds = np.array([timers[chip].seconds(kernel) for chip, kernel in self._kernels])[kernels]
+            fractions = np.array([getattr(efficiency, kind) for kind in kinds])
+            seconds = (efficiency.kernel + alone / fractions)[kernels]
             launching = np.where(forward, efficiency.launch, efficiency.launch_backward)
             ends, launched = np.cumsum(seconds), np.cumsum(launching)
             before, before_launched = (ends - seconds)[first], (launched - launching)[first]

@@ -80,13 +80,13 @@ def choose_network(text: str | None) -> Network | None:
 
 
 def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | None:
-    """Return the efficiency of an accelerator in the file of `--efficiency`, or of FILE.yaml:NAME; None without one."""
+    """Return the efficiency of an accelerator by the software that `--efficiency` names, FILE.yaml or FILE.yaml:NAME."""
     if text is None:
         return None
     file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
     if file is None:
-        raise ValueError(f"--efficiency {text}: write FILE.yaml, or FILE.yaml:NAME")
-    return find_efficiency(name or accelerator.name, file=file)
+        return find_efficiency(accelerator, software=text)
+    return find_efficiency(accelerator, software=name or None, file=file)
 
 
 def _split_file(text: str) -> tuple[str | None, str]:

@@ -11,6 +11,8 @@ from fvflops.devices.kernel_models.products import Processor, combine
 # Keys of one step, and the fewest keys of a part of the cache.
 _KEYS = 64
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
+# Queries of a group of heads that are decoded: they are in one tile.
+_DECODED = 64
 
 
 class Attention(NamedTuple):
@@ -32,6 +34,11 @@ class Attention(NamedTuple):
     element_bytes: float = 2.0
     key_bytes: float = 2.0
     appends: bool = False
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a few new tokens attend to a cache, so that the queries of a group of heads are in one tile."""
+        return self.queries < self.keys and self.queries * self.heads <= _DECODED * self.key_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +129,8 @@ def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> 
         waves += figures.tail * (waves > 1)
         best = min(best, max(1.0, waves) * seconds + figures.split * (parts > 1))
     return figures.start + combine(best, moving, figures.overlap)
+
+
+def attention_backward_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
+    """Return the seconds of the backward of a prompt's attention: five products for the two of the forward."""
+    return 2.5 / 0.8 * attention_seconds(shape, gpu, figures)

@@ -10,6 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
+from fvflops.devices.kernel_models.attention import (
+    Attention,
+    attention_backward_seconds,
+    attention_seconds,
+    decode_seconds,
+)
+from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
+from fvflops.devices.kernel_models.memory_bound import memory_seconds
+from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
 from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.text import record_repr, suggest, truncate
@@ -117,20 +126,19 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Efficiency:
-    """How close a device comes to its peaks, and what each kernel costs besides.
+    """How fast kernels are in a training step, and what launching them costs.
 
-    `matmul` is the fraction of the matrix peak that a product with an infinite inner dimension reaches, `inner` the
-    inner dimension at which it reaches half of that. Products are computed in whole tiles of `tile` rows and columns.
-    `attention` and `attention_backward` are fractions of the matrix peak for fused attention, `bandwidth` of the memory
-    bandwidth. `kernel` is the shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and
-    `launch_collective` are the time that the host needs to launch an op in the forward and the backward pass, and a
-    collective; a device whose kernels are shorter waits for the host. `step` is the time between steps, such as that
-    of the data loader and of logging. `source` says where the figures are from.
+    `kernels` are figures of the device's kernels, each measured alone; None stands for the bound: the longer of their
+    FLOPs at the device's peak and their bytes at its bandwidth. `matmul`, `attention`, `attention_backward` and
+    `bandwidth` (kernels bound by memory) are the fractions of that speed that kernels have in a step. `kernel` is the
+    shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and `launch_collective` are the
+    time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
+    kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.
+    `source` says where the figures are from.
     """
 
+    kernels: KernelFigures | None = None
     matmul: float = 1.0
-    inner: float = 0.0
-    tile: tuple[int, int] = (1, 1)
     attention: float = 1.0
     attention_backward: float = 1.0
     bandwidth: float = 1.0
@@ -144,14 +152,22 @@ class Efficiency:
     __repr__ = record_repr
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "attention", "attention_backward", "bandwidth"):
-            if not 0 < getattr(self, name) <= 1:
+        most = 1.0 if self.kernels is None else math.inf
+        for name in FRACTIONS.values():
+            if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name} is a fraction of a peak, above 0 and at most 1; got {getattr(self, name)}")
-        for name in ("inner", "kernel", "launch", "launch_backward", "launch_collective", "step"):
+        for name in ("kernel", "launch", "launch_backward", "launch_collective", "step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
 
 
+# Kind of kernel → its fraction in an Efficiency.
+FRACTIONS: Mapping[str, str] = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "attention backward": "attention_backward",
+    "memory": "bandwidth",
+}
 # A bound: no device is faster.
 PEAK = Efficiency()
 
@@ -162,74 +178,99 @@ class KernelTimer:
 
     >>> from fvflops.devices.devices import find_device
     >>> timer = KernelTimer(find_device("A100"), PEAK)
-    >>> f"{timer.seconds(Kernel('matmul', 8192**3, 3 * 2 * 8192**2, 'bfloat16', 1, 8192, 8192, 8192)):.5f}"
+    >>> product = Kernel("matmul", 8192**3, 3 * 2 * 8192**2, "bfloat16", Product(8192, 8192, 8192))
+    >>> f"{timer.seconds(product):.5f}"
     '0.00352'
     """
 
     device: Device
     efficiency: Efficiency
-    _peaks: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, kernel: Kernel) -> float:
-        """Return the longer of computing and moving, besides the shortest kernel's time."""
+        """Return the time of a kernel in a step, at least the shortest one's."""
         known = self._known.get(kernel)
         if known is None:
-            moving = kernel.nbytes / (self._bandwidth() * self.efficiency.bandwidth)
-            known = self._known[kernel] = self.efficiency.kernel + max(moving, self._computing(kernel))
+            fraction: float = getattr(self.efficiency, FRACTIONS[kernel.kind])
+            known = self._known[kernel] = self.efficiency.kernel + self.alone(kernel) / fraction
         return known
 
-    def _computing(self, kernel: Kernel) -> float:
-        efficiency = self.efficiency
-        if kernel.kind == "memory" or not kernel.macs:
-            return 0.0
-        seconds = 2 * kernel.macs / self._peak(kernel.dtype)
-        if kernel.kind == "attention":
-            return seconds / efficiency.attention
-        if kernel.kind == "attention backward":
-            return seconds / efficiency.attention_backward
-        return seconds * self._padding(kernel) * (1 + efficiency.inner / (kernel.inner or math.inf)) / efficiency.matmul
+    def bound(self, kernel: Kernel) -> float:
+        """Return the longer of a kernel's FLOPs at the device's peak and its bytes at its bandwidth."""
+        gpu = self._processor(kernel.dtype)
+        return max(2 * kernel.macs / gpu.peak if kernel.kind != "memory" else 0.0, kernel.nbytes / gpu.bandwidth)
 
-    def _padding(self, kernel: Kernel) -> float:
-        """Return the size of a product's tiles over its exact size."""
-        if not kernel.rows:
-            return 1.0
-        height, width = self.efficiency.tile
-        tiles = math.ceil(kernel.rows / height) * math.ceil(kernel.columns / width)
-        return tiles * height * width / (kernel.rows * kernel.columns)
+    def alone(self, kernel: Kernel) -> float:
+        """Return the time of a kernel that runs alone, by the figures of the device, without them its bound."""
+        gpu, shape = self._processor(kernel.dtype), kernel.shape
+        if self.efficiency.kernels is None:
+            return self.bound(kernel)
+        kind, figures = self.figures_of(kernel)
+        if isinstance(shape, Product):
+            return product_seconds(shape, gpu, figures)
+        if kind == "decode" and isinstance(shape, Attention):
+            return decode_seconds(shape, gpu, figures)
+        if isinstance(shape, Attention):
+            is_backward = kernel.kind == "attention backward"
+            return (attention_backward_seconds if is_backward else attention_seconds)(shape, gpu, figures)
+        return max(self.bound(kernel), memory_seconds(kernel.nbytes, gpu.bandwidth, figures))
 
-    def _peak(self, dtype: str) -> float:
-        if dtype not in self._peaks:
-            self._peaks[dtype] = self.device.peak(short_dtype(dtype))
-        return self._peaks[dtype]
+    def figures_of(self, kernel: Kernel) -> tuple[str, Any]:
+        """Return the class of a kernel in the device's figures, and what they say of it."""
+        shape = kernel.shape
+        kind = "memory"
+        if isinstance(shape, Product):
+            kind = "product"
+        elif isinstance(shape, Attention):
+            kind = "decode" if shape.is_decoding and kernel.kind == "attention" else "attention"
+        assert self.efficiency.kernels is not None
+        return kind, self.efficiency.kernels.of(kind, short_dtype(kernel.dtype))
 
-    def _bandwidth(self) -> float:
-        if self.device.bandwidth is None:
-            raise ValueError(f"{self.device.name} has no bandwidth, which a time needs: add one in bytes/s")
-        return self.device.bandwidth
+    def _processor(self, dtype: str) -> Processor:
+        known = self._processors.get(dtype)
+        if known is None:
+            device = self.device
+            if device.bandwidth is None:
+                raise ValueError(f"{device.name} has no bandwidth, which a time needs: add one in bytes/s")
+            peak = device.peak(short_dtype(dtype))
+            known = self._processors[dtype] = Processor(device.multiprocessors or 1, peak, device.bandwidth)
+        return known
 
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
-_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("tile", "source"))
-# A device without an efficiency of its own gets this one's.
-_DEFAULT = "A100 SXM 80GB"
+_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("kernels", "source"))
+# Of devices whose kernels are not known, in the shipped file.
+_PEAKS = "fractions of peaks"
 
 
-def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
-    """Return the efficiency of a device by its name in devices.yaml.
+def find_efficiency(device: str | Device, *, software: str | None = None, file: str = EFFICIENCIES) -> Efficiency:
+    """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
-    One that the file does not have gets the A100's, and says so in `source`. A mistake in the file raises
-    TableError with the file and the line.
+    `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
+    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says what
+    was taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises TableError
+    with the file and the line.
 
-    >>> find_efficiency("A100 SXM 80GB").tile
-    (128, 128)
+    >>> find_efficiency("A100", software="MPT 2023").kernels.devices["product"]
+    'A100 SXM 80GB'
     """
+    device = resolve_device(device)
     found = load_efficiencies(file)
-    if device in found:
-        return found[device]
-    other = found.get(_DEFAULT) or next(iter(found.values()))
-    return replace(other, source=f"not measured for {device}: that of {_DEFAULT} ({other.source})")
+    if software is not None and software not in found:
+        hint = suggest(software, found) or f": {file} has {', '.join(found)}"
+        raise ValueError(f"no software {software!r}{hint}")
+    name = software or (device.name if device.name in found else next(iter(found)))
+    efficiency, is_of_kernels = found[name]
+    if not is_of_kernels:
+        missing = name not in (software, device.name)
+        return replace(efficiency, source=f"{name}: {efficiency.source}") if missing else efficiency
+    kernels = find_figures(device)
+    if kernels is None:
+        peaks, _ = load_efficiencies()[_PEAKS]
+        return replace(peaks, source=f"not measured for {device.name}: {peaks.source}")
+    return replace(efficiency, kernels=kernels, source=f"{name}: {efficiency.source}; kernels: {kernels.source}")
 
 
 def find_network(name: str, *, file: str = NETWORKS) -> Network:
@@ -246,7 +287,8 @@ def find_network(name: str, *, file: str = NETWORKS) -> Network:
 
 
 @lru_cache(maxsize=8)
-def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, Efficiency]:
+def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, tuple[Efficiency, bool]]:
+    """Return name → efficiency, and whether its fractions are of the speed of measured kernels."""
     return _read_entries(file, "efficiencies", _read_efficiency)
 
 
@@ -263,19 +305,21 @@ def _read_entries(file: str, key: str, read: Callable[[Node, str], Read]) -> dic
     return {name: read(node, name) for name, node in entries[key].fields(key).items()}
 
 
-def _read_efficiency(node: Node, name: str) -> Efficiency:
-    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
+def _read_efficiency(node: Node, name: str) -> tuple[Efficiency, bool]:
+    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, _OF, "source"))
     _require(node, found, name, "source")
-    values: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
-    if "tile" in found:
-        items = found["tile"].items("tile", "[128, 128]")
-        values["tile"] = tuple(_integer(item, f"tile of {name}") for item in items)
-        if len(items) != 2:
-            raise found["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
+    numbers = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
+    of = found[_OF].text(f"{_OF} of {name}") if _OF in found else _REFERENCES[0]
+    if of not in _REFERENCES:
+        raise found[_OF].error(f"{_OF} of {name} must be {' or '.join(_REFERENCES)}; got {truncate(of)!r}")
     try:
-        return Efficiency(source=found["source"].text(f"source of {name}"), **values)
+        return Efficiency(source=found["source"].text(f"source of {name}"), **numbers), of == _REFERENCES[1]
     except ValueError as error:
         raise node.error(f"{name}: {error}") from None
+
+
+# What fractions are of, in a file.
+_OF, _REFERENCES = "of", ("peaks", "kernels")
 
 
 def _read_network(node: Node, name: str) -> Network:
@@ -368,4 +412,4 @@ def resolve_timing(
     network = find_network(network) if isinstance(network, str) else network
     if network is None and ranks > 1:
         network = assume_network(device)
-    return Timing(device, network, find_efficiency(device.name) if efficiency is None else efficiency, **options)
+    return Timing(device, network, find_efficiency(device) if efficiency is None else efficiency, **options)

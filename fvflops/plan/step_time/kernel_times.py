@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.count_trace import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
+from fvflops.devices.kernel_models.attention import Attention
+from fvflops.devices.kernel_models.products import Product
 from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import collective_of, is_communication
-from fvflops.trace import Signature, Status, TensorSpec, Trace
+from fvflops.trace import Signature, Status, TensorSpec, Trace, Value
 
 # Kinds of kernels, each with an efficiency of its own.
 KINDS = ("matmul", "attention", "attention backward", "memory")
@@ -24,18 +26,15 @@ KINDS = ("matmul", "attention", "attention backward", "memory")
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    A product is `batch` times (`rows`, `inner`) by (`inner`, `columns`); all four are 0 where the shape is unknown, as
-    for attention. `bytes_only` is True for an op without a formula: of its work only the bytes are known.
+    `shape` is that of a product or of fused attention, None where it is unknown. `bytes_only` is True for an op without
+    a formula: of its work only the bytes are known.
     """
 
     kind: str
     macs: int
     nbytes: int
     dtype: str
-    batch: int = 0
-    rows: int = 0
-    columns: int = 0
-    inner: int = 0
+    shape: Product | Attention | None = None
     bytes_only: bool = False
 
 
@@ -59,8 +58,8 @@ def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
     >>> a, b, c = (TensorSpec(shape, "bfloat16") for shape in ((64, 32), (32, 16), (64, 16)))
     >>> schema = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
     >>> kernel = kernel_of(Signature("aten::mm", ("self", "mat2"), (a, b), (c,), schema))
-    >>> kernel.kind, kernel.macs, kernel.rows, kernel.columns, kernel.inner
-    ('matmul', 32768, 64, 16, 32)
+    >>> kernel.kind, kernel.macs, kernel.shape[:3]
+    ('matmul', 32768, (64, 16, 32))
     """
     known = _KNOWN.get(signature)
     if known is None:
@@ -90,12 +89,13 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
         else:
             skipping = with_attention(load_table("exact"), "causal")
             macs = sum(cost.macs for cost in TableCostModel(skipping, "flops").op_cost(_skipping(signature)))
-        return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
+        kind = "attention backward" if "backward" in packet else "attention"
+        return Kernel(kind, macs, nbytes, dtype, _attention_shape(signature, macs))
     # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
     if macs < nbytes:
         bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
         return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
-    return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
+    return Kernel("matmul", macs, nbytes, dtype, _product_shape(signature, macs))
 
 
 def _has_gathered_keys(signature: Signature) -> bool:
@@ -116,17 +116,81 @@ def _skipping(signature: Signature) -> Signature:
     return replace(signature, inputs=tuple(inputs))
 
 
-def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]:
-    """Return batch, rows, columns and inner size of a product from its result's shape and its multiply-adds."""
+def _product_shape(signature: Signature, macs: int) -> Product | None:
+    """Return the shape of a product from its result's and its multiply-adds."""
     results = [value for value in signature.outputs if isinstance(value, TensorSpec)]
     if len(results) != 1 or len(results[0].shape) < 2 or not results[0].numel or macs % results[0].numel:
-        return 0, 0, 0, 0
-    shape, inner = results[0].shape, macs // results[0].numel
+        return None
+    (result,) = results
+    shape, inner = result.shape, macs // result.numel
+    batch, rows, columns = 1, math.prod(shape[:-1]), shape[-1]
     if "convolution" in signature.packet:
-        return 1, results[0].numel // shape[1], shape[1], inner
-    if signature.packet in ("aten::bmm", "aten::baddbmm"):
-        return shape[0], shape[1], shape[2], inner
-    return 1, math.prod(shape[:-1]), shape[-1], inner
+        rows, columns = result.numel // shape[1], shape[1]
+    elif signature.packet in ("aten::bmm", "aten::baddbmm"):
+        batch, rows, columns = shape[0], shape[1], shape[2]
+    operands = [_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel]
+    return Product(rows, columns, inner, batch, min(operands), _element_size(result))
+
+
+def _element_size(spec: TensorSpec) -> float:
+    return spec.nbytes / spec.numel
+
+
+def _attention_shape(signature: Signature, macs: int) -> Attention | None:
+    """Return the shape of a fused attention; its window follows from the pairs of query and key that are computed."""
+    given = dict(zip(signature.names, signature.inputs, strict=True))
+    tensors = [next((given[name] for name in names if name in given), None) for names in _QUERY_KEY_VALUE]
+    specs = [spec for spec in tensors if isinstance(spec, TensorSpec) and len(spec.shape) >= 3 and spec.numel]
+    if len(specs) < 3:
+        return None
+    query, key, value = specs
+    axis = -3 if any(name in signature.packet for name in _HEADS_FIRST) else -2
+    heads, key_heads, size = query.shape[axis], key.shape[axis], query.shape[-1]
+    batch, queries, keys = _sequences(given, query, key, heads, key_heads)
+    products = 3 * size + 2 * value.shape[-1] if "backward" in signature.packet else size + value.shape[-1]
+    pairs = macs / (products * batch * heads)
+    return Attention(
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        key_heads=key_heads,
+        size=size,
+        causal=pairs < queries * keys,
+        window=_find_window(pairs, queries, keys),
+        element_bytes=_element_size(query),
+        key_bytes=_element_size(key),
+    )
+
+
+_QUERY_KEY_VALUE = (("query", "q"), ("key", "k"), ("value", "v"))
+# Ops of [..., heads, tokens, size]; others have [..., tokens, heads, size].
+_HEADS_FIRST = ("scaled_dot_product", "_cudnn_attention", "flex_attention")
+# Offsets of the sequences that are packed in a tensor.
+_OFFSETS = ("cum_seq_q", "cu_seq_q", "cu_seqlens_q", "seqstart_q")
+
+
+def _sequences(
+    given: Mapping[str, Value], query: TensorSpec, key: TensorSpec, heads: int, key_heads: int
+) -> tuple[int, int, int]:
+    """Return the number of sequences, and the mean of the queries and the keys of each."""
+    offsets = next(
+        (item for name in _OFFSETS if isinstance(item := given.get(name), TensorSpec) and item.numel > 1), None
+    )
+    batch = math.prod(query.shape[:-3]) if offsets is None else offsets.numel - 1
+    tokens = query.numel // (query.shape[-1] * heads), key.numel // (key.shape[-1] * key_heads)
+    # Batches broadcast.
+    keys = tokens[1] // (math.prod(key.shape[:-3]) if offsets is None else batch)
+    return batch, max(tokens[0] // batch, 1), max(keys, 1)
+
+
+def _find_window(pairs: float, queries: int, keys: int) -> float:
+    """Return the most keys that a query attends to, from the pairs of one head: infinite without a window."""
+    if pairs >= queries * keys - queries * (queries - 1) / 2:
+        return math.inf
+    if queries < keys:
+        return pairs / queries
+    return queries - math.sqrt(max(queries * queries - 2 * pairs, 0.0))
 
 
 def list_fused(trace: Trace, classes: Collection[str]) -> list[str | None]:
