@@ -76,7 +76,7 @@ class KernelClass:
     def _sample(self, row: Row) -> Sample | None:
         seconds = float(row["latency_ms"]) / 1e3
         shape = self.read(row) if seconds > 0 else None
-        engine = f"{row['framework']} {row['kernel_source']}"
+        engine = f"{row['framework']} {row['version']} {row['kernel_source']}"
         return None if shape is None else Sample(row["gpu"], engine, row.get(self.dtype, ""), shape, seconds)
 
     def time(self, sample: Sample, figures: Any) -> float:
