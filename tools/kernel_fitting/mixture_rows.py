@@ -18,20 +18,24 @@ _DTYPES = {
     "w4afp8": (0.515625, "fp8"),
 }
 _BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+# Experts of a token and of all, of the models whose experts have no gate: NVIDIA's Nemotron 3.
+_WITHOUT_GATE = ((6, 128), (22, 512))
 
 
 def _read(row: Row) -> Mixture:
     tokens, experts, ranks = int(row["num_tokens"]), int(row["num_experts"]), int(row["moe_ep_size"])
     skew = float(row["distribution"].removeprefix("power_law_")) if row["distribution"] != "balanced" else 0.0
+    topk = int(row["topk"])
     weight_bytes, dtype = _DTYPES[row["moe_dtype"]]
     return Mixture(
         tokens,
-        expert_rows(tokens, experts, int(row["topk"]), ranks, skew),
+        topk,
+        expert_rows(tokens, experts, topk, ranks, skew),
         int(row["hidden_size"]),
         int(row["inter_size"]) // int(row["moe_tp_size"]),
         weight_bytes,
         _BYTES[dtype],
-        "nongated" not in row["kernel_source"],
+        (topk, experts) not in _WITHOUT_GATE,
     )
 
 
@@ -59,6 +63,7 @@ CLASSES = (
             "whole_waves": (0.01, 0.3, 1),
             "overlap": (1.2, 3, 20),
             "moves": (0.01, 1, 10),
+            "elsewhere": (0.001, 0.1, 10),
         },
         fixed={},
         shipped={"bfloat16": "", "fp8": "", "nvfp4": ""},

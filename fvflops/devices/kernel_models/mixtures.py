@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from fvflops.devices.kernel_models.products import Group, Processor, ProductFigures, group_seconds
 
+# Bytes of an activation between kernels.
+_ACTIVATION = 2.0
 # How often experts are dealt to ranks to find a typical busiest one.
 _DEALS = 9
 
 
 class Mixture(NamedTuple):
-    """The part of a mixture of experts that one rank computes.
+    """The part of a mixture of experts that one rank computes, of `tokens` that each go to `topk` experts of all ranks.
 
     `rows` are pairs of tokens and how many of the rank's experts get so many, as `expert_rows` returns them. Experts
     have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are those of an
@@ -23,6 +25,7 @@ class Mixture(NamedTuple):
     """
 
     tokens: int
+    topk: int
     rows: tuple[tuple[int, int], ...]
     hidden: int
     inner: int
@@ -36,20 +39,23 @@ class MixtureFigures(ProductFigures):
     """What a mixture's time depends on: figures as of products, of which `start` is the time of all short kernels.
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
-    tokens by expert, for the activation function, and to add the experts' outputs.
+    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
+    experts of other ranks are, by kernels that have rows for them too.
     """
 
     moves: float
+    elsewhere: float
 
 
 def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -> float:
     """Return the seconds of routing tokens, both products of all experts, and adding their outputs."""
-    tokens, rows, hidden, inner, weight_bytes, element_bytes, gated = mixture
-    up = Group(rows, (2 if gated else 1) * inner, hidden, element_bytes, weight_bytes)
-    down = Group(rows, hidden, inner, element_bytes, weight_bytes)
-    routed = sum(height * count for height, count in rows)
-    moved = 2.0 * (tokens * hidden + routed * (up.columns + inner + hidden))
-    moving = figures.moves * moved / (gpu.bandwidth * figures.bandwidth)
+    rows, hidden, inner = mixture.rows, mixture.hidden, mixture.inner
+    up = Group(rows, (2 if mixture.gated else 1) * inner, hidden, mixture.element_bytes, mixture.weight_bytes)
+    down = Group(rows, hidden, inner, mixture.element_bytes, mixture.weight_bytes)
+    own = sum(height * count for height, count in rows)
+    others = max(0, mixture.tokens * mixture.topk - own)
+    moved = (figures.moves * own + figures.elsewhere * others) * (up.columns + inner + 2 * hidden)
+    moving = _ACTIVATION * moved / (gpu.bandwidth * figures.bandwidth)
     return figures.start + moving + group_seconds(up, gpu, figures) + group_seconds(down, gpu, figures)
 
 
