@@ -31,10 +31,10 @@ class Parameter:
 
 # Of one software; the names are those of Efficiency, the fractions are of the speed of kernels measured alone.
 SOFTWARE: Mapping[str, Parameter] = {
-    "matmul": Parameter(0.92, 0.07, 0.4, 1.3),
-    "attention": Parameter(0.8, 0.25, 0.05, 1.3),
-    "attention_backward": Parameter(0.8, 0.25, 0.05, 1.3),
-    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.3),
+    "matmul": Parameter(0.92, 0.07, 0.4, 1.0),
+    "attention": Parameter(0.8, 0.25, 0.05, 1.0),
+    "attention_backward": Parameter(0.8, 0.25, 0.05, 1.0),
+    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.0),
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),

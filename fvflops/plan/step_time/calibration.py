@@ -198,44 +198,46 @@ class KernelTimer:
 
     def bound(self, kernel: Kernel) -> float:
         """Return the longer of a kernel's FLOPs at the device's peak and its bytes at its bandwidth."""
-        gpu = self._processor(kernel.dtype)
-        return max(2 * kernel.macs / gpu.peak if kernel.kind != "memory" else 0.0, kernel.nbytes / gpu.bandwidth)
+        moving = kernel.nbytes / self._bandwidth()
+        if kernel.kind == "memory" or not kernel.macs:
+            return moving
+        return max(moving, 2 * kernel.macs / self._processor(kernel.dtype).peak)
 
     def alone(self, kernel: Kernel) -> float:
         """Return the time of a kernel that runs alone, by the figures of the device, without them its bound."""
-        gpu, shape = self._processor(kernel.dtype), kernel.shape
-        if self.efficiency.kernels is None:
+        if self.efficiency.kernels is None or not (kernel.nbytes or kernel.macs):
             return self.bound(kernel)
+        shape = kernel.shape
         kind, figures = self.figures_of(kernel)
         if isinstance(shape, Product):
-            return product_seconds(shape, gpu, figures)
-        if kind == "decode" and isinstance(shape, Attention):
-            return decode_seconds(shape, gpu, figures)
+            return product_seconds(shape, self._processor(kernel.dtype), figures)
         if isinstance(shape, Attention):
-            is_backward = kernel.kind == "attention backward"
-            return (attention_backward_seconds if is_backward else attention_seconds)(shape, gpu, figures)
-        return max(self.bound(kernel), memory_seconds(kernel.nbytes, gpu.bandwidth, figures))
+            seconds = {"decode": decode_seconds, "attention": attention_seconds}.get(kind, attention_backward_seconds)
+            return seconds(shape, self._processor(kernel.dtype), figures)
+        return max(self.bound(kernel), memory_seconds(kernel.nbytes, self._bandwidth(), figures))
 
     def figures_of(self, kernel: Kernel) -> tuple[str, Any]:
-        """Return the class of a kernel in the device's figures, and what they say of it."""
-        shape = kernel.shape
-        kind = "memory"
-        if isinstance(shape, Product):
-            kind = "product"
-        elif isinstance(shape, Attention):
-            kind = "decode" if shape.is_decoding and kernel.kind == "attention" else "attention"
+        """Return the class of a kernel, and the device's figures of it."""
         assert self.efficiency.kernels is not None
-        return kind, self.efficiency.kernels.of(kind, short_dtype(kernel.dtype))
+        kind = "memory"
+        if isinstance(kernel.shape, Product):
+            kind = "product"
+        elif isinstance(kernel.shape, Attention):
+            kind = "decode" if kernel.shape.is_decoding and kernel.kind == "attention" else kernel.kind
+        dtype = "" if kind == "memory" else short_dtype(kernel.dtype)
+        return kind, self.efficiency.kernels.of(kind.removesuffix(" backward"), dtype)
 
     def _processor(self, dtype: str) -> Processor:
         known = self._processors.get(dtype)
         if known is None:
-            device = self.device
-            if device.bandwidth is None:
-                raise ValueError(f"{device.name} has no bandwidth, which a time needs: add one in bytes/s")
-            peak = device.peak(short_dtype(dtype))
-            known = self._processors[dtype] = Processor(device.multiprocessors or 1, peak, device.bandwidth)
+            peak = self.device.peak(short_dtype(dtype))
+            known = self._processors[dtype] = Processor(self.device.multiprocessors or 1, peak, self._bandwidth())
         return known
+
+    def _bandwidth(self) -> float:
+        if self.device.bandwidth is None:
+            raise ValueError(f"{self.device.name} has no bandwidth, which a time needs: add one in bytes/s")
+        return self.device.bandwidth
 
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
@@ -256,16 +258,18 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     >>> find_efficiency("A100", software="MPT 2023").kernels.devices["product"]
     'A100 SXM 80GB'
     """
-    device = resolve_device(device)
     found = load_efficiencies(file)
     if software is not None and software not in found:
         hint = suggest(software, found) or f": {file} has {', '.join(found)}"
         raise ValueError(f"no software {software!r}{hint}")
+    if isinstance(device, str) and software is None and device in found and not found[device][1]:
+        return found[device][0]
+    device = resolve_device(device)
     name = software or (device.name if device.name in found else next(iter(found)))
     efficiency, is_of_kernels = found[name]
     if not is_of_kernels:
-        missing = name not in (software, device.name)
-        return replace(efficiency, source=f"{name}: {efficiency.source}") if missing else efficiency
+        given = name in (software, device.name)
+        return efficiency if given else replace(efficiency, source=f"{name}: {efficiency.source}")
     kernels = find_figures(device)
     if kernels is None:
         peaks, _ = load_efficiencies()[_PEAKS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -43,6 +44,8 @@ UNKNOWN = Kernel("unknown", 0, 0, "")
 _KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
 # They move data on the host or for bookkeeping, without a kernel of their own.
 _NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::detach"})
+# Ops that are products however few multiply-adds they have for their bytes, as with one row.
+_PRODUCT = re.compile(r"mm|matmul|linear|conv|einsum")
 # Classes of modules that are one kernel on CUDA, and several ops in a recording.
 _ONE_KERNEL = frozenset({"torch.nn.RMSNorm"})
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::", "symm_mem::")
@@ -92,7 +95,7 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
         kind = "attention backward" if "backward" in packet else "attention"
         return Kernel(kind, macs, nbytes, dtype, _attention_shape(signature, macs))
     # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
-    if macs < nbytes:
+    if macs < nbytes and not (macs and _PRODUCT.search(packet)):
         bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
         return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
     return Kernel("matmul", macs, nbytes, dtype, _product_shape(signature, macs))

@@ -8,36 +8,42 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.run import record_call
-from fvflops.capture.shapes.cuda_kernels import gpu_emulated
-from fvflops.devices.devices import CUDA_VENDORS, Device, resolve_device
+from fvflops.analysis.table_examples import NotRunnable, overloads_of
+from fvflops.capture.recorder.tensor_specs import describe_call
+from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.kernel_models.figures import find_figures
-from fvflops.formulas.schema import overloads_of, suggest_op
+from fvflops.formulas.schema import suggest_op
 from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer
-from fvflops.plan.step_time.kernel_times import Kernel
-from fvflops.plan.step_time.pass_program import read_program
-from fvflops.text import record_repr
+from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of
+from fvflops.reports.display import Displayed
+from fvflops.reports.document import Document, Items, Table, data_only, number_column, text_column
+from fvflops.text import short_repr, truncate
+from fvflops.trace import Signature
+from fvflops.units import format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OpEstimate:
+class OpEstimate(Displayed):
     """The estimated time of one call of an op, alone on a device and without its launch by the host.
 
-    `bound_seconds` is the longer of its FLOPs at the device's peak and its bytes at its bandwidth. `kind` names the
-    kernel, "matmul", "attention", "attention backward" or "memory"; "+" joins those of an op of several. `kernels` are
-    their work, `figures` class of kernels → what its times rest on besides the datasheet, `source` who measured.
+    `bound_seconds` is the longer of its FLOPs at the device's peak and its bytes at its bandwidth. `kind` is that of its
+    kernel: "matmul", "attention", "attention backward" or "memory". `kernel` is its work, `figures` what the time rests
+    on besides the datasheet, None for the bound, and `source` says who measured it.
     """
+
+    _report = "fvflops.plan.step_time.op_estimate:op_report"
 
     op: str
     device: Device
     seconds: float
     bound_seconds: float
     kind: str
-    kernels: tuple[Kernel, ...]
-    figures: Mapping[str, Any]
+    kernel: Kernel
+    figures: Any
     source: str
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return short_repr(self, self.op, format_seconds(self.seconds), self.device.name)
 
 
 def estimate_op(
@@ -62,40 +68,64 @@ def estimate_op(
     ('matmul', True)
     """
     device = resolve_device(device)
-    packet = _find_packet(op)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     values = [torch.empty(value, dtype=kind, device="meta") if isinstance(value, tuple) else value for value in inputs]
-    with gpu_emulated(device.capability):
-        trace = record_call(
-            packet,
-            tuple(values),
-            arguments,
-            execution="shapes",
-            device="cuda" if device.vendor in CUDA_VENDORS else None,
-            quiet=True,
-        )
-    kernels = tuple(launch.kernel for launch in read_program(trace).launches)
-    if not kernels:
-        raise ValueError(f"{op}: this call launches no kernel that is known, such as a view: it has no time")
+    return estimate_signature(_sign(op, values, arguments), device)
+
+
+def estimate_signature(signature: Signature, device: Device) -> OpEstimate:
+    """Return the estimated time of a call on a device; a call of unknown work, and a view, raise ValueError."""
+    kernel = kernel_of(signature)
+    if kernel is None:
+        raise ValueError(f"{signature.op} launches no kernel, as a view or an allocation, so it has no time")
+    if kernel is UNKNOWN:
+        raise ValueError(f"the work of {signature.op} is not known: the convention exact has no formula for it")
     figures = find_figures(device)
     timer = KernelTimer(device, Efficiency(kernels=figures))
     return OpEstimate(
-        op=op,
+        op=signature.op,
         device=device,
-        seconds=sum(map(timer.alone, kernels)),
-        bound_seconds=sum(map(timer.bound, kernels)),
-        kind=" + ".join(dict.fromkeys(kernel.kind for kernel in kernels)),
-        kernels=kernels,
-        figures={} if figures is None else dict(map(timer.figures_of, kernels)),
+        seconds=timer.alone(kernel),
+        bound_seconds=timer.bound(kernel),
+        kind=kernel.kind,
+        kernel=kernel,
+        figures=None if figures is None else timer.figures_of(kernel)[1],
         source=PEAK.source if figures is None else figures.source,
     )
 
 
-def _find_packet(op: str) -> Any:
-    """Return an op or overload of torch by its name."""
-    namespace, separator, rest = op.partition("::")
-    name, _, overload = rest.partition(".")
-    if not separator or not overloads_of(op):
-        raise ValueError(f"no op {op!r} in torch: did you mean {suggest_op(op)}?")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    return getattr(packet, overload) if overload else packet
+def _sign(op: str, values: Sequence[Any], arguments: Mapping[str, Any]) -> Signature:
+    """Return the signature of a call by running the first overload that takes it."""
+    op = op if "::" in op else f"aten::{op}"
+    try:
+        overloads = overloads_of(op)
+    except NotRunnable:
+        raise ValueError(f"no op {op!r} in torch: did you mean {suggest_op(op)}?") from None
+    refused = ""
+    for overload in overloads:
+        try:
+            return describe_call(overload, tuple(values), dict(arguments), overload(*values, **arguments))
+        except (RuntimeError, TypeError) as error:
+            refused = refused or " ".join(str(error).split())
+    raise ValueError(f"{op} refuses these arguments: {truncate(refused, 200)}")
+
+
+def op_report(estimate: OpEstimate) -> Document:
+    """Return the estimated time, its bound, and what it rests on."""
+    columns = (
+        text_column("op"),
+        text_column("kind"),
+        number_column("seconds"),
+        number_column("bound_seconds"),
+        text_column("source"),
+    )
+    row = tuple(getattr(estimate, column.key) for column in columns)
+    share = format_percent(estimate.bound_seconds / estimate.seconds, 1)
+    lines = [
+        f"time: {format_seconds(estimate.seconds)}",
+        f"bound: {format_seconds(estimate.bound_seconds)}, by the device's peak or bandwidth; the time reaches {share}",
+        f"kernel: {estimate.kind}, {estimate.kernel.macs} multiply-adds, {estimate.kernel.nbytes} bytes",
+        f"figures: {estimate.source}",
+    ]
+    table = Table("times", data_only(columns, [column.key for column in columns]), [row], noun="op")
+    return Document("op time", f"{estimate.op} on {estimate.device.name}", [Items("", lines), table])

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fvflops import Efficiency, find_device, find_efficiency, find_network
+from fvflops.devices.kernel_models.figures import find_figures
+from fvflops.devices.kernel_models.products import Product
 from fvflops.formulas import TableError, shipped_tables
 from fvflops.plan.step_time.calibration import KernelTimer, assume_network, load_efficiencies, load_networks
 from fvflops.plan.step_time.kernel_times import Kernel
@@ -14,7 +16,7 @@ EFFICIENCIES = """description: mine
 efficiencies:
   Chip:
     matmul: 0.8
-    tile: [128, 64]
+    of: peaks
     launch: 2e-6
     source: measured here
 """
@@ -36,7 +38,7 @@ def write(tmp_path, text):
 
 def test_a_file_of_ones_own(tmp_path):
     efficiency = find_efficiency("Chip", file=write(tmp_path, EFFICIENCIES))
-    assert efficiency == Efficiency(matmul=0.8, tile=(128, 64), launch=2e-6, source="measured here")
+    assert efficiency == Efficiency(matmul=0.8, launch=2e-6, source="measured here")
     network = find_network("Ring", file=write(tmp_path, NETWORKS))
     assert (network.gpus_per_node, network.between.bandwidth, network.source) == (4, 10e9, "measured here")
 
@@ -47,7 +49,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("matmul: 0.8", "matmul: fast", 4, "matmul of Chip is 'fast': write a number such as 2.5e-6"),
         ("matmul: 0.8", "matmull: 0.8", 4, "matmull"),
         ("matmul: 0.8", "matmul: 1.2", 3, "matmul is a fraction of a peak, above 0 and at most 1"),
-        ("[128, 64]", "[128]", 5, "tile of Chip must be rows and columns"),
+        ("of: peaks", "of: peak", 5, "of of Chip must be peaks or kernels"),
         ("    source: measured here\n", "", 3, "Chip has no source: say where its figures are from"),
         ("efficiencies:", "efficiency:", 2, "efficiency"),
     ],
@@ -81,8 +83,7 @@ def check_mistake(read, tmp_path, good, old, new, line, text):
 
 
 def test_shipped_files_name_their_sources_and_devices():
-    assert all(efficiency.source for efficiency in load_efficiencies().values())
-    assert all(find_device(name).name == name for name in load_efficiencies())
+    assert all(efficiency.source for efficiency, _ in load_efficiencies().values())
     assert all(network.source for network in load_networks().values())
 
 
@@ -91,7 +92,9 @@ def test_their_files_are_no_formula_tables():
 
 
 def test_what_is_not_there():
-    assert "not measured for Unknown: that of A100" in find_efficiency("Unknown").source
+    assert find_efficiency("TPU v4").source.startswith("not measured for TPU v4: ")
+    with pytest.raises(ValueError, match="no software 'MPT 202': did you mean 'MPT 2023'"):
+        find_efficiency("H100", software="MPT 202")
     with pytest.raises(ValueError, match=r"no network 'HGX H100 320G': did you mean 'HGX H100 3200G'\?"):
         find_network("HGX H100 320G")
 
@@ -104,19 +107,17 @@ def test_each_family_has_a_network_that_exists():
     assert assume_network(find_device("TPU v5p")) is None
 
 
-def test_an_efficiency_lengthens_a_kernel():
+@pytest.mark.parametrize("kernels", [None, find_figures(find_device("A100"))], ids=["of peaks", "of kernels"])
+def test_an_efficiency_lengthens_a_kernel(kernels):
     device = find_device("A100")
-    product = Kernel("matmul", 8192**3, 6 * 8192**2, "bfloat16", 1, 8192, 8192, 8192)
+    product = Kernel("matmul", 8192**3, 6 * 8192**2, "bfloat16", Product(8192, 8192, 8192))
     move = Kernel("memory", 0, 10**9, "bfloat16")
 
     def seconds(work, **figures):
-        return KernelTimer(device, Efficiency(**figures)).seconds(work)
+        return KernelTimer(device, Efficiency(kernels=kernels, **figures)).seconds(work)
 
     assert seconds(product, matmul=0.5) == pytest.approx(2 * seconds(product))
-    assert seconds(product, inner=8192) == pytest.approx(2 * seconds(product))
     assert seconds(move, bandwidth=0.5) == pytest.approx(2 * seconds(move))
     assert seconds(move, kernel=1.0) == pytest.approx(1 + seconds(move))
-    # 81 whole tiles of 100 rows, and the 92 rows that are left.
-    assert seconds(product, tile=(100, 128)) == pytest.approx(seconds(product) * 8200 / 8192)
     with pytest.raises(ValueError, match="matmul is a fraction"):
         Efficiency(matmul=0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fvflops import MasterWeights, find_device, find_efficiency, plan_rank, record_call
+from fvflops.devices.kernel_models.products import Product
 from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.kernel_times import kernel_of
@@ -57,10 +58,10 @@ def test_a_product_has_its_shape_and_dtype():
     x = torch.ones(2, 8, 32, dtype=torch.bfloat16)
     (kernel,) = kernels_of(torch.nn.functional.linear, x, torch.ones(64, 32, dtype=torch.bfloat16))
     assert (kernel.kind, kernel.dtype, kernel.macs) == ("matmul", "bfloat16", 16 * 64 * 32)
-    assert (kernel.batch, kernel.rows, kernel.columns, kernel.inner) == (1, 16, 64, 32)
+    assert kernel.shape == Product(16, 64, 32)
     assert kernel.nbytes == 2 * (16 * 32 + 64 * 32 + 16 * 64)
     (batched,) = kernels_of(torch.bmm, torch.ones(3, 40, 50), torch.ones(3, 50, 60))
-    assert (batched.batch, batched.rows, batched.columns, batched.inner) == (3, 40, 60, 50)
+    assert batched.shape == Product(40, 60, 50, batch=3, operand_bytes=4, result_bytes=4)
 
 
 def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kernels():
@@ -206,4 +207,4 @@ def test_torchaos_float8_linears_take_the_float8_peak_and_casts_of_the_module_on
         ]
         times.append(max(products))
     assert {launch.op for launch in launches if launch.module == "0"} == {"aten::_scaled_mm", "fused"}
-    assert 0.45 < times[1] / times[0] < 0.55
+    assert 0.5 < times[1] / times[0] < 0.65

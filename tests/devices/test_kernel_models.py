@@ -1,0 +1,115 @@
+"""Times of kernels: relations that hold on all GPUs, and measured kernels."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvflops import find_device
+from fvflops.devices.kernel_models.figures import find_figures, load_figures
+from fvflops.devices.kernel_models.memory_bound import memory_seconds
+from fvflops.devices.kernel_models.products import Processor, Product, combine, product_seconds
+from fvflops.formulas import TableError
+
+GPUS = list(load_figures())
+sizes = st.integers(1, 20_000)
+
+
+def gpu_of(name, dtype="bf16"):
+    device = find_device(name)
+    return Processor(device.multiprocessors, device.peak(dtype), device.bandwidth)
+
+
+def product_figures(name, dtype="bf16"):
+    return find_figures(find_device(name)).of("product", dtype)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@given(rows=sizes, columns=sizes, inner=sizes)
+def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, rows, columns, inner):
+    gpu = gpu_of(name)
+    seconds = product_seconds(Product(rows, columns, inner), gpu, product_figures(name))
+    moved = 2 * (rows * inner + columns * inner + rows * columns)
+    assert seconds > max(2 * rows * columns * inner / gpu.peak / 1.1, moved / gpu.bandwidth / 1.1)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@given(rows=sizes, columns=sizes, inner=sizes, factor=st.integers(2, 5))
+def test_a_larger_product_is_not_faster(name, rows, columns, inner, factor):
+    gpu, figures = gpu_of(name), product_figures(name)
+    base = product_seconds(Product(rows, columns, inner), gpu, figures)
+    larger = [Product(factor * rows, columns, inner), Product(rows, factor * columns, inner)]
+    larger += [Product(rows, columns, factor * inner), Product(rows, columns, inner, batch=factor)]
+    for product in larger:
+        assert product_seconds(product, gpu, figures) >= 0.999 * base
+    assert product_seconds(Product(columns, rows, inner), gpu, figures) == pytest.approx(base, rel=0.35)
+
+
+def test_an_empty_product_takes_the_start_of_a_kernel():
+    figures = product_figures("H100")
+    assert product_seconds(Product(0, 4, 4), gpu_of("H100"), figures) == figures.start
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [(1, 7.0), (2, 5.0), (200, 4.0)])
+def test_overlap_goes_from_one_after_the_other_to_the_longer_of_both(overlap, expected):
+    assert combine(4, 3, overlap) == pytest.approx(expected) == combine(3, 4, overlap)
+
+
+@pytest.mark.parametrize("name", [name for name in GPUS if "memory" in load_figures()[name].by_class])
+def test_small_kernels_bound_by_memory_run_from_the_cache_and_take_at_least_a_start(name):
+    device = find_device(name)
+    figures = find_figures(device).of("memory", "bf16")
+    times = [memory_seconds(10**power, device.bandwidth, figures) for power in range(11)]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(figures.start, rel=0.01)
+    assert times[-1] == pytest.approx(1e10 / (device.bandwidth * figures.bandwidth), rel=0.01)
+
+
+def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so():
+    figures = find_figures(find_device("H100 PCIe"))
+    assert figures.devices["product"] == "H100 SXM"
+    assert figures.source.startswith("not measured for H100 PCIe: of H100 SXM")
+    assert find_figures(find_device("A100")).devices["memory"] != "A100 SXM 80GB"  # not measured
+    without = find_figures(find_device("H100"), without=("H100 SXM", "H200"))
+    assert not {"H100 SXM", "H200"} & set(without.devices.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("start: 1", "product of G: .* missing 9 required"),
+        ("star: 1", "did you mean 'start'"),
+        ("start: fast", "product of G: could not convert string to float"),
+    ],
+)
+def test_a_mistake_in_a_file_of_figures_names_its_line(tmp_path, text, message):
+    file = tmp_path / "figures.yaml"
+    lines = [
+        "description: x",
+        "figures:",
+        "  G:",
+        "    capability: 9.0",
+        "    source: me",
+        "    product:",
+        "      bf16:",
+    ]
+    file.write_text("\n".join([*lines, f"        {text}"]) + "\n")
+    with pytest.raises(TableError, match=message) as caught:
+        load_figures(str(file))
+    assert f"{file}:8" in str(caught.value) or f"{file}:7" in str(caught.value)
+
+
+def test_measured_products_are_within_the_published_error():
+    """Rows that no figure was fitted to; NVIDIA's AIConfigurator 0.12 (Apache-2.0), gemm, bf16, H100 SXM, TRT-LLM."""
+    rows = csv.DictReader((Path(__file__).parent.parent / "data" / "kernels" / "h100_products.csv").open())
+    gpu, figures = gpu_of("H100"), product_figures("H100")
+    errors = [
+        product_seconds(Product(int(row["m"]), int(row["n"]), int(row["k"])), gpu, figures) / float(row["seconds"]) - 1
+        for row in rows
+    ]
+    assert len(errors) == 60
+    assert sum(map(abs, errors)) / len(errors) < 0.08
+    assert math.fabs(sum(errors) / len(errors)) < 0.04
