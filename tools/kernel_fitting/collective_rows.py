@@ -20,6 +20,8 @@ _FABRICS = {
     "l40s": Fabric(32e9),
     "rtx_pro_6000_server": Fabric(64e9),
 }
+# With a switch for all GPUs of a node.
+_SWITCHED = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm")
 _BYTES = {"half": 2, "int8": 1, "bfloat16": 2}
 _KINDS = {"alltoall": "all_to_all"}
 # Bytes of the largest buffer for which an engine has its own all-reduce, and of the smallest for which none has.
@@ -37,13 +39,13 @@ def _read(row: Row) -> Collective | None:
 
 def _is_nccl(row: Row, nbytes: float) -> bool:
     """Return whether an engine's rows are like NCCL's own; those over PCIe are of other machines."""
-    return nbytes >= _LARGE and not row["kernel_source"].endswith("eager") and _FABRICS[row["gpu"]].bandwidth > 1e11
+    return nbytes >= _LARGE and not row["kernel_source"].endswith("eager") and row["gpu"] in _SWITCHED
 
 
 def _read_small(row: Row) -> Collective | None:
     """Return an engine's all-reduce, if it is in a CUDA graph: others wait for the host."""
     nbytes = float(row["message_size"]) * _BYTES[row["allreduce_dtype"]]
-    if row["kernel_source"].endswith("eager") or nbytes > _SMALL:
+    if row["kernel_source"].endswith("eager") or nbytes > _SMALL or row["gpu"] not in _SWITCHED:
         return None
     return Collective("all_reduce", int(row["num_gpus"]), nbytes)
 
@@ -68,7 +70,6 @@ CLASSES = (
             "fenced": (0.1, 0.7, 1),
             "local": (0.01, 0.6, 2),
             "scattered": (0.5, 1, 1.5),
-            "switched": (0.3, 0.6, 1),
             "sharing": (0.001, 0.1, 3),
         },
         fixed={},
@@ -87,7 +88,6 @@ CLASSES = (
             "start": (0.5 * US, 4 * US, 40 * US),
             "barrier": (0.1 * US, 2 * US, 40 * US),
             "peers": (0.1, 0.7, 1),
-            "sharing": (0.001, 0.1, 3),
         },
         fixed={},
         shipped={"": ""},

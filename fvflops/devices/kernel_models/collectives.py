@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 # Bytes of a payload that NCCL's protocol LL moves in the time in which LL128 moves one: 4 of 8 for 120 of 128.
 _LL = 8 / 15
+# Fraction of the speed with fences that GPUs reach whose switch adds; H100 and B200 have the same.
+_SWITCHED = 0.75
 # Passes of a ring over the payload.
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
@@ -40,8 +42,8 @@ class CollectiveFigures:
     fraction of the link's bandwidth each: `flagged` with flags between the data (LL128), and, after `fence` more
     seconds, `fenced` with memory fences (Simple).
     `local` is the part of a step that copying a GPU's own share takes, `scattered` the factor of the bandwidth where
-    each GPU sends to each, `switched` the fraction of the bandwidth where the switch adds. `sharing` is the exponent of
-    the ranks by which a link gets slower: 0 with a switch for all, above 0 where links of PCIe have a root in common.
+    each GPU sends to each. `sharing` is the exponent of the ranks by which a link gets slower: 0 with a switch for all,
+    above 0 where links of PCIe have a root in common.
     """
 
     start: float
@@ -51,7 +53,6 @@ class CollectiveFigures:
     fenced: float
     local: float
     scattered: float
-    switched: float
     sharing: float
 
 
@@ -63,7 +64,7 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
 
     >>> hopper = CollectiveFigures(
     ...     start=4.5e-6, step=0.85e-6, flagged=0.5, fence=20e-6, fenced=0.8, local=0.4,
-    ...     scattered=1, switched=0.7, sharing=0,
+    ...     scattered=1, sharing=0,
     ... )
     >>> ranks = [Collective("all_reduce", 8, size) for size in (1e3, 1e6, 1e9)]
     >>> [round(collective_seconds(each, Fabric(450e9, adds=True), hopper) * 1e6, 1) for each in ranks]
@@ -82,7 +83,7 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
         flagged *= _LL
     best = moving / flagged
     if kind == "all_reduce" and fabric.adds and floats:
-        moving = min(moving, nbytes * (1 + 1 / ranks) / speed * figures.fenced / figures.switched)
+        moving = min(moving, nbytes * (1 + 1 / ranks) / speed / _SWITCHED)
     return figures.start + steps * figures.step + min(best, figures.fence + moving / figures.fenced)
 
 
@@ -90,25 +91,23 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
 class PeerFigures:
     """What an engine's own all-reduce depends on, whose GPUs read each other's buffers; times are in seconds.
 
-    `start` is the shortest time, `barrier` that of one more wait for all, `peers` the fraction of the link's bandwidth,
-    `sharing` as of NCCL's.
+    `start` is the shortest time, `barrier` that of one more wait for all, `peers` the fraction of the link's bandwidth.
     """
 
     start: float
     barrier: float
     peers: float
-    sharing: float
 
 
 def peer_seconds(collective: Collective, fabric: Fabric, figures: PeerFigures) -> float:
     """Return the seconds of an engine's all-reduce: each GPU reads all, or its share and then the others' sums.
 
-    Engines have it for small payloads, such as up to 8 MiB, and call NCCL for others.
+    Engines have it for small payloads, such as up to 8 MiB, where a switch links the GPUs, and call NCCL for others.
     """
     ranks, nbytes = collective.ranks, collective.nbytes
     if ranks < 2:
         return 0.0
-    reading = nbytes * (ranks - 1) / (_speed(fabric, ranks, figures.sharing) * figures.peers)
+    reading = nbytes * (ranks - 1) / (fabric.bandwidth * figures.peers)
     return figures.start + min(reading, 2 * reading / ranks + figures.barrier)
 
 
