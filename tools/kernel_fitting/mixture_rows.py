@@ -36,6 +36,7 @@ def _read(row: Row) -> Mixture:
         weight_bytes,
         _BYTES[dtype],
         (topk, experts) not in _WITHOUT_GATE,
+        is_repeated=True,
     )
 
 
@@ -63,6 +64,7 @@ CLASSES = (
             "overlap": (1.2, 3, 20),
             "moves": (0.01, 1, 10),
             "elsewhere": (0.001, 0.1, 10),
+            "cache": (1e6, 40e6, 200e6),
         },
         fixed={"split": (0.0,)},
         shipped={"bfloat16": "", "fp8": "", "nvfp4": ""},

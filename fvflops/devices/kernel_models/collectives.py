@@ -10,14 +10,14 @@ from typing import NamedTuple
 _LL = 8 / 15
 # Fraction of the speed with fences that GPUs reach whose switch adds; H100 and B200 have the same.
 _SWITCHED = 0.75
-# Passes of a ring over the payload.
-_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+# Passes of a ring over the payload, where there is not one.
+_PASSES = {"all_reduce": 2}
 
 
 class Collective(NamedTuple):
     """A collective of `ranks` GPUs with a payload of `nbytes`, as nccl-tests define it: the largest buffer of a GPU.
 
-    `kind` is all_reduce, all_gather, reduce_scatter or all_to_all. `floats` says whether the numbers are of a dtype that
+    `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass. `floats` says whether the numbers are of a dtype that
     a switch can add.
     """
 
@@ -77,7 +77,7 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
     speed = _speed(fabric, ranks, figures.sharing)
     moving = nbytes * (steps + figures.local) / ranks / speed
     flagged = figures.flagged
-    if kind not in _PASSES:
+    if kind == "all_to_all":
         steps = log2(ranks)
         moving /= figures.scattered
         flagged *= _LL
@@ -85,6 +85,28 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
     if kind == "all_reduce" and fabric.adds and floats:
         moving = min(moving, nbytes * (1 + 1 / ranks) / speed / _SWITCHED)
     return figures.start + steps * figures.step + min(best, figures.fence + moving / figures.fenced)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLink:
+    """A GPU's link inside a node whose collectives were measured."""
+
+    fabric: Fabric
+    figures: CollectiveFigures
+
+    @property
+    def bandwidth(self) -> float:
+        """The bytes/s that a ring reaches in one direction."""
+        return self.fabric.bandwidth * self.figures.fenced
+
+    @property
+    def latency(self) -> float:
+        """The seconds of one step of a ring."""
+        return self.figures.step
+
+    def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
+        """Return the seconds of a collective of NCCL of GPUs of the node."""
+        return collective_seconds(Collective(kind, ranks, nbytes), self.fabric, self.figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

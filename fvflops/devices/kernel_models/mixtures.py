@@ -12,6 +12,8 @@ from fvflops.devices.kernel_models.products import Group, Processor, ProductFigu
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
+# How sharply the cache stops to help as the bytes of weights exceed it.
+_SHARPNESS = 8
 # How often experts are dealt to ranks to find a typical busiest one.
 _DEALS = 9
 
@@ -21,7 +23,8 @@ class Mixture(NamedTuple):
 
     `rows` are pairs of tokens and how many of the rank's experts get so many, as `expert_rows` returns them. Experts
     have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are those of an
-    element of the weights, and of the activations that are multiplied with them.
+    element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
+    weights were used just before, as in a benchmark, and are in the cache if they fit.
     """
 
     tokens: int
@@ -32,6 +35,7 @@ class Mixture(NamedTuple):
     weight_bytes: float = 2.0
     element_bytes: float = 2.0
     gated: bool = True
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +44,26 @@ class MixtureFigures(ProductFigures):
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
     tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
-    experts of other ranks are, by kernels that have rows for them too.
+    experts of other ranks are, by kernels that have rows for them too. `cache` is the bytes of weights that it holds.
     """
 
     moves: float
     elsewhere: float
+    cache: float
 
 
 def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -> float:
     """Return the seconds of routing tokens, both products of all experts, and adding their outputs."""
     rows, hidden, inner = mixture.rows, mixture.hidden, mixture.inner
-    up = Group(rows, (2 if mixture.gated else 1) * inner, hidden, mixture.element_bytes, mixture.weight_bytes)
-    down = Group(rows, hidden, inner, mixture.element_bytes, mixture.weight_bytes)
+    columns = (2 if mixture.gated else 1) * inner
+    weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
+    missed = 1 / (1 + (figures.cache / weights) ** _SHARPNESS) if mixture.is_repeated and weights else 1.0
+    operands = mixture.element_bytes, mixture.weight_bytes
+    up = Group(rows, columns, hidden, *operands, missed=missed)
+    down = Group(rows, hidden, inner, *operands, missed=missed)
     own = sum(height * count for height, count in rows)
     others = max(0, mixture.tokens * mixture.topk - own)
-    moved = (figures.moves * own + figures.elsewhere * others) * (up.columns + inner + 2 * hidden)
+    moved = (figures.moves * own + figures.elsewhere * others) * (columns + inner + 2 * hidden)
     moving = _ACTIVATION * moved / (gpu.bandwidth * figures.bandwidth)
     return figures.start + moving + group_seconds(up, gpu, figures) + group_seconds(down, gpu, figures)
 

@@ -33,7 +33,7 @@ class Group(NamedTuple):
     """Products of (rows, inner) by (inner, columns) in one kernel, such as of a mixture's experts.
 
     `counts` are pairs of rows and how many products have them. Bytes are those of an element of each operand, and of
-    the result.
+    the result. `missed` is the part of the second operands that is not in the cache.
     """
 
     counts: tuple[tuple[int, int], ...]
@@ -42,6 +42,7 @@ class Group(NamedTuple):
     row_bytes: float = 2.0
     column_bytes: float = 2.0
     result_bytes: float = 2.0
+    missed: float = 1.0
 
 
 class Processor(NamedTuple):
@@ -94,14 +95,14 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
 
 def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
     """Return the seconds of products in one kernel besides its start: the fastest tiles and split of the inner dimension."""
-    counts, columns, inner, row_bytes, column_bytes, result_bytes = group
+    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed = group
     rows = sum(height * count for height, count in counts)
     matrices = sum(count for height, count in counts if height)
     result = rows * columns
     if not result * inner:
         return 0.0
     bandwidth = gpu.bandwidth * figures.bandwidth
-    operands = inner * (rows * row_bytes + matrices * columns * column_bytes)
+    operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
     moving = (operands + result * result_bytes) / bandwidth
     rate = gpu.peak / gpu.multiprocessors * figures.large
     best = float("inf")
