@@ -101,7 +101,7 @@ def fit(kind: KernelClass, samples: Sequence[Sample]) -> Any:
     for values in itertools.product(*kind.fixed.values()):
         fixed = dict(zip(kind.fixed, values, strict=True))
 
-        def figures_of(point: Any, fixed: dict[str, int] = fixed) -> Any:
+        def figures_of(point: Any, fixed: dict[str, float] = fixed) -> Any:
             return kind.figures(**dict(zip(kind.bounds, np.exp(point), strict=True)), **fixed)
 
         def residuals(point: Any, figures_of: Any = figures_of) -> Any:

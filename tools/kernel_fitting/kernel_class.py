@@ -50,7 +50,7 @@ class KernelClass:
 
     `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
     first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
-    shipped figures are fitted to, by the beginning of their name. `extra` are seconds of kernels timed too.
+    shipped figures are fitted to, by the beginnings of their names. `extra` are seconds of kernels timed too.
     """
 
     name: str
@@ -60,8 +60,8 @@ class KernelClass:
     seconds: Callable[[Any, Processor, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
-    fixed: Mapping[str, tuple[int, ...]]
-    shipped: Mapping[str, str]
+    fixed: Mapping[str, tuple[float, ...]]
+    shipped: Mapping[str, str | tuple[str, ...]]
     extra: Callable[[Sample], float] = lambda sample: 0.0
 
     def samples(self, folder: Path) -> Iterator[Sample]:
