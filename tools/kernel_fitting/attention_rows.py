@@ -101,13 +101,21 @@ CLASSES = (
         bounds={**_BOUNDS, **_NARROW, **_APPENDING, "wide": (0.5, 1, 1.4)},
         fixed={"rows": (64, 128), "packed": (1, _ALL)},
         shipped={
-            "bfloat16": (
-                "SGLang flash_attention",
-                "VLLM vllm_flash_attn_fa3",
-                "VLLM vllm_flashinfer_trtllmprefill",
-                "VLLM vllm_flash_attn_fa2",
-            ),
-            "fp8": ("SGLang fa3", "TRTLLM torch_flow"),
+            "bfloat16": {
+                "a100_sxm": "SGLang flash_attention",
+                "h100_sxm": "VLLM vllm_flash_attn_fa3",
+                "h200_sxm": "VLLM vllm_flash_attn_fa3",
+                "b200_sxm": "VLLM vllm_flashinfer_trtllmprefill",
+                "l40s": "VLLM vllm_flash_attn_fa2",
+                "rtx_pro_6000_server": "VLLM vllm_flash_attn_fa2",
+            },
+            "fp8": {
+                "h100_sxm": "SGLang fa3",
+                "h200_sxm": "SGLang fa3",
+                "b200_sxm": "TRTLLM torch_flow",
+                "l40s": "TRTLLM torch_flow",
+                "rtx_pro_6000_server": "TRTLLM torch_flow",
+            },
         },
     ),
     KernelClass(
@@ -132,12 +140,14 @@ CLASSES = (
         fixed={},
         shipped=dict.fromkeys(
             ("bfloat16", "fp8"),
-            (
-                "SGLang flash_attention",
-                "VLLM vllm_flash_attn_fa3",
-                "VLLM vllm_flashinfer_trtllmdecode",
-                "SGLang flashinfer",
-            ),
+            {
+                "a100_sxm": "SGLang flash_attention",
+                "h100_sxm": "VLLM vllm_flash_attn_fa3",
+                "h200_sxm": "VLLM vllm_flash_attn_fa3",
+                "b200_sxm": "VLLM vllm_flashinfer_trtllmdecode",
+                "l40s": "SGLang flashinfer",
+                "rtx_pro_6000_server": "SGLang flashinfer",
+            },
         ),
     ),
     KernelClass(
@@ -160,6 +170,9 @@ CLASSES = (
         figures=DecodeFigures,
         bounds=_DECODE_BOUNDS,
         fixed={},
-        shipped=dict.fromkeys(("bfloat16", "fp8"), "SGLang"),
+        shipped={
+            "bfloat16": "SGLang",
+            "fp8": {"h100_sxm": "TRTLLM", "h200_sxm": "TRTLLM", "b200_sxm": "SGLang"},
+        },
     ),
 )

@@ -50,7 +50,7 @@ class KernelClass:
 
     `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
     first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
-    shipped figures are fitted to, by the beginnings of their names. `extra` are seconds of kernels timed too.
+    shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are seconds of kernels timed too.
     """
 
     name: str
@@ -61,7 +61,7 @@ class KernelClass:
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
     fixed: Mapping[str, tuple[float, ...]]
-    shipped: Mapping[str, str | tuple[str, ...]]
+    shipped: Mapping[str, str | Mapping[str, str]]
     extra: Callable[[Sample], float] = lambda sample: 0.0
 
     def samples(self, folder: Path) -> Iterator[Sample]:
@@ -73,6 +73,13 @@ class KernelClass:
                 if shape is not None:
                     engine = f"{row['framework']} {row['kernel_source']}"
                     yield Sample(row["gpu"], engine, row[self.dtype], shape, seconds)
+
+    def is_shipped(self, sample: Sample) -> bool:
+        """Return whether a measured kernel is of the engine that the shipped figures are fitted to."""
+        engine = self.shipped[sample.dtype]
+        if isinstance(engine, str):
+            return sample.engine.startswith(engine)
+        return sample.gpu in engine and sample.engine.startswith(engine[sample.gpu])
 
     def time(self, sample: Sample, figures: Any) -> float:
         """Return the computed seconds of a measured kernel."""
