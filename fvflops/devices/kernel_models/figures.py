@@ -19,7 +19,10 @@ FIGURES = paths.SCHEME + "kernel_figures.yaml"
 CLASSES: Mapping[str, type] = {
     "product": ProductFigures,
     "attention": AttentionFigures,
+    "encoder": AttentionFigures,
     "decode": DecodeFigures,
+    "latent": AttentionFigures,
+    "latent decode": DecodeFigures,
     "memory": MemoryFigures,
 }
 _CAPABILITY = "capability"
