@@ -21,7 +21,8 @@ DEVICES = {
     "rtx_pro_6000_server": "RTX PRO 6000 Blackwell Server Edition",
 }
 ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
-PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
+# Dtypes of the rows → those of devices.yaml; collectives are not told apart by theirs.
+PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "": "all"}
 
 Row = Mapping[str, str]
 
@@ -77,7 +78,7 @@ class KernelClass:
     def _sample(self, row: Row) -> Sample | None:
         seconds = float(row["latency_ms"]) / 1e3
         shape = self.read(row) if seconds > 0 else None
-        engine = f"{row['framework']} {row['version']} {row['kernel_source']}"
+        engine = f"{row['framework']} {row['kernel_source']} {row['version']}"
         return None if shape is None else Sample(row["gpu"], engine, row.get(self.dtype, ""), shape, seconds)
 
     def is_shipped(self, sample: Sample) -> bool:
