@@ -48,9 +48,10 @@ class Sample(NamedTuple):
 class KernelClass:
     """Kernels whose seconds one function computes from figures.
 
-    `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
-    first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
-    shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are seconds of kernels timed too.
+    `dtype` is the column of the dtype, or the dtype where no column says it. `read` returns the shape of a row of
+    `file`, None for one that is not of the class. `bounds` are figure → lowest, first and highest value, `fixed`
+    figure → values to choose from. `shipped` are dtype → the engine whose kernels the shipped figures are fitted to, by
+    the beginning of its name: one for all GPUs, or GPU → engine. `extra` are seconds of kernels timed too.
     """
 
     name: str
@@ -72,7 +73,7 @@ class KernelClass:
                 shape = self.read(row) if seconds > 0 else None
                 if shape is not None:
                     engine = f"{row['framework']} {row['kernel_source']}"
-                    yield Sample(row["gpu"], engine, row[self.dtype], shape, seconds)
+                    yield Sample(row["gpu"], engine, row.get(self.dtype, self.dtype), shape, seconds)
 
     def is_shipped(self, sample: Sample) -> bool:
         """Return whether a measured kernel is of the engine that the shipped figures are fitted to."""

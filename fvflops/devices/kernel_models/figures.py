@@ -13,6 +13,7 @@ from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.attention import AttentionFigures, DecodeFigures
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
 from fvflops.devices.kernel_models.products import ProductFigures
+from fvflops.devices.kernel_models.recurrent import RecurrentFigures
 from fvflops.formulas.yaml_document import Node, read_document
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
@@ -23,6 +24,8 @@ CLASSES: Mapping[str, type] = {
     "decode": DecodeFigures,
     "latent": AttentionFigures,
     "latent decode": DecodeFigures,
+    "recurrent": RecurrentFigures,
+    "short convolution": MemoryFigures,
     "memory": MemoryFigures,
 }
 _CAPABILITY = "capability"
