@@ -7,12 +7,14 @@ from typing import NamedTuple
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures, memory_seconds
 from fvflops.devices.kernel_models.products import Processor
 from fvflops.devices.kernel_models.recurrent import Recurrence, RecurrentFigures, recurrent_seconds
-from kernel_fitting.kernel_class import US, KernelClass, Row
+from kernel_fitting.kernel_class import US, KernelClass, Row, processor
 
 _FILE = "linear_attention.csv"
-# The kernels compute in bf16; the file does not say so.
-_DTYPE = "bfloat16"
-_SHIPPED = {_DTYPE: "vLLM"}
+_SHIPPED = {"": "vLLM"}
+
+
+def _processor(gpu: str, dtype: str) -> Processor:
+    return processor(gpu, "bfloat16")  # the file has no dtypes
 
 
 class _Convolution(NamedTuple):
@@ -53,7 +55,7 @@ CLASSES = (
     KernelClass(
         name="recurrent",
         file=_FILE,
-        dtype=_DTYPE,
+        dtype="",
         read=_read_scan,
         seconds=recurrent_seconds,
         figures=RecurrentFigures,
@@ -67,11 +69,12 @@ CLASSES = (
         },
         fixed={},
         shipped=_SHIPPED,
+        machine=_processor,
     ),
     KernelClass(
         name="short convolution",
         file=_FILE,
-        dtype=_DTYPE,
+        dtype="",
         read=_read_convolution,
         seconds=_convolution_seconds,
         figures=MemoryFigures,
@@ -83,5 +86,6 @@ CLASSES = (
         },
         fixed={},
         shipped=_SHIPPED,
+        machine=_processor,
     ),
 )

@@ -31,8 +31,8 @@ _BACKWARD_PRODUCTS, _BACKWARD_SHARE, _BACKWARD_KERNELS = 2.5, 0.8, 3
 class Attention(NamedTuple):
     """`batch` sequences of `queries` new tokens that attend to `keys` tokens, the new ones among them.
 
-    `key_heads` are shared by `heads` in equal groups; each head has `size` elements. `window` is the number of keys that
-    a query attends to at most. `key_bytes` are those of an element of keys and values. `appends` says whether the
+    `key_heads` are shared by `heads` in equal groups; each head has `size` elements. `window` is the number of keys
+    that a query attends to at most. `key_bytes` are those of an element of keys and values. `appends` says whether the
     kernels also write the new keys and values into a cache. `value_size` are elements of a value, 0 for `size`;
     `latent` values are the first elements of the keys, and not read again. `repeated` says whether the same kernel ran
     just before, as in benchmarks, so that cached tokens may be in the GPU's cache.
@@ -145,7 +145,7 @@ def _tile_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -
 
 
 def _keys_of_tiles(shape: Attention, tokens: float) -> tuple[float, float]:
-    """Return the keys of the longest and of a mean tile of `tokens` queries of a head, steps across the mask included."""
+    """Return the keys of the longest and of a mean tile of `tokens` queries, steps across the mask included."""
     if not shape.causal:
         keys = _STEP * ceil(min(shape.keys, shape.window + tokens) / _STEP)
         return keys, keys
