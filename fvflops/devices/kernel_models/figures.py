@@ -15,6 +15,7 @@ from fvflops.devices.kernel_models.collectives import CollectiveFigures, PeerFig
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
 from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures
+from fvflops.devices.kernel_models.recurrent import RecurrentFigures
 from fvflops.formulas.yaml_document import Node, read_document
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
@@ -25,6 +26,8 @@ CLASSES: Mapping[str, type] = {
     "decode": DecodeFigures,
     "latent": AttentionFigures,
     "latent decode": DecodeFigures,
+    "recurrent": RecurrentFigures,
+    "short convolution": MemoryFigures,
     "mixture": MixtureFigures,
     "memory": MemoryFigures,
     "collective": CollectiveFigures,
