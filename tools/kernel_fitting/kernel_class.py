@@ -51,32 +51,37 @@ class KernelClass:
     `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
     first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
     shipped figures are fitted to, by the beginning of their name. `extra` are seconds of kernels timed too.
+    `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other files with rows of the class.
     """
 
     name: str
     file: str
     dtype: str
     read: Callable[[Row], Any]
-    seconds: Callable[[Any, Processor, Any], float]
+    seconds: Callable[[Any, Any, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
     fixed: Mapping[str, tuple[int, ...]]
     shipped: Mapping[str, str]
     extra: Callable[[Sample], float] = lambda sample: 0.0
+    machine: Callable[[str, str], Any] = processor
+    more: tuple[str, ...] = ()
 
     def samples(self, folder: Path) -> Iterator[Sample]:
         """Yield the measured kernels of this class in a folder."""
-        with open(folder / self.file, newline="") as file:
-            for row in csv.DictReader(file):
-                seconds = float(row["latency_ms"]) / 1e3
-                shape = self.read(row) if seconds > 0 else None
-                if shape is not None:
-                    engine = f"{row['framework']} {row['kernel_source']}"
-                    yield Sample(row["gpu"], engine, row[self.dtype], shape, seconds)
+        for name in (self.file, *self.more):
+            with open(folder / name, newline="") as file:
+                yield from filter(None, map(self._sample, csv.DictReader(file)))
+
+    def _sample(self, row: Row) -> Sample | None:
+        seconds = float(row["latency_ms"]) / 1e3
+        shape = self.read(row) if seconds > 0 else None
+        engine = f"{row['framework']} {row['version']} {row['kernel_source']}"
+        return None if shape is None else Sample(row["gpu"], engine, row.get(self.dtype, ""), shape, seconds)
 
     def time(self, sample: Sample, figures: Any) -> float:
         """Return the computed seconds of a measured kernel."""
-        return self.seconds(sample.shape, processor(sample.gpu, sample.dtype), figures) + self.extra(sample)
+        return self.seconds(sample.shape, self.machine(sample.gpu, sample.dtype), figures) + self.extra(sample)
 
 
 US = 1e-6

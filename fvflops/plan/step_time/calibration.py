@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
+from fvflops.devices.kernel_models.collectives import CollectiveFigures, Fabric, NodeLink
 from fvflops.devices.kernel_models.attention import (
     Attention,
     attention_backward_seconds,
@@ -44,14 +45,16 @@ class Network:
     """Nodes of `gpus_per_node` GPUs, linked by `inside` within a node and by `between` among nodes.
 
     `between` is the share of one GPU: the bandwidth of all of a node's adapters divided by its GPUs. A group with few
-    ranks in a node has only their shares, since the ranks of other groups use the rest at the same time.
+    ranks in a node has only their shares, since the ranks of other groups use the rest at the same time. It is assumed
+    for the devices in `gpus`.
     """
 
     name: str
     gpus_per_node: int
-    inside: Link
+    inside: Link | NodeLink
     between: Link
     source: str = ""
+    gpus: tuple[str, ...] = ()
 
     __repr__ = record_repr
 
@@ -76,6 +79,8 @@ class Network:
         if collective in ("send", "receive"):
             link = self.inside if nodes == 1 else self.between
             return link.latency + nbytes / link.bandwidth
+        if nodes == 1 and isinstance(self.inside, NodeLink):
+            return self.inside.seconds(collective, size, nbytes)
         if collective == "all_to_all":
             outside = nbytes * (size - members) / size
             inside = nbytes * (members - 1) / size
@@ -328,15 +333,34 @@ _OF, _REFERENCES = "of", ("peaks", "kernels")
 
 def _read_network(node: Node, name: str) -> Network:
     keys = ("gpus_per_node", "inside", "between", "source")
-    found = node.fields(f"the network {name}", keys)
+    found = node.fields(f"the network {name}", (*keys, "gpus"))
     _require(node, found, name, *keys)
+    gpus = found["gpus"].items(f"gpus of {name}", "[B100, B200]") if "gpus" in found else ()
     return Network(
         name=name,
         gpus_per_node=_integer(found["gpus_per_node"], f"gpus_per_node of {name}"),
-        inside=_read_link(found["inside"], f"inside of {name}"),
+        inside=_read_inside(found["inside"], f"inside of {name}"),
         between=_read_link(found["between"], f"between of {name}"),
         source=found["source"].text(f"source of {name}"),
+        gpus=tuple(item.text(f"a GPU of {name}") for item in gpus),
     )
+
+
+def _read_inside(node: Node, what: str) -> Link | NodeLink:
+    """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
+    names = tuple(item.name for item in fields(CollectiveFigures))
+    if names[0] not in node.fields(what):
+        return _read_link(node, what)
+    found = node.fields(what, ("bandwidth", "adds", *names))
+    _require(node, found, what, "bandwidth", "adds", *names)
+    numbers = {name: _number(found[name], f"{name}, {what}") for name in ("bandwidth", *names)}
+    adds = found["adds"].text(f"adds, {what}")
+    if adds not in _TRUTH:
+        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
+    return NodeLink(Fabric(numbers.pop("bandwidth"), _TRUTH[adds]), CollectiveFigures(**numbers))
+
+
+_TRUTH = {"true": True, "false": False}
 
 
 def _read_link(node: Node, what: str) -> Link:
@@ -374,22 +398,17 @@ def _integer(node: Node, what: str) -> int:
     return int(number)
 
 
-# Beginning of a device's name → network.
-_NETWORKS: Mapping[str, str] = {"A100 SXM": "HGX A100 1600G", "H100 SXM": "HGX H100 3200G", "H200": "HGX H100 3200G"}
-
-
 def assume_network(device: Device) -> Network | None:
-    """Return the network of a device's family, which says in `source` that it is assumed; None for other devices.
+    """Return the network of a device's systems, which says in `source` that it is assumed; None for other devices.
 
     >>> from fvflops import find_device
     >>> network = assume_network(find_device("H100"))
     >>> network.name, network.source.partition(":")[0], assume_network(find_device("MI300X"))
     ('HGX H100 3200G', 'assumed for H100 SXM, since none is given', None)
     """
-    name = next((network for prefix, network in _NETWORKS.items() if device.name.startswith(prefix)), None)
-    if name is None:
+    network = next((network for network in load_networks().values() if device.name in network.gpus), None)
+    if network is None:
         return None
-    network = find_network(name)
     return replace(network, source=f"assumed for {device.name}, since none is given: {network.source}")
 
 

@@ -1,0 +1,110 @@
+"""Time of a fused mixture of experts on a GPU: products of each expert's own tokens, in one kernel for each matrix."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from fvflops.devices.kernel_models.products import Group, Processor, ProductFigures, group_seconds
+
+# Bytes of an activation between kernels.
+_ACTIVATION = 2.0
+# How sharply the cache stops to help as the bytes of weights exceed it.
+_SHARPNESS = 8
+# How often experts are dealt to ranks to find a typical busiest one.
+_DEALS = 9
+
+
+class Mixture(NamedTuple):
+    """The part of a mixture of experts that one rank computes, of `tokens` that each go to `topk` experts of all ranks.
+
+    `rows` are pairs of tokens and how many of the rank's experts get so many, as `expert_rows` returns them. Experts
+    have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are those of an
+    element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
+    weights were used just before, as in a benchmark, and are in the cache if they fit.
+    """
+
+    tokens: int
+    topk: int
+    rows: tuple[tuple[int, int], ...]
+    hidden: int
+    inner: int
+    weight_bytes: float = 2.0
+    element_bytes: float = 2.0
+    gated: bool = True
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFigures(ProductFigures):
+    """What a mixture's time depends on: figures as of products, of which `start` is the time of all short kernels.
+
+    `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
+    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
+    experts of other ranks are, by kernels that have rows for them too. `cache` is the bytes of weights that it holds.
+    """
+
+    moves: float
+    elsewhere: float
+    cache: float
+
+
+def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -> float:
+    """Return the seconds of routing tokens, both products of all experts, and adding their outputs."""
+    rows, hidden, inner = mixture.rows, mixture.hidden, mixture.inner
+    columns = (2 if mixture.gated else 1) * inner
+    weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
+    missed = 1 / (1 + (figures.cache / weights) ** _SHARPNESS) if mixture.is_repeated and weights else 1.0
+    operands = mixture.element_bytes, mixture.weight_bytes
+    up = Group(rows, columns, hidden, *operands, missed=missed)
+    down = Group(rows, hidden, inner, *operands, missed=missed)
+    own = sum(height * count for height, count in rows)
+    others = max(0, mixture.tokens * mixture.topk - own)
+    moved = (figures.moves * own + figures.elsewhere * others) * (columns + inner + 2 * hidden)
+    moving = _ACTIVATION * moved / (gpu.bandwidth * figures.bandwidth)
+    return figures.start + moving + group_seconds(up, gpu, figures) + group_seconds(down, gpu, figures)
+
+
+@lru_cache(maxsize=1024)
+def expert_rows(tokens: int, experts: int, topk: int, ranks: int = 1, skew: float = 0.0) -> tuple[tuple[int, int], ...]:
+    """Return pairs of rows and how many experts of the busiest of `ranks` ranks get so many of `tokens` tokens.
+
+    Each token goes to `topk` experts; `skew` is the exponent of a power law of experts' loads, 0 for equal ones. The
+    heaviest load is 0.8 of the tokens before loads are scaled to their sum, as in NVIDIA's AIConfigurator.
+
+    >>> expert_rows(64, 8, 2), expert_rows(64, 8, 2, ranks=8), expert_rows(1, 8, 2)
+    (((16, 8),), ((16, 1),), ((1, 2),))
+    >>> expert_rows(64, 8, 2, skew=1.2)
+    """
+    total = tokens * topk
+    own = experts // ranks
+    if not skew:
+        loads = [1.0 / experts] * experts
+    else:
+        low, high = (1.0, 0.8 * tokens) if total > experts else (0.01, 2.0)
+        first, last = (end ** (1 - skew) for end in (low, high))
+        loads = [(first + (last - first) * (index + 0.5) / experts) ** (1 / (1 - skew)) for index in range(experts)]
+    scale = total / sum(loads)
+    deals = [_busiest([min(load * scale, tokens) for load in loads], own, seed) for seed in range(_DEALS if skew else 1)]
+    chosen = sorted(deals, key=sum)[len(deals) // 2]
+    return tuple(sorted(Counter(_rounded(chosen)).items()))
+
+
+def _busiest(loads: list[float], own: int, seed: int) -> list[float]:
+    """Return the loads of a rank's experts, of the rank that has most when experts are dealt at random."""
+    dealt = random.Random(seed).sample(loads, len(loads))
+    return max((dealt[start : start + own] for start in range(0, len(dealt), own)), key=sum)
+
+
+def _rounded(loads: list[float]) -> list[int]:
+    """Return integers with the sum of loads, by carrying what rounding leaves from the heaviest to the lightest."""
+    found = []
+    carried = 0.0
+    for load in sorted(loads, reverse=True):
+        rows = round(load + carried)
+        carried += load - rows
+        found.append(rows)
+    return found

@@ -1,0 +1,73 @@
+"""Measured fused mixtures of experts."""
+
+from __future__ import annotations
+
+from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
+from fvflops.devices.kernel_models.products import Processor
+from kernel_fitting.kernel_class import US, KernelClass, Row, processor
+
+# Bytes of an element of the weights with its share of scales, and what they are multiplied in.
+_DTYPES = {
+    "bfloat16": (2.0, "bfloat16"),
+    "fp8": (1.0, "fp8"),
+    "fp8_block": (1.0, "fp8"),
+    "nvfp4": (0.5625, "nvfp4"),
+    "int4_wo": (0.515625, "bfloat16"),
+    "w4a16_mxfp4": (0.53125, "bfloat16"),
+    "w4a8_mxfp4_mxfp8": (0.53125, "fp8"),
+    "w4afp8": (0.515625, "fp8"),
+}
+_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+# Experts of a token and of all, of the models whose experts have no gate: NVIDIA's Nemotron 3.
+_WITHOUT_GATE = ((6, 128), (22, 512))
+
+
+def _read(row: Row) -> Mixture:
+    tokens, experts, ranks = int(row["num_tokens"]), int(row["num_experts"]), int(row["moe_ep_size"])
+    skew = float(row["distribution"].removeprefix("power_law_")) if row["distribution"] != "balanced" else 0.0
+    topk = int(row["topk"])
+    weight_bytes, dtype = _DTYPES[row["moe_dtype"]]
+    return Mixture(
+        tokens,
+        topk,
+        expert_rows(tokens, experts, topk, ranks, skew),
+        int(row["hidden_size"]),
+        int(row["inter_size"]) // int(row["moe_tp_size"]),
+        weight_bytes,
+        _BYTES[dtype],
+        (topk, experts) not in _WITHOUT_GATE,
+        is_repeated=True,
+    )
+
+
+def _processor(gpu: str, dtype: str) -> Processor:
+    return processor(gpu, _DTYPES[dtype][1])
+
+
+CLASSES = (
+    KernelClass(
+        name="mixture",
+        file="moe.csv",
+        dtype="moe_dtype",
+        read=_read,
+        seconds=mixture_seconds,
+        figures=MixtureFigures,
+        bounds={
+            "large": (0.1, 0.6, 1.1),
+            "medium": (0.3, 0.9, 1.3),
+            "small": (0.05, 0.6, 1.5),
+            "start": (1 * US, 20 * US, 300 * US),
+            "tile": (0.01 * US, 1 * US, 20 * US),
+            "bandwidth": (0.2, 0.8, 1.1),
+            "feed": (5e9, 100e9, 600e9),
+            "whole_waves": (0.01, 0.3, 1),
+            "overlap": (1.2, 3, 20),
+            "moves": (0.01, 1, 10),
+            "elsewhere": (0.001, 0.1, 10),
+            "cache": (1e6, 40e6, 200e6),
+        },
+        fixed={"split": (0.0,)},
+        shipped={"bfloat16": "", "fp8": "", "nvfp4": ""},
+        machine=_processor,
+    ),
+)
