@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fvflops.plan.rank_step import Call, Gradient, Pass
-from fvflops.plan.trace_changes import average_gradients
+from fvflops.plan.sharding.replicas import average_gradients
 from fvflops.trace import ModuleTree, Value
 from fvflops.trace.module_tree import innermost, modules_above
 

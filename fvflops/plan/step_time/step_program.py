@@ -9,11 +9,11 @@ from typing import Any
 
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.rank_step import Action, Gradient, RankStep
+from fvflops.plan.sharding.replicas import average_gradients
 from fvflops.plan.step_time.buckets import check_bucket_cap, overlap_buckets
 from fvflops.plan.step_time.calibration import KernelTimer, Network
 from fvflops.plan.step_time.pass_program import Collective, Item, Program, read_program
 from fvflops.plan.step_time.schedule_simulation import Simulation, simulate, time_program
-from fvflops.plan.trace_changes import average_gradients
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # A collective, its payload in bytes, and its group.
