@@ -32,7 +32,7 @@ from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
 from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
-from fvflops.plan.sharding.replicas import estimate_averages
+from fvflops.plan.sharding.replicas import find_replicas
 from fvflops.plan.trace_changes import (
     allreduce,
     local_spec,
@@ -266,11 +266,16 @@ def _record(
         local_orders = [
             _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
         ]
-        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh))
+        replicas = find_replicas(stages, options, device_mesh)
+        is_sharded = options.has_sharded_optimizer
+        shards = replicas.shards() if replicas is not None and is_sharded else None
+        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
         if recording is None:
             return None
         trace, recorded = recording
-        averaged, derived = estimate_averages(trace.info.device, stages, options, device_mesh)
+        averaged, derived = {}, []
+        if replicas is not None:
+            averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
         tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
         routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
