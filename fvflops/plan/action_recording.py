@@ -120,11 +120,11 @@ def record_actions(
 ) -> tuple[Trace, list[dict[Action, Pass]]] | None:
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `around_forward` makes the context of forward passes, `shards` are those of a sharded optimizer. An action's `stage` is an index of `stages`. The orders belong
-    to ranks with equal stages. An action is not run again if an equal one was recorded in an equal state (the same
-    parameters gathered, gradients present or not). The Trace has each action's first occurrence, in order, with a
-    forward pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage
-    did not run equally.
+    `around_forward` makes the context of forward passes, `shards` are those of a sharded optimizer. An action's `stage`
+    is an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one was
+    recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
+    first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
+    equal layers of a shortened stage did not run equally.
     """
     first = stages[0]
     root = first.module

@@ -32,7 +32,8 @@ from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
 from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
-from fvflops.plan.sharding.replicas import find_replicas
+from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
+from fvflops.plan.sharding.replicas import find_replicas, with_dtype
 from fvflops.plan.trace_changes import (
     allreduce,
     local_spec,
@@ -92,7 +93,7 @@ class RankPlan(Displayed):
     @property
     def estimated_memory(self) -> tuple[str, ...]:
         """What `memory` adds to the recording, one line for each part."""
-        return tuple(describe_estimated(self.step))
+        return tuple(describe_estimated(self.step, has_buffers="gradient_accumulation" in self.settings))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
         """Return the FLOPs of the step by module, operator and phase, in a convention, by default the plan's."""
@@ -320,7 +321,8 @@ def _estimate_tied(
     (stage,) = ends
     index = numbers.index(stage)
     names = [names[stage != 0] for names in rank_model.tied]
-    specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
+    dtype = find_gradient_dtype(options.gradient_dtype)
+    specs = [with_dtype(local_spec(stages[index].module.get_parameter(name)), dtype) for name in names]
     first, other = sorted(options.pipeline_rank(rank, rank_of_stage(schedule, end, ranks)) for end in (0, last))
     group = ProcessGroupSpec("first and last stage", 2, "pp", first, other - first).symbol()
     return {Action("tied_allreduce", index): {"added": tuple(allreduce(spec, device, group) for spec in specs)}}

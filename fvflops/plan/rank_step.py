@@ -35,7 +35,8 @@ class Action(NamedTuple):
     "weight_backward"; "reduce" scatters a stage's gradients after the last microbatch (FSDP2 under a pipeline
     schedule), "reshard" frees its gathered parameters, "allreduce" averages its gradients (DistributedDataParallel),
     "reduce_scatter" averages a sharded optimizer's part of them, and "all_gather" gathers the parameters that its parts
-    have updated in the step before; "tied_allreduce" sums the gradients of parameters that the first and the last stage share; then "optimizer".
+    have updated in the step before; "tied_allreduce" sums the gradients of parameters that the first and the last stage
+    share; then "optimizer".
 
     `stage` is the index of the pipeline stage in the model, 0 without pp and -1 for all stages of the rank (the
     optimizer's step). `microbatch` is -1 for actions of none.

@@ -210,8 +210,8 @@ def _measure(
 def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
     """Return the timeline of a recording with what replicas reduce gradients in, if the step has them.
 
-    DistributedDataParallel's buckets are a copy of all gradients (gradient_as_bucket_view=False, the default). A sharded
-    optimizer pads the buffers in which gradients are accumulated, and those of the parameters.
+    DistributedDataParallel's buckets are a copy of all gradients (gradient_as_bucket_view=False, the default). A
+    sharded optimizer pads the buffers in which gradients are accumulated, and those of the parameters.
     """
     padding = [
         Block(None, nbytes, kind, "", "", _BEFORE, None)
@@ -230,12 +230,12 @@ def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
     return replace(timeline, blocks=(*timeline.blocks, *buckets))
 
 
-def describe_estimated(step: RankStep) -> Iterator[str]:
-    """Yield one line for each part of a step's memory that was not recorded.
+def describe_estimated(step: RankStep, *, has_buffers: bool = False) -> Iterator[str]:
+    """Yield one line for each part of a step's memory that was not recorded; `has_buffers`: of gradients.
 
     Microbatches in flight that were not recorded have activations like the recorded one's.
     """
-    if _averages(step):
+    if _averages(step) and not has_buffers:
         yield "DDP buckets, as large as the gradients"
     in_flight = max(_in_flight(step.actions), default=1)
     if in_flight > 1:

@@ -48,7 +48,8 @@ def divide_parameters(parameters: Iterable[Gradient]) -> list[Shard]:
     """Return the shards of some parameters: one for each group of replicas and each dtype.
 
     >>> from fvflops.trace import TensorSpec
-    >>> divide_parameters(Gradient(name, TensorSpec((numel,), "float32"), "dp", 4) for name, numel in (("a", 8), ("b", 3)))
+    >>> specs = {"weight": TensorSpec((8, 1)), "bias": TensorSpec((3,))}
+    >>> divide_parameters(Gradient(name, spec, "dp", 4) for name, spec in specs.items())
     [Shard(numel=3, dtype=torch.float32)]
     """
     sizes = Counter[tuple[Any, int, str]]()
@@ -137,7 +138,7 @@ class GradientBuffers:
 def accumulated(
     model: nn.Module, dtype: str | None, *, is_needed: bool
 ) -> AbstractContextManager[GradientBuffers | None]:
-    """Return the context in which gradients are accumulated in buffers of a dtype, if it is given or they are needed."""
+    """Return the context in which gradients are accumulated in buffers, if they are needed or their dtype is given."""
     if dtype is None and not is_needed:
         return nullcontext()
     return GradientBuffers(model.parameters(), find_gradient_dtype(dtype))

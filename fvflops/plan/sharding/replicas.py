@@ -75,7 +75,7 @@ def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_me
         prefix = f"stage{index}." if len(stages) > 1 else ""
         found = tuple(_list_averaged(stage, prefix, describe(replicas.get_group()), replicas.size()))
         parameters.append(found)
-        gradients.append(tuple(item._replace(spec=_with_dtype(item.spec, dtype)) for item in found))
+        gradients.append(tuple(item._replace(spec=with_dtype(item.spec, dtype)) for item in found))
     return Replicas(replicas.get_group(), replicas.mesh_dim_names[0], tuple(gradients), tuple(parameters))
 
 
@@ -92,7 +92,8 @@ def _list_averaged(stage: StageModule, prefix: str, group: Value, replicas: int)
             yield Gradient(f"{prefix}{name}", local_spec(parameter), *averaged)
 
 
-def _with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
+def with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
+    """Return a spec with another dtype, itself for None."""
     return spec if dtype is None else replace(spec, dtype=dtype_name(dtype))
 
 
