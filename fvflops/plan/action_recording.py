@@ -33,7 +33,7 @@ from fvflops.plan.sharding.fully_sharded import (
     unshard,
 )
 from fvflops.plan.sharding.optimizer_shards import GradientBuffers, Shards, accumulated, shard_optimizer
-from fvflops.plan.trace_changes import assign_backward, relabel_devices
+from fvflops.plan.trace_changes import assign_phases, relabel_devices
 from fvflops.text import truncate
 from fvflops.trace import TensorSpec, Trace
 from fvflops.trace.expansion.expand import Expansion
@@ -42,8 +42,11 @@ Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
 # Actions that end the step of a stage, and others of no pass, recorded after all others.
 _FINAL = ("reduce", "allreduce", "reduce_scatter", "all_gather", "tied_allreduce", "optimizer")
-# Actions that accumulate or reduce gradients outside of autograd's engine.
-_OUTSIDE_AUTOGRAD_ENGINE = ("reduce", "input_backward", "weight_backward")
+# Actions that accumulate, reduce or clear gradients outside of autograd's engine and the optimizer → their phase.
+_OUTSIDE_AUTOGRAD_ENGINE = {
+    **dict.fromkeys(("reduce", "input_backward", "weight_backward"), "backward"),
+    "optimizer": "optimizer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,8 @@ def record_actions(
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
     `around_forward` makes the context of forward passes, `shards` are those of a sharded optimizer. An action's `stage`
-    is an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one was
-    recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
+    is an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one
+    was recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
     first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
     equal layers of a shortened stage did not run equally.
     """
@@ -161,8 +164,14 @@ def record_actions(
     )
     if is_fully_sharded(first.module) and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    outside = [step for walk in walks for action, step in walk.items() if action.kind in _OUTSIDE_AUTOGRAD_ENGINE]
-    trace = assign_backward(trace, {*half_steps, *((step.begin, step.end) for step in outside)})
+    phases = dict.fromkeys(half_steps, "backward")
+    phases |= {
+        (step.begin, step.end): _OUTSIDE_AUTOGRAD_ENGINE[action.kind]
+        for walk in walks
+        for action, step in walk.items()
+        if action.kind in _OUTSIDE_AUTOGRAD_ENGINE
+    }
+    trace = assign_phases(trace, phases)
     expansion = _expand(trace, stages)
     if expansion is None:
         return None

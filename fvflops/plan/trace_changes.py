@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +14,16 @@ from fvflops.trace import Signature, TensorSpec, Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
 
-def assign_backward(trace: Trace, slices: Iterable[tuple[int, int]]) -> Trace:
-    """Return a Trace with the phase "backward" for forward and other events in some slices of its events."""
-    ranges = [(begin, end) for begin, end in slices if begin < end]
+def assign_phases(trace: Trace, slices: Mapping[tuple[int, int], str]) -> Trace:
+    """Return a Trace with given phases for forward and other events in some slices of its events."""
+    ranges = {(begin, end): phase for (begin, end), phase in slices.items() if begin < end}
     if not ranges:
         return trace
     events = list(trace.events or ())
-    for begin, end in ranges:
+    for (begin, end), phase in ranges.items():
         for index in range(begin, end):
             if events[index].phase in ("forward", "other"):
-                events[index] = events[index]._replace(phase="backward")
+                events[index] = events[index]._replace(phase=phase)
     whole = Pass(replace(trace, events=events), 0, len(events))
     return replace(whole.trace, calls=dict(whole.count("op")), region_calls=dict(whole.count("exit")))
 

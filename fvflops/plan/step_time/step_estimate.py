@@ -400,9 +400,11 @@ def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
     if timing.fused:
         settings["fused"] = _short_names(timing.fused)
     kinds = {action.kind for plan in plans for action in plan.step.actions}
-    if not kinds.isdisjoint(AVERAGING):
-        default = "1, then 25" if "allreduce" in kinds else "Megatron-Core's"
-        settings["bucket_cap_mb"] = default if timing.bucket_cap_mb is None else timing.bucket_cap_mb
+    if "allreduce" in kinds:
+        settings["bucket_cap_mb"] = "1, then 25" if timing.bucket_cap_mb is None else timing.bucket_cap_mb
+    elif not kinds.isdisjoint(AVERAGING):
+        size = timing.bucket_cap_mb
+        settings["gradient_buckets"] = "Megatron-Core's sizes" if size is None else f"{size:g} MiB"
     return settings
 
 
