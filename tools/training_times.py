@@ -37,7 +37,7 @@ import numpy as np  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
 from training_runs.error_tables import relative_errors, source_table, study_table  # noqa: E402
 from training_runs.fitting import FITTED, cross_validate, fit, predict_shipped, software_of  # noqa: E402
-from training_runs.prepared import PreparedRun, key_of, prepare  # noqa: E402
+from training_runs.prepared import PreparedRun, is_planned, key_of, prepare  # noqa: E402
 from training_runs.rows import DATASETS, read_runs  # noqa: E402
 from training_runs.run_record import FILES, TrainingRun  # noqa: E402
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _read(name: str, folder: Path | None) -> list[TrainingRun]:
     path = None if folder is None else folder / FILES[name]
-    return [run for run in read_runs(name, path) if run.micro_batch is not None]
+    return [run for run in read_runs(name, path) if is_planned(run)]
 
 
 def _prepare_all(runs: Sequence[TrainingRun], jobs: int, cache: Path | None) -> Prepared:

@@ -51,13 +51,18 @@ class PreparedRun:
     host_waits: bool
 
 
+def is_planned(run: TrainingRun) -> bool:
+    """Return whether a run can be planned: its micro batch is known, and no float8 linears are divided by tp."""
+    return run.microbatches is not None and not (run.precision == "fp8" and "tp" in run.mesh)
+
+
 def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun:
     """Plan a run: its model, mesh, microbatches, checkpointing and optimizer, in shape execution.
 
     Runs that differ in their number of replicas and microbatches only share what is recorded, in `known`.
     """
-    if run.microbatches is None or run.micro_batch is None:
-        raise ValueError(f"{run.place}: the micro batch is not known")
+    if not is_planned(run):
+        raise ValueError(f"{run.place}: the micro batch is not known, or float8 linears are divided")
     stages = run.mesh.get("pp", 1)
     key = key_of(run)
     if key not in known:
@@ -65,7 +70,11 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
     step = known[key]
     virtual = _virtual_stages(run)
     options = PlanOptions(
-        mesh=dict(run.mesh), microbatches=run.microbatches, stages_per_rank=virtual, optimizer=torch.optim.AdamW
+        mesh=dict(run.mesh),
+        microbatches=run.microbatches or 1,
+        stages_per_rank=virtual,
+        optimizer=torch.optim.AdamW,
+        optimizer_sharding="dp" if run.sharded_optimizer else None,
     )
     orders = order_step(options, has_tied=_has_tied(step))
     tp = run.mesh.get("tp", 1)
@@ -92,7 +101,8 @@ def _recorded(run: TrainingRun) -> TrainingRun:
     return replace(
         run,
         local_batch=(run.micro_batch or 1) * microbatches,
-        mesh={axis: 2 if axis == "dp" else size for axis, size in run.mesh.items()},
+        # A rank's share of a sharded optimizer depends on their number.
+        mesh={axis: size if run.sharded_optimizer or axis != "dp" else 2 for axis, size in run.mesh.items()},
     )
 
 
@@ -182,14 +192,15 @@ def _plan(run: TrainingRun) -> StepProgram:
     # torch.compile makes one kernel of the ops between products.
     fused = [*_FUSED[type(run.config)], *([_BLOCKS[type(run.config)]] if run.compiled else [])]
     names = [f"{item.__module__}.{item.__qualname__}" for item in fused]
-    # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, not beside it.
-    return read_step(plan.ranks, fused=names, bucket_cap_mb=0)
+    # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, NeMo beside it, in buckets of
+    # 40 million numbers.
+    return read_step(plan.ranks, fused=names, bucket_cap_mb=160 if run.publisher == "NVIDIA" else 0)
 
 
 def _optimizer(run: TrainingRun) -> Callable[..., torch.optim.Optimizer]:
     """Return what makes the optimizer; the steps of vTrain's runs are taken to be skipped, see `SkippedStep`."""
     adam = partial(torch.optim.AdamW, fused=True)
-    if "fsdp" in run.mesh or (isinstance(run.config, mpt.MPTConfig) and run.precision == "amp_bf16"):
+    if "fsdp" in run.mesh or run.precision == "amp_bf16":
         return adam
     return SkippedStep if run.dataset in _SKIPPED else partial(MasterWeights, make=adam)
 
@@ -202,6 +213,8 @@ def _with_float8(model: nn.Module) -> nn.Module:
 
 
 def _options(run: TrainingRun) -> dict[str, Any]:
+    if run.sharded_optimizer and run.replicas > 1:
+        return {"optimizer_sharding": "dp", "gradient_dtype": "fp32" if run.reduced_in == "float32" else "bf16"}
     if "fsdp" not in run.mesh:
         return {}
     precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
