@@ -261,11 +261,15 @@ def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Acti
     """Yield the actions that a rank does: FSDP2 gathers parameters, and so does a sharded optimizer, once a step."""
     is_replicated = count_shares(options.mesh, "tokens") > 1
     is_sharded = options.has_sharded_optimizer
-    reduced, gathered = set(), set()
+    reduced, started = set(), set()
+    stages = list(dict.fromkeys(action.stage for action in order if action.kind == "forward")) if is_sharded else []
     for action in order:
-        if is_sharded and action.kind == "forward" and action.stage not in gathered:
-            gathered.add(action.stage)
-            yield Action("all_gather", action.stage)
+        if action.kind == "forward" and stages and action.stage not in started:
+            # The parameters of the next stage are gathered beside the first forward pass of this one.
+            begin = len(started) + bool(started)
+            started.add(action.stage)
+            for stage in stages[begin : len(started) + 1]:
+                yield Action("all_gather", stage)
         if action.kind in ("unshard", "reshard"):
             if options.is_fully_sharded and action.stage not in reduced:  # reducing has resharded
                 yield action

@@ -25,9 +25,12 @@ _HOST, _COMPUTE, _FIRST_STREAM = 0, 1, 2
 
 
 def device_of(run: TrainingRun) -> Device:
-    """Return the device of a run, with its own memory bandwidth if it states one."""
+    """Return the device of a run, with its own memory bandwidth and clock if the source states others."""
     device = find_device(run.device)
-    return device if run.memory_bandwidth is None else replace(device, bandwidth=run.memory_bandwidth)
+    if run.memory_bandwidth is None:
+        return device
+    matrix = {dtype: peak * run.clock for dtype, peak in device.matrix.items()}
+    return replace(device, bandwidth=run.memory_bandwidth, matrix=matrix, sparse={})
 
 
 class _Start(NamedTuple):

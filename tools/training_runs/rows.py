@@ -122,8 +122,10 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
 # The source's GPU → device, GPUs per node, Gbit/s between nodes for each GPU, and what differs from the device.
 # The Gbit/s of the last two are assumed. Where the source does not say more, a run with stages has micro batch 1, and
 # one without (but of torchtitan) one microbatch.
+# Power falls with about the third power of the clock: 500 W in place of 700.
+_CLOCK_AT_500_W = (500 / 700) ** (1 / 3)
 _GPUS: Mapping[str, tuple[str, int, float, dict[str, float]]] = {
-    "H100 96GB HBM2e 500W": ("H100 SXM", 8, 400, {"memory_bandwidth": 2.4e12}),
+    "H100 96GB HBM2e 500W": ("H100 SXM", 8, 400, {"memory_bandwidth": 2.4e12, "clock": _CLOCK_AT_500_W}),
     "A100 80GB": ("A100 SXM 80GB", 8, 200, {}),
     "H100 80GB 700W": ("H100 SXM", 8, 400, {}),
     "H200 141GB": ("H200", 4, 400, {}),

@@ -38,7 +38,7 @@ class TrainingRun:
     `dataset` is a key of `FILES`, `line` the line of its file. `mesh` is axis → size as in `plan_rank`, outermost
     first, without axes of size 1; a data-parallel rank (an index of dp and fsdp) processes `local_batch` sequences a
     step in microbatches of `micro_batch`, None where that is not known. `device` is a name of configs/devices.yaml;
-    `memory_bandwidth` (bytes/s) is stated where the device has another than there. `node_gbps` are the Gbit/s between
+    `memory_bandwidth` (bytes/s) is stated where the device has another than there, and `clock` is the share of its clock. `node_gbps` are the Gbit/s between
     nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced in `reduced_in`, dtypes of torch.
     `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`, `virtual_stages` the stages of each pipeline
     rank, None where that is not known.
@@ -72,6 +72,7 @@ class TrainingRun:
     memory_bandwidth: float | None = None
     flops_per_step: int | None = None
     memory: float | None = None
+    clock: float = 1.0
     sequence_parallel: bool = False
     sharded_optimizer: bool = False
 
