@@ -21,7 +21,7 @@ from fvflops.plan.step_time.calibration import (
 )
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
-from training_runs.rows import TrainingRun
+from training_runs.run_record import TrainingRun
 from training_runs.time_tables import Point
 
 
@@ -49,13 +49,23 @@ SOFTWARE: Mapping[str, Parameter] = {
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
     "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
 }
-# Dataset → the software of its runs, by its name in configs/efficiencies.yaml.
-SOFTWARE_OF: Mapping[str, str | None] = {
-    "single node": "Megatron-DeepSpeed 2022",
-    "multi node": "Megatron-DeepSpeed 2022",
-    "mpt": "MPT 2023",
-    "published": None,
+# First word of a run's source → the software that predicts it, by its name in configs/efficiencies.yaml.
+SOFTWARE_OF: Mapping[str, str] = {
+    "vTrain": "Megatron-DeepSpeed 2022",
+    "BigScience": "Megatron-DeepSpeed 2022",
+    "Korthikanti": "Megatron-DeepSpeed 2022",
+    "Megatron": "Megatron-DeepSpeed 2022",
+    "MPT": "MPT 2023",
+    "layout": "MPT 2023",
+    "IBM": "MPT 2023",
+    "InternEvo": "MPT 2023",
+    "KempnerForge": "MPT 2023",
+    "Llama": "MPT 2023",
+    "NVIDIA": "MPT 2023",
+    "torchtitan": "MPT 2023",
 }
+# Those that the shipped figures are fitted to.
+FITTED = ("vTrain", "MPT")
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
     "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
@@ -156,6 +166,11 @@ def cross_validate(software: str, batch: Batch, group_of: Callable[[PreparedRun]
     return predicted
 
 
+def software_of(run: TrainingRun) -> str:
+    """Return the software whose figures predict a run."""
+    return SOFTWARE_OF[run.publisher]
+
+
 def shipped_network(run: TrainingRun) -> Network:
     family = "H100" if run.device == "H200" else run.device.split()[0]
     network = find_network(f"HGX {family} {8 * run.node_gbps:g}G")
@@ -165,5 +180,5 @@ def shipped_network(run: TrainingRun) -> Network:
 def predict_shipped(item: PreparedRun) -> float:
     """Return the estimated seconds of a step of a run, by the efficiency and the network of configs/."""
     return predict_seconds(
-        item, find_efficiency(device_of(item.run), software=SOFTWARE_OF[item.run.dataset]), shipped_network(item.run)
+        item, find_efficiency(device_of(item.run), software=software_of(item.run)), shipped_network(item.run)
     )
