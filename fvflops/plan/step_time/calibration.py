@@ -14,9 +14,9 @@ from fvflops.devices.kernel_models.attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
-    decode_seconds,
 )
 from fvflops.devices.kernel_models.collectives import Fabric, NodeLink
+from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import KernelFigures, find_figures, load_figures
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
