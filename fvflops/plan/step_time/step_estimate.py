@@ -249,7 +249,7 @@ def estimate_step(
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
     beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
-    piece after it. A sharded optimizer scatters and gathers Megatron-Core's buckets, beside the last and the first pass.
+    piece after it. A sharded optimizer has Megatron-Core's buckets, also beside the first forward pass (parameters).
 
     >>> import torch
     >>> from fvflops import plan_step
