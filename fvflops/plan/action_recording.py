@@ -164,14 +164,7 @@ def record_actions(
     )
     if is_fully_sharded(first.module) and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    phases = dict.fromkeys(half_steps, "backward")
-    phases |= {
-        (step.begin, step.end): _OUTSIDE_AUTOGRAD_ENGINE[action.kind]
-        for walk in walks
-        for action, step in walk.items()
-        if action.kind in _OUTSIDE_AUTOGRAD_ENGINE
-    }
-    trace = assign_phases(trace, phases)
+    trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **_list_phases(walks)})
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
@@ -191,6 +184,16 @@ def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
             further = stage.shortened.expand(expansion.trace, below=f"stage{index}" if len(stages) > 1 else "")
             expansion = None if further is None else expansion.then(further)
     return expansion
+
+
+def _list_phases(walks: Iterable[Mapping[Action, _Step]]) -> dict[tuple[int, int], str]:
+    """Return the slices of events of actions outside of autograd's engine → their phase."""
+    return {
+        (step.begin, step.end): _OUTSIDE_AUTOGRAD_ENGINE[action.kind]
+        for walk in walks
+        for action, step in walk.items()
+        if action.kind in _OUTSIDE_AUTOGRAD_ENGINE
+    }
 
 
 def _make_optimizer(session: Session, root: nn.Module, options: PlanOptions, shards: Shards | None) -> Optimizer:

@@ -249,8 +249,7 @@ def estimate_step(
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
     beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
-    piece after that pass. A sharded optimizer's buckets are by default Megatron-Core's, reduce-scattered beside that
-    pass and gathered beside the first microbatch's forward pass.
+    piece after it. A sharded optimizer has Megatron-Core's buckets, also beside the first forward pass (parameters).
 
     >>> import torch
     >>> from fvflops import plan_step
@@ -403,8 +402,8 @@ def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
     if "allreduce" in kinds:
         settings["bucket_cap_mb"] = "1, then 25" if timing.bucket_cap_mb is None else timing.bucket_cap_mb
     elif not kinds.isdisjoint(AVERAGING):
-        size = timing.bucket_cap_mb
-        settings["gradient_buckets"] = "Megatron-Core's sizes" if size is None else f"{size:g} MiB"
+        given = "none, without overlap" if timing.bucket_cap_mb == 0 else f"{timing.bucket_cap_mb} MiB"
+        settings["gradient_buckets"] = "Megatron-Core's sizes" if timing.bucket_cap_mb is None else given
     return settings
 
 

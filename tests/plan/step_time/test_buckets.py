@@ -232,7 +232,7 @@ def test_buckets_are_those_of_ddp(name, bucket_cap_mb):
     (plan,) = plan_step(make_model(), inputs, mesh={"dp": 2}).ranks
     passes = {action.kind: plan.step.pass_of(action) for action in plan.step.actions}
     gradients = passes["allreduce"].gradients
-    calls = overlap_buckets(passes["backward"], gradients, bucket_cap_mb)
+    calls = overlap_buckets(passes["backward"], "allreduce", gradients, bucket_cap_mb)
     in_order = (collective_of(signature) for events in sorted(calls) for signature, _, _ in calls[events])
     sizes = {gradient.parameter: gradient.spec.nbytes for gradient in gradients}
     buckets = buckets_of_ddp(make_model(), inputs, bucket_cap_mb)

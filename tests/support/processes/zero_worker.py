@@ -1,7 +1,9 @@
 """One of several processes that train by gloo with a distributed optimizer: torch's, and a small one of its own."""
 
 import json
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -38,14 +40,18 @@ class Odd(nn.Module):
         return self.second(self.first(x).relu())
 
 
+@dataclass(frozen=True)
 class Case:
     """A model, its inputs, and the settings of a plan."""
 
-    def __init__(
-        self, make, inputs, mesh=None, *, dtype=torch.float32, gradients=None, masters=False, sequence=False, times=3
-    ):
-        self.make, self.inputs, self.mesh, self.microbatches = make, inputs, mesh or {}, times
-        self.dtype, self.gradients, self.masters, self.sequence = dtype, gradients, masters, sequence
+    make: Callable[[], nn.Module]
+    inputs: tuple[torch.Tensor, ...]
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    gradients: str | None = None
+    masters: bool = False
+    sequence: bool = False
+    microbatches: int = 3
 
     def build(self):
         torch.manual_seed(0)
@@ -68,7 +74,7 @@ CASES = {
     "bfloat16 gradients": Case(*GPT, **BF16),
     "float32 gradients": Case(*GPT, **BF16, gradients="fp32"),
     "few layers": Case(partial(make_gpt, layers=2), GPT[1]),
-    "uneven": Case(Odd, (torch.ones(4, 6),), times=1),
+    "uneven": Case(Odd, (torch.ones(4, 6),), microbatches=1),
     "uneven, master weights": Case(Odd, (torch.ones(4, 6, dtype=torch.bfloat16),), **BF16, gradients="fp32"),
     "tp": Case(make_llama, (TOKENS % 64,), {"dp": 2, "tp": 2}, **BF16, gradients="fp32"),
     "tp sequence": Case(make_llama, (TOKENS % 64,), {"dp": 2, "tp": 2}, **BF16, sequence=True),
