@@ -68,7 +68,7 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
     ... )
     >>> ranks = [Collective("all_reduce", 8, size) for size in (1e3, 1e6, 1e9)]
     >>> [round(collective_seconds(each, Fabric(450e9, adds=True), hopper) * 1e6, 1) for each in ranks]
-    [17.2, 26.8, 3583.4]
+    [16.4, 24.4, 4203.1]
     """
     kind, ranks, nbytes, floats = collective
     if ranks < 2:
@@ -94,15 +94,9 @@ class NodeLink:
     fabric: Fabric
     figures: CollectiveFigures
 
-    @property
-    def bandwidth(self) -> float:
-        """The bytes/s that a ring reaches in one direction."""
-        return self.fabric.bandwidth * self.figures.fenced
-
-    @property
-    def latency(self) -> float:
-        """The seconds of one step of a ring."""
-        return self.figures.step
+    def among(self, ranks: int) -> tuple[float, float]:
+        """Return the bytes/s of a ring's link of so many GPUs of the node, and the seconds of its steps."""
+        return _speed(self.fabric, ranks, self.figures.sharing) * self.figures.fenced, self.figures.step
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
         """Return the seconds of a collective of NCCL of GPUs of the node."""
@@ -135,4 +129,4 @@ def peer_seconds(collective: Collective, fabric: Fabric, figures: PeerFigures) -
 
 def _speed(fabric: Fabric, ranks: int, sharing: float) -> float:
     """Return the bytes/s of a GPU's link when `ranks` GPUs use theirs."""
-    return fabric.bandwidth * (2 / ranks) ** sharing
+    return fabric.bandwidth * (2 / max(2, ranks)) ** sharing

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
-from fvflops.devices.kernel_models.collectives import CollectiveFigures, Fabric, NodeLink
 from fvflops.devices.kernel_models.attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
     decode_seconds,
 )
+from fvflops.devices.kernel_models.collectives import CollectiveFigures, Fabric, NodeLink
 from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
@@ -46,15 +46,16 @@ class Network:
 
     `between` is the share of one GPU: the bandwidth of all of a node's adapters divided by its GPUs. A group with few
     ranks in a node has only their shares, since the ranks of other groups use the rest at the same time. It is assumed
-    for the devices in `gpus`.
+    for the devices in `gpus`. `measured` times the collectives within a node, where they were timed by themselves.
     """
 
     name: str
     gpus_per_node: int
-    inside: Link | NodeLink
+    inside: Link
     between: Link
     source: str = ""
     gpus: tuple[str, ...] = ()
+    measured: NodeLink | None = None
 
     __repr__ = record_repr
 
@@ -79,8 +80,8 @@ class Network:
         if collective in ("send", "receive"):
             link = self.inside if nodes == 1 else self.between
             return link.latency + nbytes / link.bandwidth
-        if nodes == 1 and isinstance(self.inside, NodeLink):
-            return self.inside.seconds(collective, size, nbytes)
+        if nodes == 1 and self.measured is not None:
+            return self.measured.seconds(collective, size, nbytes)
         if collective == "all_to_all":
             outside = nbytes * (size - members) / size
             inside = nbytes * (members - 1) / size
@@ -336,31 +337,31 @@ def _read_network(node: Node, name: str) -> Network:
     found = node.fields(f"the network {name}", (*keys, "gpus"))
     _require(node, found, name, *keys)
     gpus = found["gpus"].items(f"gpus of {name}", "[B100, B200]") if "gpus" in found else ()
+    per_node = _integer(found["gpus_per_node"], f"gpus_per_node of {name}")
+    measured = _read_measured(found["inside"], f"inside of {name}")
     return Network(
         name=name,
-        gpus_per_node=_integer(found["gpus_per_node"], f"gpus_per_node of {name}"),
-        inside=_read_inside(found["inside"], f"inside of {name}"),
+        gpus_per_node=per_node,
+        inside=Link(*measured.among(per_node)) if measured else _read_link(found["inside"], f"inside of {name}"),
         between=_read_link(found["between"], f"between of {name}"),
         source=found["source"].text(f"source of {name}"),
         gpus=tuple(item.text(f"a GPU of {name}") for item in gpus),
+        measured=measured,
     )
 
 
-def _read_inside(node: Node, what: str) -> Link | NodeLink:
-    """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
+def _read_measured(node: Node, what: str) -> NodeLink | None:
+    """Return a link inside a node with the figures of its collectives, None for that which collectives reach."""
     names = tuple(item.name for item in fields(CollectiveFigures))
     if names[0] not in node.fields(what):
-        return _read_link(node, what)
+        return None
     found = node.fields(what, ("bandwidth", "adds", *names))
     _require(node, found, what, "bandwidth", "adds", *names)
     numbers = {name: _number(found[name], f"{name}, {what}") for name in ("bandwidth", *names)}
     adds = found["adds"].text(f"adds, {what}")
-    if adds not in _TRUTH:
-        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
-    return NodeLink(Fabric(numbers.pop("bandwidth"), _TRUTH[adds]), CollectiveFigures(**numbers))
-
-
-_TRUTH = {"true": True, "false": False}
+    if adds not in ("true", "false"):
+        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write true or false")
+    return NodeLink(Fabric(numbers.pop("bandwidth"), adds == "true"), CollectiveFigures(**numbers))
 
 
 def _read_link(node: Node, what: str) -> Link:
