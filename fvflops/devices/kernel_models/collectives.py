@@ -1,4 +1,4 @@
-"""Time of a collective of the GPUs of one node: NCCL's protocols over a ring, the switch, or engines' own all-reduces."""
+"""Time of a collective of the GPUs of one node: NCCL's protocols, the switch, or engines' own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PASSES = {"all_reduce": 2}
 class Collective(NamedTuple):
     """A collective of `ranks` GPUs with a payload of `nbytes`, as nccl-tests define it: the largest buffer of a GPU.
 
-    `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass. `floats` says whether the numbers are of a dtype that
-    a switch can add.
+    `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass.
+    `floats` says whether the numbers are of a dtype that a switch can add.
     """
 
     kind: str
@@ -59,12 +59,11 @@ class CollectiveFigures:
 def collective_seconds(collective: Collective, fabric: Fabric, figures: CollectiveFigures) -> float:
     """Return the seconds of a collective of NCCL by its fastest protocol.
 
-    An all-to-all sends to all others at once, with LL instead of LL128. A switch that adds gets the payload of each GPU once, and
-    sends each the sums, of which each GPU has one share more to pass on.
+    An all-to-all sends to all others at once, with LL instead of LL128. A switch that adds gets the payload of each GPU
+    once, and sends each the sums, of which each GPU has one share more to pass on.
 
     >>> hopper = CollectiveFigures(
-    ...     start=4.5e-6, step=0.85e-6, flagged=0.5, fence=20e-6, fenced=0.8, local=0.4,
-    ...     scattered=1, sharing=0,
+    ...     start=4.5e-6, step=0.85e-6, flagged=0.5, fence=20e-6, fenced=0.8, local=0.4, scattered=1, sharing=0
     ... )
     >>> ranks = [Collective("all_reduce", 8, size) for size in (1e3, 1e6, 1e9)]
     >>> [round(collective_seconds(each, Fabric(450e9, adds=True), hopper) * 1e6, 1) for each in ranks]
