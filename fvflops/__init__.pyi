@@ -65,6 +65,8 @@ from fvflops.plan.step_time.calibration import Link as Link
 from fvflops.plan.step_time.calibration import Network as Network
 from fvflops.plan.step_time.calibration import find_efficiency as find_efficiency
 from fvflops.plan.step_time.calibration import find_network as find_network
+from fvflops.plan.step_time.op_estimate import OpEstimate as OpEstimate
+from fvflops.plan.step_time.op_estimate import estimate_op as estimate_op
 from fvflops.plan.step_time.step_estimate import StepEstimate as StepEstimate
 from fvflops.plan.step_time.step_estimate import TrainingCost as TrainingCost
 from fvflops.plan.step_time.step_estimate import estimate_step as estimate_step

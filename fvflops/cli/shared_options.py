@@ -14,7 +14,9 @@ from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
 from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.pipeline_schedules import SCHEDULES
+from fvflops.plan.plan_options import OPTIMIZER_SHARDINGS
 from fvflops.plan.sharding.fully_sharded import PRECISIONS
+from fvflops.plan.sharding.optimizer_shards import GRADIENT_DTYPES
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.imports import add_current_folder
 from fvflops.sources.load import FORMS
@@ -180,7 +182,7 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
 # Options of meshes and conventions that plan and memory show in --help all only.
 RARE_OF_PLANS = (
     *("--convention", "--table", "--rank", "--shard", "--stages-per-rank", "--stage-layers"),
-    *("--reshard-after-forward", "--reduce-each-microbatch", "--routing"),
+    *("--reshard-after-forward", "--reduce-each-microbatch", "--routing", "--gradient-dtype"),
 )
 
 
@@ -206,6 +208,10 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
             are pipeline stages
         --reduce-each-microbatch  whether FSDP2 reduces gradients in each microbatch or only in the last; default: in
             each
+        --optimizer-sharding AXIS  replicas, over dp (and cp), divide the optimizer's state and master weights (ZeRO-1,
+            as Megatron-Core's distributed optimizer); default: each has all
+        --gradient-dtype NAME  dtype of the buffers in which gradients are accumulated and then reduced, with
+            --optimizer-sharding or --master-weights: {", ".join(GRADIENT_DTYPES)}; default: the parameters'
         --routing N,N,...  tokens of each expert of a mixture, in proportion; default: equal
         --precision NAME  dtypes of parameters, compute and gradient reduction: {", ".join(PRECISIONS)}; default:
             bf16-mixed for a float32 model on an accelerator that has bf16, else the model's
@@ -213,7 +219,12 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         required={"mesh": required},
         type={"rank": int, "microbatches": int, "stages_per_rank": int},
         default={"rank": 0, "microbatches": 1, "reshard_after_forward": None, "reduce_each_microbatch": None},
-        choices={"schedule": tuple(SCHEDULES), "precision": tuple(PRECISIONS)},
+        choices={
+            "schedule": tuple(SCHEDULES),
+            "precision": tuple(PRECISIONS),
+            "optimizer_sharding": OPTIMIZER_SHARDINGS,
+            "gradient_dtype": tuple(GRADIENT_DTYPES),
+        },
         action=dict.fromkeys(("reshard_after_forward", "reduce_each_microbatch"), argparse.BooleanOptionalAction),
     )
 

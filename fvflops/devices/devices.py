@@ -73,9 +73,9 @@ class Device:
     `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
     outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown: as
     torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
-    a GPU, a die, a module. `multiprocessors` are those of
-    NVIDIA, compute units of AMD. `source` names the document. `capability` is CUDA's compute capability, (9, 0) of an H100,
-    which chooses kernels. Keys of the peaks are the short names in DTYPES; contradictory peaks raise ValueError.
+    a GPU, a die, a module. `multiprocessors` are those of NVIDIA, compute units of AMD. `source` names the document.
+    `capability` is CUDA's compute capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short
+    names in DTYPES; contradictory peaks raise ValueError.
 
     >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
     >>> mine.peak("bf16"), mine.dtypes()

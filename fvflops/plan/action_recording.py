@@ -18,6 +18,7 @@ from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, loss_of, make_optimizer, record_run
+from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.checkpointing import make_contexts
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import Action, Pass
@@ -31,17 +32,21 @@ from fvflops.plan.sharding.fully_sharded import (
     set_gathered,
     unshard,
 )
-from fvflops.plan.trace_changes import assign_backward, relabel_devices
+from fvflops.plan.sharding.optimizer_shards import GradientBuffers, Shards, accumulated, shard_optimizer
+from fvflops.plan.trace_changes import assign_phases, relabel_devices
 from fvflops.text import truncate
 from fvflops.trace import TensorSpec, Trace
 from fvflops.trace.expansion.expand import Expansion
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
-# Actions that end the step of a stage, recorded after all others.
-_FINAL = ("reduce", "allreduce", "tied_allreduce", "optimizer")
-# Actions that accumulate or reduce gradients outside of autograd's engine.
-_OUTSIDE_AUTOGRAD_ENGINE = ("reduce", "input_backward", "weight_backward")
+# Actions that end the step of a stage, and others of no pass, recorded after all others.
+_FINAL = ("reduce", "allreduce", "reduce_scatter", "all_gather", "tied_allreduce", "optimizer")
+# Actions that accumulate, reduce or clear gradients outside of autograd's engine and the optimizer → their phase.
+_OUTSIDE_AUTOGRAD_ENGINE = {
+    **dict.fromkeys(("reduce", "input_backward", "weight_backward"), "backward"),
+    "optimizer": "optimizer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +119,15 @@ def record_actions(
     orders: Sequence[Sequence[Action]],
     options: PlanOptions,
     around_forward: Callable[[], AbstractContextManager[Any]],
+    shards: Shards | None = None,
 ) -> tuple[Trace, list[dict[Action, Pass]]] | None:
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `around_forward` makes the context of forward passes. An action's `stage` is an index of `stages`. The orders belong
-    to ranks with equal stages. An action is not run again if an equal one was recorded in an equal state (the same
-    parameters gathered, gradients present or not). The Trace has each action's first occurrence, in order, with a
-    forward pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage
-    did not run equally.
+    `around_forward` makes the context of forward passes, `shards` are those of a sharded optimizer. An action's `stage`
+    is an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one
+    was recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
+    first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
+    equal layers of a shortened stage did not run equally.
     """
     first = stages[0]
     root = first.module
@@ -133,17 +139,17 @@ def record_actions(
     def run(session: Session) -> Mapping[str, str]:
         walks.clear()
         half_steps.clear()
-        optimizer = None if options.optimizer is None else make_optimizer(options.optimizer, root)
-        recorder = _ActionRecorder(session, stages, options, optimizer, around_forward)
         checkpointed = [item for stage in stages for item in stage.checkpointed]
         contexts = make_contexts(options.checkpoint, around_forward)
-        checkpoints = checkpointed_calls(checkpointed, {"context_fn": contexts})
-        with checkpoints, torch.enable_grad(), model_runs():
-            walks.extend(recorder.walk(order) for order in orders)
-            recorder.finish_stages(zip(orders, walks, strict=True))
-            half_steps.extend(recorder.half_steps)
-        with model_runs():
-            return recorder.step_optimizer(walks)
+        with accumulated(root, options.gradient_dtype, is_needed=shards is not None) as buffers:
+            optimizer = None if options.optimizer is None else _make_optimizer(session, root, options, shards)
+            recorder = _ActionRecorder(session, stages, options, around_forward, buffers)
+            with checkpointed_calls(checkpointed, {"context_fn": contexts}), torch.enable_grad(), model_runs():
+                walks.extend(recorder.walk(order) for order in orders)
+                recorder.finish_stages(zip(orders, walks, strict=True))
+                half_steps.extend(recorder.half_steps)
+            with model_runs():
+                return recorder.step_optimizer(optimizer, walks)
 
     trace = record_run(
         root,
@@ -158,8 +164,14 @@ def record_actions(
     )
     if is_fully_sharded(first.module) and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    outside = [step for walk in walks for action, step in walk.items() if action.kind in _OUTSIDE_AUTOGRAD_ENGINE]
-    trace = assign_backward(trace, {*half_steps, *((step.begin, step.end) for step in outside)})
+    phases = dict.fromkeys(half_steps, "backward")
+    phases |= {
+        (step.begin, step.end): _OUTSIDE_AUTOGRAD_ENGINE[action.kind]
+        for walk in walks
+        for action, step in walk.items()
+        if action.kind in _OUTSIDE_AUTOGRAD_ENGINE
+    }
+    trace = assign_phases(trace, phases)
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
@@ -179,6 +191,18 @@ def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
             further = stage.shortened.expand(expansion.trace, below=f"stage{index}" if len(stages) > 1 else "")
             expansion = None if further is None else expansion.then(further)
     return expansion
+
+
+def _make_optimizer(session: Session, root: nn.Module, options: PlanOptions, shards: Shards | None) -> Optimizer:
+    """Return the optimizer of a rank's modules, or of its shards of their parameters, in a paused recording."""
+    assert options.optimizer is not None
+    if shards is not None:
+        device = next(root.parameters()).device
+        return shard_optimizer(options.optimizer, shards, options.gradient_dtype, session.recorder, device=device)
+    optimizer = make_optimizer(options.optimizer, root)
+    if options.gradient_dtype is not None and not isinstance(optimizer, MasterWeights):
+        raise PlanError("gradient_dtype is for master weights or a sharded optimizer: omit it, or add one of them")
+    return optimizer
 
 
 def _step(optimizer: Optimizer) -> None:
@@ -205,13 +229,13 @@ class _ActionRecorder:
         session: Session,
         stages: Sequence[StageModule],
         options: PlanOptions,
-        optimizer: Optimizer | None,
         around_forward: Callable[[], AbstractContextManager[Any]],
+        buffers: GradientBuffers | None,
     ) -> None:
         self._session = session
         self._stages = stages
         self._options = options
-        self._optimizer = optimizer
+        self._buffers = buffers
         self._around_forward = around_forward
         self.half_steps: list[tuple[int, int]] = []  # first halves of backward passes, run without an action
         self._sharded = [is_fully_sharded(stage.module) for stage in stages]
@@ -256,16 +280,20 @@ class _ActionRecorder:
                         ends[action] = self._timed(action.stage, state, run)
                     steps[action] = ends[action]
 
-    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> Mapping[str, str]:
-        """Record the optimizer's step, if there is one, add it to the steps of each order, and describe it."""
-        if self._optimizer is None:
+    def step_optimizer(self, optimizer: Optimizer | None, walks: Iterable[dict[Action, _Step]]) -> Mapping[str, str]:
+        """Record an optimizer's step, if there is one, add it to the steps of each order, and describe it."""
+        if optimizer is None:
             return describe_optimizers([])
         begin = self._session.recorder.length
-        _step(self._optimizer)
+        if self._buffers is not None:
+            self._buffers.reduce_partial_sums()
+        _step(optimizer)
+        if self._buffers is not None:
+            self._buffers.zero()
         step = _Step(begin, self._session.recorder.length)
         for steps in walks:
             steps[Action("optimizer", -1)] = step
-        return describe_optimizers([self._optimizer])
+        return describe_optimizers([optimizer])
 
     def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
         if action.kind in ("backward", "weight_backward"):
@@ -362,6 +390,8 @@ class _ActionRecorder:
                 _, graph.groups = stage_backward_input([output], gradients, graph.inputs, stage.module.parameters())
         elif graph.groups is not None:
             stage_backward_weight(stage.module.parameters(), graph.groups)
+            if self._buffers is not None:
+                self._buffers.collect()
         elif stage.loss is not None:
             graph.output.backward()
         else:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -122,10 +120,9 @@ BLOCKWISE_NAMES = tuple(
 class MasterWeights(Optimizer):
     """Updates float32 copies ("master weights") of parameters, then copies them back.
 
-    In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
-    that `make` creates from the copies runs. With `float32_gradients` they are accumulated in float32 instead, in
-    memory of the optimizer, and the parameters' own are freed at once: Megatron-LM's
-    accumulate_allreduce_grads_in_fp32, its default for bfloat16. Source: Micikevicius et al., "Mixed Precision
+    In each step the gradients are copied to float32, their norm, of this rank or of the ranks of `group` together, is
+    clipped to `max_norm`, and the optimizer that `make` creates from the copies runs. A parameter's gradient is its
+    attribute `main_grad`, as Megatron-LM names it, if it has one. Source: Micikevicius et al., "Mixed Precision
     Training" (arXiv:1710.03740); in the order of Megatron-LM's Float16OptimizerWithFloat16Params.
 
     >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
@@ -142,19 +139,14 @@ class MasterWeights(Optimizer):
         make: Callable[[list[torch.Tensor]], Optimizer],
         *,
         max_norm: float = 1.0,
-        float32_gradients: bool = False,
     ) -> None:
         super().__init__([parameter for parameter in parameters if parameter.requires_grad], {})
         self._parameters: list[torch.Tensor] = self.param_groups[0]["params"]
         self.copies: list[torch.Tensor] = []
+        self.group: Any = None
         self._make = make
         self._inner: Optimizer | None = None
         self._max_norm = max_norm
-        self._gradients: list[torch.Tensor] = []
-        for index, parameter in enumerate(self._parameters if float32_gradients else ()):
-            self._gradients.append(torch.zeros_like(local_part(parameter), dtype=torch.float32))
-            # The parameter may outlive the optimizer.
-            parameter.register_post_accumulate_grad_hook(partial(_accumulate, weakref.ref(self), index))
 
     def __repr__(self) -> str:
         kind = type(self._inner).__name__
@@ -171,26 +163,24 @@ class MasterWeights(Optimizer):
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
             foreach_copy(self.copies, local)
             self._inner = self._make(self.copies)
-        for copy, gradient in zip(self.copies, self._gradients, strict=False):
-            copy.grad = gradient
-        for parameter, copy in () if self._gradients else zip(self._parameters, self.copies, strict=True):
-            copy.grad = None if parameter.grad is None else local_part(parameter.grad, parameter).to(torch.float32)
-        torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
+        for parameter, copy in zip(self._parameters, self.copies, strict=True):
+            gradient = getattr(parameter, "main_grad", parameter.grad)
+            copy.grad = None if gradient is None else local_part(gradient, parameter).to(torch.float32)
+        self._clip()
         self._inner.step()
         foreach_copy([local_part(parameter) for parameter in self._parameters], self.copies)
         for copy in self.copies:
             copy.grad = None
-        for gradient in self._gradients:
-            gradient.zero_()
 
-
-@torch.no_grad()
-def _accumulate(reference: Callable[[], MasterWeights | None], index: int, parameter: torch.Tensor) -> None:
-    """Add a parameter's gradient to the optimizer's in float32, and free it."""
-    optimizer = reference()
-    if optimizer is not None and parameter.grad is not None:
-        optimizer._gradients[index].add_(local_part(parameter.grad, parameter))
-        parameter.grad = None
+    def _clip(self) -> None:
+        """Clip the norm of the gradients, to which each rank of the group contributes its square."""
+        gradients = [copy.grad for copy in self.copies if copy.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if self.group is not None:
+            norm = norm.square()
+            torch.distributed.all_reduce(norm, group=self.group)
+            norm = norm.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.copies, self._max_norm, norm, foreach=True)
 
 
 def local_part(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:

@@ -30,11 +30,16 @@ from fvflops.plan.pipeline_stages import Inputs, PipelineStages
 from fvflops.plan.rank_step import Action
 from fvflops.plan.sharding.expert_parallel import check_expert_axes
 from fvflops.plan.sharding.fully_sharded import Precision, find_precision
+from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
 from fvflops.plan.sharding.routing import Routing
 from fvflops.text import suggest
 from fvflops.trace import StopsAt
 
 Shard = Callable[[nn.Module, Any], nn.Module | None]
+
+
+# Axes over whose ranks an optimizer can be sharded; with cp, over both.
+OPTIMIZER_SHARDINGS = ("dp",)
 
 
 class PlanError(ValueError):
@@ -59,6 +64,8 @@ class PlanOptions:
     precision: str | None = None
     loss: Loss | None = None
     optimizer: OptimizerMaker | None = None
+    optimizer_sharding: str | None = None
+    gradient_dtype: str | None = None
     checkpoint: Checkpoint = ()
     routing: Routing = None
     offload: Collection[str] = ()
@@ -98,6 +105,11 @@ class PlanOptions:
         return self.size("fsdp") > 1
 
     @property
+    def has_sharded_optimizer(self) -> bool:
+        """Whether replicas, if there are any, divide the optimizer."""
+        return self.optimizer_sharding is not None and count_shares(self.mesh, "tokens") > 1
+
+    @property
     def reshards(self) -> bool:
         """Whether FSDP2 gathers parameters again for the backward pass."""
         return not self.is_pipelined if self.reshard_after_forward is None else self.reshard_after_forward
@@ -134,6 +146,7 @@ class PlanOptions:
         """Raise PlanError where there is no such rank, axis or number, or options exclude each other."""
         *_, stages_per_rank = self.placement
         find_precision(self.precision)
+        self._check_optimizer()
         check_offload(self.offload)
         unknown = [axis for axis in self.mesh if axis not in AXES]
         if not self.mesh or unknown:
@@ -157,6 +170,21 @@ class PlanOptions:
             raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {self.device}")
         self._check_sequence(inputs)
 
+    def _check_optimizer(self) -> None:
+        """Raise PlanError where the optimizer cannot be sharded, or gradients have no buffers, as is asked for."""
+        find_gradient_dtype(self.gradient_dtype)
+        if self.optimizer_sharding not in (None, *OPTIMIZER_SHARDINGS):
+            hint = suggest(self.optimizer_sharding or "", OPTIMIZER_SHARDINGS)
+            known = ", ".join(OPTIMIZER_SHARDINGS)
+            raise PlanError(f"no optimizer_sharding {self.optimizer_sharding!r}{hint}: known is {known}")
+        for name in ("optimizer_sharding", "gradient_dtype"):
+            if getattr(self, name) is None:
+                continue
+            if self.is_fully_sharded:
+                raise PlanError(f"FSDP2 shards the optimizer and reduces gradients itself: use {name} without fsdp")
+            if self.optimizer is None:
+                raise PlanError(f"{name} is of an optimizer: pass one, such as AdamW")
+
     def _check_sequence(self, inputs: Inputs) -> None:
         """Raise PlanError where sequence parallelism cannot divide the sequence of the token ids among the inputs."""
         ranks = self.size("tp")
@@ -177,6 +205,8 @@ class PlanOptions:
         of_model = settings_of_model(model, None if precision is None else precision.compute)
         weights = of_model["weights"] if precision is None else dtype_name(precision.parameters)
         reduction = weights if precision is None or not self.is_fully_sharded else dtype_name(precision.reduce)
+        accumulated = find_gradient_dtype(self.gradient_dtype)
+        reduction = reduction if accumulated is None else dtype_name(accumulated)
         schedule, _, stages_per_rank = self.placement
         reduces_each = self.is_fully_sharded and self.microbatches > 1 and not self.is_pipelined
         return given(
@@ -193,6 +223,8 @@ class PlanOptions:
             stage_layers=None if self.stage_layers is None else list(self.stage_layers),
             reshard_after_forward=self.reshards if self.is_fully_sharded else None,
             reduce_each_microbatch=self.reduce_each_microbatch if reduces_each else None,
+            optimizer_sharding=self.optimizer_sharding if self.has_sharded_optimizer else None,
+            gradient_accumulation=None if accumulated is None else dtype_name(accumulated),
             sequence_parallel=self.sequence_parallel if self.size("tp") > 1 else None,
             routing=self.routing,
             loss="sum of the first output" if self.loss is None else describe_loss(self.loss),
@@ -226,10 +258,14 @@ def order_step(options: PlanOptions, *, has_tied: bool = False) -> list[tuple[Ac
 
 
 def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Action]:
-    """Yield the actions that a rank does: only FSDP2 gathers parameters."""
+    """Yield the actions that a rank does: FSDP2 gathers parameters, and so does a sharded optimizer, once a step."""
     is_replicated = count_shares(options.mesh, "tokens") > 1
-    reduced = set()
+    is_sharded = options.has_sharded_optimizer
+    reduced, gathered = set(), set()
     for action in order:
+        if is_sharded and action.kind == "forward" and action.stage not in gathered:
+            gathered.add(action.stage)
+            yield Action("all_gather", action.stage)
         if action.kind in ("unshard", "reshard"):
             if options.is_fully_sharded and action.stage not in reduced:  # reducing has resharded
                 yield action
@@ -240,4 +276,4 @@ def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Acti
             if options.is_fully_sharded and options.is_pipelined:
                 yield action
             elif is_replicated and not options.is_fully_sharded:
-                yield action._replace(kind="allreduce")
+                yield action._replace(kind="reduce_scatter" if is_sharded else "allreduce")

@@ -40,6 +40,8 @@ def plan_rank(
     precision: str | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
+    optimizer_sharding: str | None = None,
+    gradient_dtype: str | None = None,
     checkpoint: Checkpoint = (),
     routing: Routing = None,
     offload: Collection[str] = (),
@@ -76,6 +78,12 @@ def plan_rank(
         precision                   data types, of `PRECISIONS`: the model's
         loss                        function of the model's result: the sum of its first tensor with a gradient
         optimizer                   creates the optimizer from the rank's parameters: no optimizer step
+        optimizer_sharding          "dp": replicas divide the optimizer's state and its master weights (ZeRO-1), as
+                                    Megatron-Core's distributed optimizer: gradients are accumulated in buffers and
+                                    reduce-scattered after the last microbatch, and parameters gathered before the
+                                    first. By default each replica updates all parameters
+        gradient_dtype              data type of buffers in which gradients are accumulated and then reduced, of
+                                    `GRADIENT_DTYPES`, with optimizer_sharding or master weights: the parameters'
         checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
                                     modules whose activations are recomputed, as in TrainingStepAnalysis: none
         offload                     what is on the host, of OFFLOADS in memory/offload.py: nothing

@@ -9,9 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import choose_device
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
@@ -46,6 +48,9 @@ from fvflops.plan.sharding.fully_sharded import autocast, materialise, shard_ful
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.torch_internals import all_gather_with_gradient, scaled_dot_product_attention
 from fvflops.trace import TensorSpec
+
+
+_ATTENTION = Patch(F, "scaled_dot_product_attention")
 
 
 class RankModel:
@@ -266,17 +271,41 @@ class ShardedSequence(TorchFunctionMode):
     def __init__(self, group: Any) -> None:
         super().__init__()
         self._group = group
+        self._has_gathered = False  # in the call in progress
+
+    def __enter__(self) -> ShardedSequence:
+        # The kernels of CUDA are chosen in place of the attribute of F, before a mode could see the call.
+        self._wrapped = _ATTENTION.wrapped(self._gathering)
+        self._wrapped.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._wrapped.__exit__(*error)
+
+    def _gathering(self, attention: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = self._gather(args, kwargs)
+            self._has_gathered = True
+            try:
+                return attention(**arguments)
+            finally:
+                self._has_gathered = False
+
+        return call
+
+    def _gather(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name in ("key", "value"):
+            tensor = arguments[name]
+            arguments[name] = all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)
+        return arguments
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = {} if kwargs is None else dict(kwargs)
-        # Not the attribute of F, which a recording replaces.
-        if func is scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
-            args = ()
-            for name in ("key", "value"):
-                tensor = kwargs[name]
-                kwargs[name] = all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)
-        return func(*args, **kwargs)
+        if func is scaled_dot_product_attention and not self._has_gathered:  # imported by the program
+            return func(**self._gather(args, kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ from fvflops.formulas import FormulaTable
 from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.communication import Communication, read_communication
-from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
+from fvflops.plan.fake_process_group import fake_process_group, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
 from fvflops.plan.memory.offload import describe_offload, offloaded
 from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, add_buckets, describe_estimated, walk_step
@@ -30,12 +30,12 @@ from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
-from fvflops.plan.rank_step import Action, Gradient, Pass, RankStep, share_equal
+from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
+from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
+from fvflops.plan.sharding.replicas import find_replicas, with_dtype
 from fvflops.plan.trace_changes import (
     allreduce,
-    average_gradients,
-    broadcast_buffers,
     local_spec,
     send_recv,
     shift_groups,
@@ -93,7 +93,7 @@ class RankPlan(Displayed):
     @property
     def estimated_memory(self) -> tuple[str, ...]:
         """What `memory` adds to the recording, one line for each part."""
-        return tuple(describe_estimated(self.step))
+        return tuple(describe_estimated(self.step, has_buffers="gradient_accumulation" in self.settings))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
         """Return the FLOPs of the step by module, operator and phase, in a convention, by default the plan's."""
@@ -267,11 +267,16 @@ def _record(
         local_orders = [
             _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
         ]
-        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh))
+        replicas = find_replicas(stages, options, device_mesh)
+        is_sharded = options.has_sharded_optimizer
+        shards = replicas.shards() if replicas is not None and is_sharded else None
+        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
         if recording is None:
             return None
         trace, recorded = recording
-        averaged, derived = _estimate_averages(trace.info.device, stages, options, device_mesh)
+        averaged, derived = {}, []
+        if replicas is not None:
+            averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
         tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
         routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
@@ -316,44 +321,11 @@ def _estimate_tied(
     (stage,) = ends
     index = numbers.index(stage)
     names = [names[stage != 0] for names in rank_model.tied]
-    specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
+    dtype = find_gradient_dtype(options.gradient_dtype)
+    specs = [with_dtype(local_spec(stages[index].module.get_parameter(name)), dtype) for name in names]
     first, other = sorted(options.pipeline_rank(rank, rank_of_stage(schedule, end, ranks)) for end in (0, last))
     group = ProcessGroupSpec("first and last stage", 2, "pp", first, other - first).symbol()
     return {Action("tied_allreduce", index): {"added": tuple(allreduce(spec, device, group) for spec in specs)}}
-
-
-def _estimate_averages(
-    device: str, stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any
-) -> tuple[dict[Action, dict[str, Any]], list[str]]:
-    """Return the Pass' calls of DistributedDataParallel and the gradients that it averages, and a description."""
-    replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
-    if replicas is None:
-        return {}, []
-    group = describe(replicas.get_group())
-    averaged: dict[Action, dict[str, Any]] = {}
-    for index, stage in enumerate(stages):
-        prefix = f"stage{index}." if len(stages) > 1 else ""
-        gradients = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
-        added = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients))
-        averaged[Action("allreduce", index)] = {"added": added, "gradients": gradients}
-    description = (
-        f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
-        "regardless of bucketing)"
-    )
-    return averaged, [description]
-
-
-def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the gradients that replicas of a stage average: dense ones, then the experts'."""
-    experts = stage.experts
-    divided = set() if experts is None else experts.divided_parameters
-    of_experts = None
-    if experts is not None and experts.replicas > 1:
-        of_experts = describe(experts.mesh.get_group("edp")), experts.replicas
-    for name, parameter in stage.named_parameters():
-        averaged = of_experts if id(parameter) in divided else (group, replicas)
-        if parameter.requires_grad and averaged is not None:
-            yield Gradient(f"{prefix}{name}", replace(local_spec(parameter), device=device), *averaged)
 
 
 def _list_excluded(options: PlanOptions, model: nn.Module) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ Call = tuple[Signature, str, int]
 
 
 class Gradient(NamedTuple):
-    """A gradient that replicas average: the name of its parameter in the rank's module tree, and the rank's shard.
+    """A gradient that replicas average: the name of its parameter in the rank's module tree, and the rank's part.
 
-    `group` is the process group of the `replicas`.
+    `group` is the process group of the `replicas`. Of a parameter that they gather `spec` is the parameter's.
     """
 
     parameter: str
@@ -34,7 +34,9 @@ class Action(NamedTuple):
     "backward" are passes of a microbatch, of which zero-bubble schedules split the second into "input_backward" and
     "weight_backward"; "reduce" scatters a stage's gradients after the last microbatch (FSDP2 under a pipeline
     schedule), "reshard" frees its gathered parameters, "allreduce" averages its gradients (DistributedDataParallel),
-    "tied_allreduce" sums the gradients of parameters that the first and the last stage share; then "optimizer".
+    "reduce_scatter" averages a sharded optimizer's part of them, and "all_gather" gathers the parameters that its parts
+    have updated in the step before; "tied_allreduce" sums the gradients of parameters that the first and the last stage
+    share; then "optimizer".
 
     `stage` is the index of the pipeline stage in the model, 0 without pp and -1 for all stages of the rank (the
     optimizer's step). `microbatch` is -1 for actions of none.
@@ -50,7 +52,7 @@ class Pass:
     """What was recorded of an action: the events from `begin` up to `end` of a Trace.
 
     `added` are calls that were not run, such as DistributedDataParallel's all-reduce, and `gradients` those that the
-    all-reduces among them average.
+    collectives among them average, or the parameters that these gather.
     """
 
     trace: Trace

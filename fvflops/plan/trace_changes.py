@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fvflops.capture.recorder.tensor_specs import cached_schema, describe_tensor
-from fvflops.plan.rank_step import Call, Gradient, Pass, RankStep, StageLinks
+from fvflops.plan.rank_step import Call, Pass, RankStep, StageLinks
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
 
-def assign_backward(trace: Trace, slices: Iterable[tuple[int, int]]) -> Trace:
-    """Return a Trace with the phase "backward" for forward and other events in some slices of its events."""
-    ranges = [(begin, end) for begin, end in slices if begin < end]
+def assign_phases(trace: Trace, slices: Mapping[tuple[int, int], str]) -> Trace:
+    """Return a Trace with given phases for forward and other events in some slices of its events."""
+    ranges = {(begin, end): phase for (begin, end), phase in slices.items() if begin < end}
     if not ranges:
         return trace
     events = list(trace.events or ())
-    for begin, end in ranges:
+    for (begin, end), phase in ranges.items():
         for index in range(begin, end):
             if events[index].phase in ("forward", "other"):
-                events[index] = events[index]._replace(phase="backward")
+                events[index] = events[index]._replace(phase=phase)
     whole = Pass(replace(trace, events=events), 0, len(events))
     return replace(whole.trace, calls=dict(whole.count("op")), region_calls=dict(whole.count("exit")))
 
@@ -68,34 +67,9 @@ def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
     )
 
 
-def average_gradients(gradients: Iterable[Gradient]) -> list[Call]:
-    """Return the calls of DDP: each gradient scaled, then an all-reduce for each group and dtype."""
-    sizes = Counter[tuple[Value, str, str]]()
-    added: list[Call] = []
-    for _, spec, group, replicas in gradients:
-        scaled = _make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
-        added.append((scaled, "backward", 1))
-        sizes[group, spec.dtype, spec.device] += spec.numel
-    for (group, dtype, device), size in sizes.items():
-        added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
-    return added
-
-
-def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value) -> list[Call]:
-    """Return the broadcasts of buffers before the forward pass, which DDP does by default (broadcast_buffers=True)."""
-    sizes = Counter[str]()
-    for buffer in buffers:
-        sizes[describe_tensor(buffer).dtype] += buffer.numel()
-    broadcast = torch.ops.c10d.broadcast_.default
-    specs = [TensorSpec((size,), dtype, device) for dtype, size in sizes.items()]
-    return [
-        (_make_signature(broadcast, tensors=(spec,), process_group=group, root_rank=0), "forward", 1) for spec in specs
-    ]
-
-
 def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
     tensors = (replace(gradient, device=device),)
-    return _make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
+    return make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
 
 
 def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
@@ -109,7 +83,7 @@ def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches
         ):
             if hidden is not None and other != rank:
                 for op, phase in ((forward, "forward"), (backward, "backward")):
-                    signature = _make_signature(op, tensors=(hidden,), process_group=group)
+                    signature = make_signature(op, tensors=(hidden,), process_group=group)
                     added.append((signature, phase, microbatches))
     return added
 
@@ -131,7 +105,7 @@ def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:
     return replace(total, region_calls=dict(step.count("exit")))
 
 
-def _make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:
+def make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:
     schema = cached_schema(op)
     values = [inputs.get(name, default) for name, default in zip(schema.names, schema.defaults, strict=True)]
     return Signature(schema.name, schema.names, tuple(values), outputs, schema.text)

@@ -17,7 +17,7 @@ from fvflops.devices.kernel_models.collectives import (
 )
 from fvflops.plan.step_time.calibration import load_networks
 
-LINKS = {name: network.measured for name, network in load_networks().items() if network.measured is not None}
+LINKS = {name: network.inside for name, network in load_networks().items() if isinstance(network.inside, NodeLink)}
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 PEERS = PeerFigures(start=4.5e-6, barrier=2.1e-6, peers=0.63)
 kinds = st.sampled_from(KINDS)

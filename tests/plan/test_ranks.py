@@ -240,6 +240,11 @@ def test_axes_nest():
     assert ranks == {"dp": (7, 8), "fsdp": (17, 2), "tp": (22, 1)}
 
 
+def test_keys_of_all_parts_are_gathered_with_the_kernels_of_cuda_too():
+    cpu, cuda = (plan_llama({"cp": 2}, device=device).communication().by_axis() for device in ("cpu", "cuda"))
+    assert cuda == cpu and cuda["cp"].calls > 1
+
+
 def test_ranks_that_share_a_parameter_reduce_its_gradient():
     replicas = plan_llama({"dp": 2, "cp": 2, "tp": 2})
     assert replicas.communication().by_axis()["dp+cp"].payload == FLOAT * replicas.parameters

@@ -22,7 +22,8 @@ from fvflops.plan.plans import plan_rank
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
-from training_runs.rows import TrainingRun, read_runs
+from training_runs.rows import read_runs
+from training_runs.run_record import TrainingRun
 
 GIB = 2**30
 _ADAMW = partial(torch.optim.AdamW, fused=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plan_options import PlanOptions, order_step
@@ -15,19 +18,28 @@ from fvflops.plan.plans import plan_step
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt
-from training_runs.rows import TrainingRun
+from training_runs import measured_llama
+from training_runs.measured_llama import MeasuredLlamaConfig
+from training_runs.run_record import TrainingRun
 from training_runs.skipped_step import SkippedStep
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.float32, "amp_bf16": torch.float32}
-_FUSED = {
-    megatron_gpt.MegatronGPTConfig: tuple(f"{item.__module__}.{item.__qualname__}" for item in megatron_gpt.FUSED),
+# Of parameters without FSDP; FSDP's own are in float32.
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "amp_bf16": torch.float32}
+_FUSED: Mapping[type, tuple[type, ...]] = {
+    megatron_gpt.MegatronGPTConfig: megatron_gpt.FUSED,
     mpt.MPTConfig: (),
     llama.LlamaConfig: (),
+    MeasuredLlamaConfig: measured_llama.FUSED,
 }
-_BLOCKS = {megatron_gpt.MegatronGPTConfig: megatron_gpt.Block, mpt.MPTConfig: mpt.Block, llama.LlamaConfig: llama.Block}
+_BLOCKS: Mapping[type, type] = {
+    megatron_gpt.MegatronGPTConfig: megatron_gpt.Block,
+    mpt.MPTConfig: mpt.Block,
+    llama.LlamaConfig: llama.Block,
+    MeasuredLlamaConfig: measured_llama.MeasuredBlock,
+}
 # Datasets whose runs seem to be measured while a dynamic loss scale is too large.
 _SKIPPED = ("single node", "multi node")
-_CHECKPOINTS = {"none": (), "full": "full", "selective": "selective"}
+_CHECKPOINTS: Mapping[str, Any] = {"none": (), "attention": (megatron_gpt.CoreAttention,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +51,18 @@ class PreparedRun:
     host_waits: bool
 
 
+def is_planned(run: TrainingRun) -> bool:
+    """Return whether a run can be planned: its micro batch is known, and no float8 linears are divided by tp."""
+    return run.microbatches is not None and not (run.precision == "fp8" and "tp" in run.mesh)
+
+
 def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun:
     """Plan a run: its model, mesh, microbatches, checkpointing and optimizer, in shape execution.
 
     Runs that differ in their number of replicas and microbatches only share what is recorded, in `known`.
     """
-    if run.microbatches is None or run.micro_batch is None:
-        raise ValueError(f"{run.place}: the micro batch is not known")
+    if not is_planned(run):
+        raise ValueError(f"{run.place}: the micro batch is not known, or float8 linears are divided")
     stages = run.mesh.get("pp", 1)
     key = key_of(run)
     if key not in known:
@@ -53,17 +70,21 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
     step = known[key]
     virtual = _virtual_stages(run)
     options = PlanOptions(
-        mesh=dict(run.mesh), microbatches=run.microbatches, stages_per_rank=virtual, optimizer=torch.optim.AdamW
+        mesh=dict(run.mesh),
+        microbatches=run.microbatches or 1,
+        stages_per_rank=virtual,
+        optimizer=torch.optim.AdamW,
+        optimizer_sharding="dp" if run.sharded_optimizer else None,
     )
     orders = order_step(options, has_tied=_has_tied(step))
     tp = run.mesh.get("tp", 1)
-    replicas = run.mesh.get("dp", 1)
+    apart = run.gpus // stages  # ranks of two stages
     step = step.with_orders(orders).with_groups(
         {
-            "dp": ProcessGroupSpec("", replicas, "dp", 0, tp),
-            **({"pp": ProcessGroupSpec("", 2, "pp", 0, tp * replicas * (stages - 1))} if stages > 1 else {}),
+            **_replica_groups(run),
+            **({"pp": ProcessGroupSpec("", 2, "pp", 0, apart * (stages - 1))} if stages > 1 else {}),
         },
-        {stage: rank * tp * _replicas(run) for stage, rank in _ranks_of_stages(stages, virtual).items()},
+        {stage: rank * apart for stage, rank in _ranks_of_stages(stages, virtual).items()},
     )
     is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
     if is_megatron and stages > 1 and tp > 1:
@@ -80,7 +101,8 @@ def _recorded(run: TrainingRun) -> TrainingRun:
     return replace(
         run,
         local_batch=(run.micro_batch or 1) * microbatches,
-        mesh={axis: 2 if axis == "dp" else size for axis, size in run.mesh.items()},
+        # A rank's share of a sharded optimizer depends on their number.
+        mesh={axis: size if run.sharded_optimizer or axis != "dp" else 2 for axis, size in run.mesh.items()},
     )
 
 
@@ -101,11 +123,20 @@ _KEYS = (
     "precision",
     "gathered_in",
     "reduced_in",
+    "sequence_parallel",
+    "sharded_optimizer",
 )
 
 
-def _replicas(run: TrainingRun) -> int:
-    return run.mesh.get("dp", 1) * run.mesh.get("fsdp", 1)
+def _replica_groups(run: TrainingRun) -> dict[str, ProcessGroupSpec]:
+    """Return the groups that contain all replicas, by axis: those of dp, and with cp of both."""
+    inner = [axis for axis in ("fsdp", "cp", "tp") if axis in run.mesh]
+    stride = math.prod(run.mesh[axis] for axis in inner)
+    dp, cp, tp = (run.mesh.get(axis, 1) for axis in ("dp", "cp", "tp"))
+    return {
+        "dp": ProcessGroupSpec("", dp, "dp", 0, stride),
+        "dp+cp": ProcessGroupSpec("", dp * cp, "dp+cp", 0, tp),
+    }
 
 
 def _virtual_stages(run: TrainingRun) -> int:
@@ -140,40 +171,50 @@ def _has_tied(step: StepProgram) -> bool:
 
 
 def _plan(run: TrainingRun) -> StepProgram:
-    model = run.build_model().to(_DTYPES[run.precision])
-    tokens = torch.ones(run.micro_batch or 1, run.sequence, dtype=torch.int64)
+    model = _with_float8(run.build_model()) if run.precision == "fp8" else run.build_model()
+    model = model.to(torch.float32 if "fsdp" in run.mesh else _DTYPES[run.precision])
+    tokens = torch.ones(run.micro_batch or 1, run.sequence // run.mesh.get("cp", 1), dtype=torch.int64)
     virtual = _virtual_stages(run)
     plan = plan_step(
         model,
-        (tokens, tokens) if not isinstance(run.config, llama.LlamaConfig) else (tokens,),
+        (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
         mesh=dict(run.mesh),
         microbatches=run.microbatches or 1,
         schedule="interleaved" if virtual > 1 else None,
         stages_per_rank=virtual if virtual > 1 else None,
         stage_layers=_stage_layers(run),
-        # As torchtitan does; the paper on Llama 3 does not say.
-        sequence_parallel=isinstance(run.config, llama.LlamaConfig) and "tp" in run.mesh,
-        checkpoint=_CHECKPOINTS[run.checkpointing],
+        sequence_parallel=run.sequence_parallel,
+        checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
         optimizer=_optimizer(run),
         device="cuda",
         **_options(run),
     )
-    block = _BLOCKS[type(run.config)]
     # torch.compile makes one kernel of the ops between products.
-    compiled = (f"{block.__module__}.{block.__qualname__}",) if run.compiled else ()
-    # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, not beside it.
-    return read_step(plan.ranks, fused=(*_FUSED[type(run.config)], *compiled), bucket_cap_mb=0)
+    fused = [*_FUSED[type(run.config)], *([_BLOCKS[type(run.config)]] if run.compiled else [])]
+    names = [f"{item.__module__}.{item.__qualname__}" for item in fused]
+    # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, NeMo beside it, in buckets of
+    # 40 million numbers.
+    return read_step(plan.ranks, fused=names, bucket_cap_mb=160 if run.publisher == "NVIDIA" else 0)
 
 
 def _optimizer(run: TrainingRun) -> Callable[..., torch.optim.Optimizer]:
     """Return what makes the optimizer; the steps of vTrain's runs are taken to be skipped, see `SkippedStep`."""
     adam = partial(torch.optim.AdamW, fused=True)
-    if not isinstance(run.config, megatron_gpt.MegatronGPTConfig):
+    if "fsdp" in run.mesh or run.precision == "amp_bf16":
         return adam
     return SkippedStep if run.dataset in _SKIPPED else partial(MasterWeights, make=adam)
 
 
+def _with_float8(model: nn.Module) -> nn.Module:
+    """Return the model with float8 linears in its layers."""
+    from torchao.float8 import convert_to_float8_training
+
+    return convert_to_float8_training(model, module_filter_fn=lambda module, name: re.search(r"\.\d+\.", name))
+
+
 def _options(run: TrainingRun) -> dict[str, Any]:
+    if run.sharded_optimizer and run.replicas > 1:
+        return {"optimizer_sharding": "dp", "gradient_dtype": "fp32" if run.reduced_in == "float32" else "bf16"}
     if "fsdp" not in run.mesh:
         return {}
     precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"

@@ -3,157 +3,36 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from fvflops.zoo import llama, megatron_gpt, mpt
+from training_runs.measured_rows import read_measured
+from training_runs.run_record import FILES, Config, Row, TrainingRun, divide_batch, make_mesh
+from training_runs.study_rows import read_study
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "training_times"
-Config = megatron_gpt.MegatronGPTConfig | mpt.MPTConfig | llama.LlamaConfig
-Row = Mapping[str, str]
-
-# Quantities that a run states, with their units.
-QUANTITIES = ("step seconds", "tokens/s", "tokens/s/GPU", "TFLOP/s/GPU")
-CHECKPOINTING = ("none", "selective", "full")
-SHARDING = ("none", "FULL_SHARD", "SHARD_GRAD_OP")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRun:
-    """A measured training run.
-
-    `dataset` is a key of `DATASETS`, `line` the line of its file. `mesh` is axis → size as in `plan_rank`, outermost
-    first, without axes of size 1; a data-parallel rank (an index of dp and fsdp) processes `local_batch` sequences a
-    step in microbatches of `micro_batch`, None where that is not known. `device` is a name of configs/devices.yaml;
-    `memory_bandwidth` (bytes/s) is stated where the device has another than there. `node_gbps` are the Gbit/s between
-    nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced in `reduced_in`, dtypes of torch.
-    `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`, `virtual_stages` the stages of each pipeline
-    rank, None where that is not known.
-
-    What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
-    formula. `memory` is the peak of a GPU in bytes, None where it is not stated.
-    """
-
-    dataset: str
-    line: int
-    name: str
-    config: Config
-    sequence: int
-    local_batch: int | None
-    micro_batch: int | None
-    mesh: Mapping[str, int]
-    device: str
-    node_gbps: float
-    precision: str
-    gathered_in: str
-    reduced_in: str
-    quantity: str
-    value: float
-    checkpointing: str = "none"
-    sharding: str = "none"
-    gpus_per_node: int = 8
-    virtual_stages: int | None = 1
-    compiled: bool = False
-    memory_bandwidth: float | None = None
-    flops_per_step: int | None = None
-    memory: float | None = None
-
-    def __post_init__(self) -> None:
-        for field, allowed in (("checkpointing", CHECKPOINTING), ("sharding", SHARDING), ("quantity", QUANTITIES)):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{self.place}: {field} {getattr(self, field)!r} is none of {', '.join(allowed)}")
-        if self.local_batch is not None and self.micro_batch is not None and self.local_batch % self.micro_batch:
-            raise ValueError(
-                f"{self.place}: micro batch {self.micro_batch} must divide the {self.local_batch} sequences of a rank"
-            )
-        if self.config.heads % self.mesh.get("tp", 1):
-            raise ValueError(f"{self.place}: tp={self.mesh['tp']} must divide {self.config.heads} heads")
-        if not self.value > 0:
-            raise ValueError(f"{self.place}: {self.quantity} must be positive; got {self.value}")
-
-    @property
-    def place(self) -> str:
-        """The row's file and line."""
-        return f"{DATASETS[self.dataset][0]}:{self.line}"
-
-    @property
-    def gpus(self) -> int:
-        return math.prod(self.mesh.values())
-
-    @property
-    def replicas(self) -> int:
-        """The number of ranks that process different sequences."""
-        return self.mesh.get("dp", 1) * self.mesh.get("fsdp", 1)
-
-    @property
-    def microbatches(self) -> int | None:
-        """The number of microbatches of a step, None where it is not known."""
-        if self.local_batch is None or self.micro_batch is None:
-            return None
-        return self.local_batch // self.micro_batch
-
-    @property
-    def tokens(self) -> int | None:
-        """The number of tokens of a step of all GPUs, None where it is not known."""
-        return None if self.local_batch is None else self.local_batch * self.replicas * self.sequence
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The measured time of a step, None where the source states a rate without the batch."""
-        if self.quantity == "step seconds":
-            return self.value
-        if self.quantity == "TFLOP/s/GPU":
-            return None if self.flops_per_step is None else self.flops_per_step / (self.value * 1e12 * self.gpus)
-        if self.tokens is None:
-            return None
-        return self.tokens / (self.value * (self.gpus if self.quantity == "tokens/s/GPU" else 1))
-
-    def build_model(self) -> nn.Module:
-        """Return the model on the meta device."""
-        classes: Mapping[type, Callable[..., nn.Module]] = {
-            megatron_gpt.MegatronGPTConfig: megatron_gpt.MegatronGPT,
-            mpt.MPTConfig: mpt.MPT,
-            llama.LlamaConfig: llama.Llama,
-        }
-        with torch.device("meta"):
-            return classes[type(self.config)](self.config)
 
 
 def read_runs(dataset: str, path: Path | None = None) -> list[TrainingRun]:
     """Return the runs of a dataset, by default those of its file in `FOLDER`.
 
-    A row that is not valid raises ValueError with its file and line.
+    Rows without a time are left out; one that is not valid raises ValueError with its file and line.
     """
-    name, read_row = DATASETS[dataset]
-    path = FOLDER / name if path is None else path
+    read_row = DATASETS[dataset]
+    path = FOLDER / FILES[dataset] if path is None else path
     runs = []
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         for row in rows:
             try:
-                runs.append(read_row(dataset, rows.line_num, row))
+                run = read_row(dataset, rows.line_num, row)
             except (KeyError, ValueError, TypeError) as error:
                 raise ValueError(f"{path}:{rows.line_num}: {error}") from error
+            if run is not None:
+                runs.append(run)
     return runs
-
-
-def _make_mesh(gpus: int, **sizes: int) -> dict[str, int]:
-    """Return the axes of more than one rank, outermost first; their product must be the number of GPUs."""
-    if math.prod(sizes.values()) != gpus:
-        raise ValueError(f"{' x '.join(f'{axis} {size}' for axis, size in sizes.items())} must be {gpus} GPUs")
-    return {axis: size for axis, size in sizes.items() if size > 1} or {"dp": 1}
-
-
-def _divide_batch(global_batch: int, replicas: int) -> int:
-    if global_batch % replicas:
-        raise ValueError(f"a global batch of {global_batch} must be divisible by {replicas} data-parallel ranks")
-    return global_batch // replicas
 
 
 # --- vTrain: GPT by Megatron-DeepSpeed --------------------------------------------------------------------------------
@@ -167,6 +46,7 @@ def read_vtrain(dataset: str, line: int, row: Row) -> TrainingRun:
         raise ValueError(f"{layers} layers must be divisible by {pp} stages")
     return TrainingRun(
         dataset=dataset,
+        source=f"vTrain {dataset}",
         line=line,
         name=f"gpt {layers} x {hidden}",
         config=megatron_gpt.MegatronGPTConfig(
@@ -178,9 +58,9 @@ def read_vtrain(dataset: str, line: int, row: Row) -> TrainingRun:
             heads=int(row["attention heads"]),
         ),
         sequence=sequence,
-        local_batch=_divide_batch(int(row["global batch"]), dp),
+        local_batch=divide_batch(int(row["global batch"]), dp),
         micro_batch=int(row["micro batch"]),
-        mesh=_make_mesh(int(row["# GPUs"]), pp=pp, dp=dp, tp=tp),
+        mesh=make_mesh(int(row["# GPUs"]), pp=pp, dp=dp, tp=tp),
         device="A100 SXM 80GB",  # assumed: the source does not say how much memory they have
         node_gbps=100,
         precision="fp16",
@@ -209,7 +89,7 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
     device, gbps = _MPT_DEVICES[row["GPU"]]
     gathered, reduced = _MPT_MODES[row["MPMode"]]
     gpus, sequence, micro_batch = int(row["GPUs"]), int(row["SeqLen"]), int(row["MicroBatchSize"])
-    local_batch = _divide_batch(int(row["GlobalBatchSize"]), gpus)
+    local_batch = divide_batch(int(row["GlobalBatchSize"]), gpus)
     if local_batch != micro_batch * int(row["GradAccum"]):
         raise ValueError(f"{row['GradAccum']} microbatches of {micro_batch} must be {local_batch} sequences")
     if row["ActivationCPUOffload"] != "False":
@@ -217,13 +97,14 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
     shape = mpt.CONFIGS[f"mpt_{row['Model']}"]
     return TrainingRun(
         dataset=dataset,
+        source="MPT",
         line=line,
         name=f"mpt {row['Model']}",
         config=mpt.MPTConfig(positions=sequence, hidden_size=shape.hidden_size, layers=shape.layers, heads=shape.heads),
         sequence=sequence,
         local_batch=local_batch,
         micro_batch=micro_batch,
-        mesh=_make_mesh(gpus, fsdp=gpus),
+        mesh=make_mesh(gpus, fsdp=gpus),
         device=device,
         node_gbps=gbps,
         precision=row["Precision"],
@@ -260,7 +141,7 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
     kind, _, size = row["dp_or_fsdp"].rpartition(" ")
     replicas, sequence, config = int(size), int(row["sequence"]), _find_config(name, row["model"])
     local_batch = int(row["local_batch"]) if row["local_batch"] else None
-    if local_batch is not None and local_batch != _divide_batch(int(row["global_batch"]), replicas):
+    if local_batch is not None and local_batch != divide_batch(int(row["global_batch"]), replicas):
         raise ValueError(f"{replicas} ranks of {local_batch} sequences must be {row['global_batch']}")
     micro_batch = 1 if local_batch and pp > 1 else local_batch
     quantity = "tokens/s/GPU" if row["tokens_per_s_per_gpu"] else "TFLOP/s/GPU"
@@ -270,13 +151,14 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
     memory = row["peak_memory_gib"]
     return TrainingRun(
         dataset=dataset,
+        source=re.sub(r" (table \d+|asynctp.*|mfu_scaling.*)$", "", row["source"]),
         line=line,
         name=name,
         config=config,
         sequence=sequence,
         local_batch=local_batch,
         micro_batch=micro_batch,
-        mesh=_make_mesh(gpus, pp=pp, **{kind or "dp": replicas}, cp=cp, tp=tp),
+        mesh=make_mesh(gpus, pp=pp, **{kind or "dp": replicas}, cp=cp, tp=tp),
         gpus_per_node=per_node,
         device=device,
         node_gbps=gbps,
@@ -287,6 +169,8 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
         sharding="FULL_SHARD" if kind == "fsdp" and pp == 1 else "SHARD_GRAD_OP" if kind == "fsdp" else "none",
         virtual_stages=None if "interleaved" in row["schedule"] else 1,
         compiled=row["compile"] == "yes",
+        # As torchtitan does; the paper on Llama 3 does not say.
+        sequence_parallel=isinstance(config, llama.LlamaConfig) and tp > 1,
         quantity=quantity,
         value=float(row["tokens_per_s_per_gpu"] or row["tflops_per_gpu"]),
         flops_per_step=flops,
@@ -333,10 +217,12 @@ def _flops_per_step(config: Config, sequences: int, n: int) -> int:
     return sequences * n * (6 * linears + 6 * layers * h * n)
 
 
-# Dataset → its file in `FOLDER`, and the function that reads a row.
-DATASETS: Mapping[str, tuple[str, Callable[[str, int, Row], TrainingRun]]] = {
-    "single node": ("measured_single_node_a100.csv", read_vtrain),
-    "multi node": ("measured_multi_node_a100.csv", read_vtrain),
-    "mpt": ("measured_mpt_fsdp.csv", read_mpt),
-    "published": ("published_training.csv", read_published),
+# Dataset → the function that reads a row.
+DATASETS: Mapping[str, Callable[[str, int, Row], TrainingRun | None]] = {
+    "single node": read_vtrain,
+    "multi node": read_vtrain,
+    "mpt": read_mpt,
+    "published": read_published,
+    "runs": read_measured,
+    "layout study": read_study,
 }

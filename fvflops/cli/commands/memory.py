@@ -61,7 +61,7 @@ Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence
 # Options for a rank of a mesh.
 _OF_A_MESH = (
     *("rank", "shard", "sequence_parallel", "schedule", "stages_per_rank", "stage_layers"),
-    *("reshard_after_forward", "reduce_each_microbatch", "routing"),
+    *("reshard_after_forward", "reduce_each_microbatch", "routing", "optimizer_sharding", "gradient_dtype"),
 )
 
 
@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     planned = None
     if mesh is not None:
         step_options.check_mesh_options(arguments, mesh)
+        step_options.check_replica_options(arguments, mesh)
         planned = step_options.read_plan_options(arguments, mesh, table)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
     subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=mesh is not None)

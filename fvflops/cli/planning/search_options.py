@@ -23,7 +23,7 @@ from fvflops.plan.search.layout_search import search_layouts
 # Options of one layout, which a search chooses or does not show.
 CHOSEN = (
     *("mesh", "rank", "microbatches", "schedule", "stages_per_rank", "stage_layers", "sequence_parallel"),
-    *("reshard_after_forward", "checkpoint", "batch"),
+    *("reshard_after_forward", "checkpoint", "batch", "optimizer_sharding", "gradient_dtype"),
     *("trace", "tokens", "price", "watts", "depth", "step_time"),
 )
 # Options of one layout that apply to every layout of a search.

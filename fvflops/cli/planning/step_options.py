@@ -309,6 +309,8 @@ def read_plan_options(arguments: argparse.Namespace, mesh: Mapping[str, int], ta
         stage_layers=_parse_numbers(arguments, "stage_layers", "the layers of each stage, such as 7,8,8,7"),
         reshard_after_forward=arguments.reshard_after_forward,
         reduce_each_microbatch=arguments.reduce_each_microbatch is not False,
+        optimizer_sharding=arguments.optimizer_sharding,
+        gradient_dtype=arguments.gradient_dtype,
         routing=_parse_numbers(arguments, "routing", "the tokens of each expert, such as 3,3,1,1"),
         offload=arguments.offload,
         assume=read_assumptions(arguments),
@@ -337,9 +339,9 @@ def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -
 
 
 def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for `--bucket-cap-mb` with a mesh in which DDP reduces no gradients."""
+    """Raise ValueError for options of replicas with a mesh without them, or with FSDP."""
     replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
-    if arguments.bucket_cap_mb is not None and (replicas == 1 or mesh.get("fsdp", 1) > 1):
-        raise ValueError(
-            f"--bucket-cap-mb has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp"
-        )
+    of_replicas = [name for name in ("bucket_cap_mb", "optimizer_sharding") if name in arguments.options]
+    option = find_chosen(arguments, of_replicas)
+    if option and (replicas == 1 or mesh.get("fsdp", 1) > 1):
+        raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp")

@@ -1,4 +1,4 @@
-"""Time of a collective of the GPUs of one node: NCCL's protocols, the switch, or engines' own."""
+"""Time of a collective of the GPUs of one node: NCCL's protocols, and engines' own all-reduces."""
 
 from __future__ import annotations
 
@@ -92,6 +92,16 @@ class NodeLink:
 
     fabric: Fabric
     figures: CollectiveFigures
+
+    @property
+    def bandwidth(self) -> float:
+        """The bytes/s that a ring of two GPUs reaches in one direction."""
+        return self.among(2)[0]
+
+    @property
+    def latency(self) -> float:
+        """The seconds of one step of a ring."""
+        return self.figures.step
 
     def among(self, ranks: int) -> tuple[float, float]:
         """Return the bytes/s of a ring's link of so many GPUs of the node, and the seconds of its steps."""

@@ -1,25 +1,37 @@
-"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets those of the nearest generation."""
+"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets those of its generation, or the mean."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from statistics import geometric_mean
 from typing import Any
 
 from fvflops import paths
 from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.attention import AttentionFigures, DecodeFigures
+from fvflops.devices.kernel_models.collectives import CollectiveFigures, PeerFigures
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
+from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures
+from fvflops.devices.kernel_models.recurrent import RecurrentFigures
 from fvflops.formulas.yaml_document import Node, read_document
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
 CLASSES: Mapping[str, type] = {
     "product": ProductFigures,
     "attention": AttentionFigures,
+    "encoder": AttentionFigures,
     "decode": DecodeFigures,
+    "latent": AttentionFigures,
+    "latent decode": DecodeFigures,
+    "recurrent": RecurrentFigures,
+    "short convolution": MemoryFigures,
+    "mixture": MixtureFigures,
     "memory": MemoryFigures,
+    "collective": CollectiveFigures,
+    "peers": PeerFigures,
 }
 _CAPABILITY = "capability"
 
@@ -32,7 +44,7 @@ class KernelFigures:
     measured. `capability` is CUDA's compute capability, and `source` says who measured.
     """
 
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
     by_class: Mapping[str, Mapping[str, Any]]
     devices: Mapping[str, str]
     source: str
@@ -44,7 +56,7 @@ class KernelFigures:
 
 
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
-    """Return the figures of a GPU, of each class that it lacks those of the nearest generation.
+    """Return the figures of a GPU, else of its generation, else the geometric mean over all measured GPUs, by class.
 
     None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken.
 
@@ -54,26 +66,49 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
     """
     if not device.multiprocessors or not device.bandwidth:
         return None
-    # GPUs of other vendors have no compute capability: the generation of which most is known stands in for theirs.
-    wanted = device.capability or (9, 0)
-    entries = [item for name, item in load_figures().items() if name not in without]
-    entries.sort(key=lambda item: _distance(item, device.name, wanted))
+    entries = {name: item for name, item in load_figures().items() if name not in without}
     by_class: dict[str, Mapping[str, Any]] = {}
     devices: dict[str, str] = {}
-    for item in entries:
-        for kind, figures in item.by_class.items():
-            if kind not in by_class:
-                by_class[kind], devices[kind] = figures, item.devices[kind]
-    measured = " and ".join(sorted(set(devices.values())))
-    source = f"of {measured}, {entries[0].source}"
-    if device.name not in devices.values():
+    for kind in CLASSES:
+        measured = {name: item for name, item in entries.items() if kind in item.by_class}
+        name = _find_nearest(device, measured)
+        devices[kind] = name or f"{len(measured)} GPUs in the mean"
+        by_class[kind] = (
+            measured[name].by_class[kind] if name else _average([i.by_class[kind] for i in measured.values()])
+        )
+    source = f"of {' and '.join(dict.fromkeys(devices.values()))}, {next(iter(entries.values())).source}"
+    if device.name not in entries:
         source = f"not measured for {device.name}: {source}"
-    return KernelFigures(capability=wanted, by_class=by_class, devices=devices, source=source)
+    return KernelFigures(capability=device.capability, by_class=by_class, devices=devices, source=source)
 
 
-def _distance(entry: KernelFigures, name: str, wanted: tuple[int, int]) -> tuple[bool, int, int]:
-    major, minor = entry.capability
-    return name not in entry.devices.values(), abs(major - wanted[0]), abs(minor - wanted[1])
+def _find_nearest(device: Device, entries: Mapping[str, KernelFigures]) -> str:
+    """Return the GPU itself, else the nearest one of its generation, "" without any."""
+    if device.name in entries or device.capability is None:
+        return device.name if device.name in entries else ""
+    major, minor = device.capability
+    distances = {
+        name: abs(item.capability[1] - minor)
+        for name, item in entries.items()
+        if item.capability is not None and item.capability[0] == major
+    }
+    # 8.0 is the A100, whose chip has little in common with those of 8.6 and 8.9.
+    near = [name for name, distance in distances.items() if distance <= _SAME_GENERATION]
+    return min(near, key=lambda name: distances[name], default="")
+
+
+_SAME_GENERATION = 3
+
+
+def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return dtype → the geometric means of figures, over those that have the dtype."""
+    means = {}
+    for dtype in dict.fromkeys(dtype for by_dtype in figures for dtype in by_dtype):
+        given = [by_dtype[dtype] for by_dtype in figures if dtype in by_dtype]
+        names = [item.name for item in fields(given[0])]
+        values = {name: geometric_mean([getattr(item, name) for item in given]) for name in names}
+        means[dtype] = type(given[0])(**values)
+    return means
 
 
 @lru_cache(maxsize=2)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
 from fvflops.plan.rank_step import Action, RankStep
+from fvflops.plan.sharding.replicas import GATHERING, count_padding
 from fvflops.text import shown_by_fields
 from fvflops.trace import Event
 
@@ -207,12 +208,19 @@ def _measure(
 
 
 def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
-    """Return the timeline of a recording with DistributedDataParallel's buckets, if the step has them.
+    """Return the timeline of a recording with what replicas reduce gradients in, if the step has them.
 
-    They are a copy of all gradients (gradient_as_bucket_view=False, the default).
+    DistributedDataParallel's buckets are a copy of all gradients (gradient_as_bucket_view=False, the default). A
+    sharded optimizer pads the buffers in which gradients are accumulated, and those of the parameters.
     """
+    padding = [
+        Block(None, nbytes, kind, "", "", _BEFORE, None)
+        for action, item in step.passes.items()
+        for action_kind, kind in (("reduce_scatter", "gradient"), (GATHERING, "parameter"))
+        if action.kind == action_kind and (nbytes := count_padding(item.gradients))
+    ]
     if not _averages(step):
-        return timeline
+        return replace(timeline, blocks=(*timeline.blocks, *padding)) if padding else timeline
     # Accumulated gradients are alive at the end; gradient buckets owned by the optimizer exist before the step.
     buckets = [
         block._replace(storage=None, kind="communication", op="", begin=-1)
@@ -222,12 +230,12 @@ def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
     return replace(timeline, blocks=(*timeline.blocks, *buckets))
 
 
-def describe_estimated(step: RankStep) -> Iterator[str]:
-    """Yield one line for each part of a step's memory that was not recorded.
+def describe_estimated(step: RankStep, *, has_buffers: bool = False) -> Iterator[str]:
+    """Yield one line for each part of a step's memory that was not recorded; `has_buffers`: of gradients.
 
     Microbatches in flight that were not recorded have activations like the recorded one's.
     """
-    if _averages(step):
+    if _averages(step) and not has_buffers:
         yield "DDP buckets, as large as the gradients"
     in_flight = max(_in_flight(step.actions), default=1)
     if in_flight > 1:

@@ -11,7 +11,7 @@ from fvflops.devices.devices import Device
 from fvflops.plan.memory.step_settings import NO_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule
-from fvflops.plan.plan_options import PlanError
+from fvflops.plan.plan_options import OPTIMIZER_SHARDINGS, PlanError
 from fvflops.plan.step_time.calibration import Efficiency, Network
 from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr, suggest
@@ -19,6 +19,7 @@ from fvflops.text import record_repr, short_repr, suggest
 _PIPELINE_RANKS = (1, 2, 4, 8, 16)
 _REPLICAS = (1, 4, 16)
 _CHECKPOINTS = ("none", "selective", "full")
+_OPTIMIZER_SHARDINGS = ("none", *OPTIMIZER_SHARDINGS)
 _SCHEDULES = ("1f1b", "interleaved")
 
 # What a search chooses, and what it tries by default.
@@ -31,6 +32,7 @@ CHOICES: Mapping[str, str] = {
     "micro-batch": "samples of a microbatch of a replica: 1, 2, 4 and so on up to its share of the global batch",
     "schedule": "pipeline schedule: 1f1b, interleaved (two stages on each rank)",
     "checkpoint": "activation checkpointing: none, selective, full",
+    "optimizer-sharding": "of replicas without FSDP2: none, dp (each updates a part of the parameters)",
 }
 _NUMBERS = ("tp", "pp", "cp", "ep", "dp", "micro-batch")
 
@@ -41,7 +43,8 @@ class Candidate:
 
     `mesh` is axis → size, outermost first, `micro_batch` the samples of each of the `microbatches`. `schedule` is ""
     without pipeline stages; `reshard` is whether FSDP2 gathers parameters again for the backward pass (ZeRO-3);
-    `sequence_parallel` is whether tp divides the sequence between the layers.
+    `sequence_parallel` is whether tp divides the sequence between the layers, `optimizer_sharding` whether replicas
+    divide the optimizer.
     """
 
     mesh: Mapping[str, int]
@@ -51,6 +54,7 @@ class Candidate:
     checkpoint: str = "none"
     reshard: bool = True
     sequence_parallel: bool = False
+    optimizer_sharding: str = "none"
 
     __repr__ = record_repr
 
@@ -72,7 +76,7 @@ class Candidate:
         axes = {axis: self.size(axis) for axis in ("cp", "tp", "ep") if self.size(axis) > 1}
         mesh = {"fsdp": max(2, gpus // (self.size("cp") * self.size("tp"))), **axes}
         # Without resharding there are the fewest kernels.
-        return replace(self, mesh=mesh, microbatches=1, schedule="", reshard=False)
+        return replace(self, mesh=mesh, microbatches=1, schedule="", reshard=False, optimizer_sharding="none")
 
     def settings(self) -> dict[str, Any]:
         """Return what a plan of the candidate assumes, as its settings name it.
@@ -88,6 +92,7 @@ class Candidate:
             "checkpointing": self.checkpoint,
             **pipeline,
             **({"reshard_after_forward": self.reshard} if self.size("fsdp") > 1 else {}),
+            **({} if self.optimizer_sharding == "none" else {"optimizer_sharding": self.optimizer_sharding}),
             **({"sequence_parallel": self.sequence_parallel} if self.size("tp") > 1 else {}),
         }
 
@@ -97,6 +102,7 @@ class Candidate:
             "mesh": dict(self.mesh),
             "microbatches": self.microbatches,
             "sequence_parallel": self.sequence_parallel,
+            "optimizer_sharding": None if self.optimizer_sharding == "none" else self.optimizer_sharding,
             "checkpoint": () if self.checkpoint == "none" else self.checkpoint,
         }
         if self.schedule:
@@ -116,6 +122,7 @@ class Candidate:
         words += [f"--batch {self.micro_batch}", f"--microbatches {self.microbatches}"]
         words += [f"--schedule {self.schedule}"] * bool(self.schedule)
         words += ["--no-reshard-after-forward"] * (self.size("fsdp") > 1 and not self.schedule and not self.reshard)
+        words += [f"--optimizer-sharding {self.optimizer_sharding}"] * (self.optimizer_sharding != "none")
         words += [f"--checkpoint {self.checkpoint}"] * (self.checkpoint != "none")
         return " ".join(words)
 
@@ -142,6 +149,9 @@ class Space:
         for name, values in self.choices.items():
             if name not in CHOICES:
                 raise PlanError(f"no choice {name!r}{suggest(name, CHOICES)}: a search chooses {', '.join(CHOICES)}")
+            known = {"optimizer-sharding": _OPTIMIZER_SHARDINGS}.get(name, values)
+            if unknown := [value for value in values if value not in known]:
+                raise PlanError(f"{name} must be of {', '.join(known)}; got {unknown[0]!r}")
             if not values or (name in _NUMBERS and any(not isinstance(item, int) or item < 1 for item in values)):
                 raise PlanError(f"{name} must be some numbers of at least 1; got {list(values)}")
         for name in self.choices.get("schedule", ()):
@@ -156,6 +166,7 @@ class Space:
         --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
         --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --no-reshard-after-forward --checkpoint full
         --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
+        --mesh dp=2,tp=4 --batch 1 --microbatches 4 --optimizer-sharding dp --checkpoint full
         """
         candidates = {
             candidate.command(): candidate
@@ -197,13 +208,16 @@ class Space:
         if rest or not microbatches:
             return
         divides = self.sequence_parallel and mesh.get("tp", 1) > 1
+        is_plain = count_shares(mesh, "tokens") == 1 or mesh.get("fsdp", 1) > 1  # no replicas that could divide it
+        shardings = ("none",) if is_plain else self._values("optimizer-sharding", _OPTIMIZER_SHARDINGS)
         if mesh.get("pp", 1) > 1:
             for schedule in self._values("schedule", _SCHEDULES):
                 if choose_schedule(schedule, None)[1] * mesh["pp"] <= self.layers:
-                    yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, False, divides)
+                    for sharding in shardings:
+                        yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, False, divides, sharding)
             return
-        for reshard in (True, False) if mesh.get("fsdp", 1) > 1 else (True,):
-            yield Candidate(mesh, micro_batch, microbatches, "", checkpoint, reshard, divides)
+        for reshard, sharding in product((True, False) if mesh.get("fsdp", 1) > 1 else (True,), shardings):
+            yield Candidate(mesh, micro_batch, microbatches, "", checkpoint, reshard, divides, sharding)
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
+from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_plan import StepPlan, plan_ranks
@@ -154,6 +155,7 @@ class Workload:
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
             states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
+            optimizer=at_end["optimizer state"] * layout.size("fsdp") * layout.size("cp"),
             kept=kept / self.layers if self.layers else 0.0,
             settings=plan.settings,
         )
@@ -186,15 +188,16 @@ class MicrobatchCost:
     """The cost of a microbatch on a rank that has all layers.
 
     `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
-    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
-    and optimizer state over all ranks that share them, `kept` is a lower bound of the bytes of activations that are
-    saved by a layer's forward pass. `settings` are the plan's.
+    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters,
+    gradients and optimizer state over all ranks that share them, `optimizer` those of the last, `kept` is a lower
+    bound of the bytes of activations that are saved by a layer's forward pass. `settings` are the plan's.
     """
 
     seconds: float
     gathered: int
     reduced: int
     states: int
+    optimizer: int
     kept: float
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -245,7 +248,10 @@ def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight."""
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages = candidate.size("pp")
-    return math.floor(cost.states / (stages * shards) + cost.kept * _layers_in_flight(candidate, layers))
+    states = cost.states / shards
+    if candidate.optimizer_sharding != "none":
+        states -= cost.optimizer * (1 - 1 / count_shares(candidate.mesh, "tokens"))
+    return math.floor(states / stages + cost.kept * _layers_in_flight(candidate, layers))
 
 
 def _layers_in_flight(candidate: Candidate, layers: int) -> float:

@@ -17,10 +17,14 @@ from fvflops.text import record_data
 from fvflops.units import format_bytes, format_quantity, format_seconds, format_share, format_short, format_thousands
 
 _IN_ROWS = (
-    "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
+    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; this memory is the fastest's."
 )
 # Figures of a layout in JSON.
-_OF_CANDIDATES = (*("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"), "reshard_after_forward=reshard")
+_OF_CANDIDATES = (
+    *("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"),
+    "reshard_after_forward=reshard",
+    "optimizer_sharding",
+)
 _OF_RESULTS = (
     *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
     *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
@@ -79,6 +83,7 @@ def _describe_policies(candidate: Candidate) -> str:
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
+    policies += ["ZeRO-1"] * (candidate.optimizer_sharding != "none")
     policies += [candidate.checkpoint] * (candidate.checkpoint != "none")
     return " ".join(policies)
 

@@ -1,23 +1,27 @@
-"""Buckets in which DistributedDataParallel averages gradients, and when they are ready in a backward pass."""
+"""Buckets in which replicas average gradients and gather parameters, and when they are ready or needed in a pass."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fvflops.plan.rank_step import Call, Gradient, Pass
-from fvflops.plan.trace_changes import average_gradients
+from fvflops.plan.sharding.replicas import GATHERING, calls_of
 from fvflops.trace import ModuleTree, Value
 from fvflops.trace.module_tree import innermost, modules_above
 
 _MIB = 2**20
 # torch's _DEFAULT_FIRST_BUCKET_BYTES and _DEFAULT_BUCKET_CAP_MB.
 _DEFAULT_LIMITS = (1 * _MIB, 25 * _MIB)
+# Elements of a bucket of Megatron-Core's distributed optimizer: the larger of these, the second for each replica.
+# Source: DistributedDataParallel's bucket_size in megatron/core/distributed/distributed_data_parallel.py.
+_SHARDED_LIMITS = (40_000_000, 1_000_000)
 
 
 def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> None:
-    """Raise ValueError for a size of buckets that DistributedDataParallel cannot have."""
+    """Raise ValueError for a size of buckets that is none."""
     if bucket_cap_mb is None:
         return
     is_number = isinstance(bucket_cap_mb, (int, float)) and not isinstance(bucket_cap_mb, bool)
@@ -28,27 +32,39 @@ def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -
         )
 
 
-def describe_buckets(bucket_cap_mb: float | None) -> str:
-    """Return when DistributedDataParallel is assumed to reduce gradients."""
+def describe_buckets(bucket_cap_mb: float | None, *, is_sharded: bool = False) -> str:
+    """Return when DistributedDataParallel, or a sharded optimizer, is assumed to reduce gradients."""
+    if is_sharded:
+        if bucket_cap_mb == 0:
+            return "gradients are reduce-scattered after the last backward pass, parameters gathered before the first"
+        size = (
+            "40 million elements, or 1 million for each replica" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
+        )
+        return (
+            f"buckets of {size} are reduce-scattered beside the backward pass of the last microbatch, and gathered "
+            "beside the forward pass of the first"
+        )
     if bucket_cap_mb == 0:
         return "DDP reduces gradients after the backward pass of the last microbatch, not beside it"
     size = "25 MiB (the first: 1 MiB)" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
     return f"DDP reduces buckets of {size} beside the backward pass of the last microbatch"
 
 
-def assign_buckets(gradients: Sequence[Gradient], bucket_cap_mb: float | None = None) -> list[list[Gradient]]:
+def assign_buckets(
+    gradients: Sequence[Gradient], bucket_cap_mb: float | None = None, *, is_sharded: bool = False
+) -> list[list[Gradient]]:
     """Divide gradients, in the order in which they are ready, into buckets in the order of their all-reduces.
 
     A bucket has gradients of one group and dtype, and is full when it has `bucket_cap_mb` MiB; by default the first of
     each dtype when it has 1 MiB and the others when they have 25 MiB. Source: compute_bucket_assignment_by_size and
-    rebuild_buckets in torch/csrc/distributed/c10d/reducer.cpp.
+    rebuild_buckets in torch/csrc/distributed/c10d/reducer.cpp. Buckets of a sharded optimizer are by default
+    Megatron-Core's.
 
     >>> from fvflops.trace import TensorSpec
     >>> layers = [Gradient(f"{index}.weight", TensorSpec((2**17,), "float32"), "dp", 2) for index in range(5)]
     >>> [len(bucket) for bucket in assign_buckets(layers)], [len(bucket) for bucket in assign_buckets(layers, 0.6)]
     ([2, 3], [2, 2, 1])
     """
-    first, others = _DEFAULT_LIMITS if bucket_cap_mb is None else (bucket_cap_mb * _MIB,) * 2
     limits: dict[tuple[Value, str], float] = {}
     filling: dict[tuple[Value, str], list[Gradient]] = {}
     sizes = Counter[tuple[Value, str]]()
@@ -57,35 +73,78 @@ def assign_buckets(gradients: Sequence[Gradient], bucket_cap_mb: float | None = 
         key = gradient.group, gradient.spec.dtype
         filling.setdefault(key, []).append(gradient)
         sizes[key] += gradient.spec.nbytes
+        first, others = _limits_of(gradient, bucket_cap_mb, is_sharded)
         if sizes[key] >= limits.get(key, first):
             buckets.append(filling.pop(key))
             sizes[key], limits[key] = 0, others
     return [*buckets, *filling.values()]
 
 
-def overlap_buckets(
-    recorded: Pass, gradients: Sequence[Gradient], bucket_cap_mb: float | None = None
-) -> dict[int, list[Call]]:
-    """Return number of events of a backward pass → DistributedDataParallel's calls that follow these.
+def _limits_of(gradient: Gradient, bucket_cap_mb: float | None, is_sharded: bool) -> tuple[float, float]:
+    """Return the bytes with which the first bucket, and each of the others, is full."""
+    if bucket_cap_mb is not None:
+        return (bucket_cap_mb * _MIB,) * 2
+    if not is_sharded:
+        return _DEFAULT_LIMITS
+    least, each = _SHARDED_LIMITS
+    return (max(least, each * gradient.replicas) * replace(gradient.spec, shape=(1,)).nbytes,) * 2
 
-    A gradient is scaled when it is ready: after the last op of the backward pass in a module that has its parameter, or
-    if that has none, in the next one above it; without such an op at the end. A bucket's all-reduce follows its
-    last gradient, and the all-reduces of the buckets before it.
+
+def overlap_buckets(
+    recorded: Pass, kind: str, gradients: Sequence[Gradient], bucket_cap_mb: float | None = None
+) -> dict[int, list[Call]]:
+    """Return number of events of a backward pass → the calls of an averaging action of some kind that follow these.
+
+    A gradient is ready after the last op of the backward pass in a module that has its parameter, or if that has none,
+    in the next one above it; without such an op at the end. DistributedDataParallel scales it then, a sharded optimizer
+    scales the whole bucket. A bucket's collective follows its last gradient, and the collectives of the buckets before
+    it.
     """
     ready = _find_ready(recorded, gradients)
+    calls: dict[int, list[Call]] = {}
+    started: dict[Value, int] = {}
     # Gradients that are ready at once arrive in reverse order of the parameters.
     arriving = list(reversed(gradients))
     arriving.sort(key=lambda gradient: ready[gradient.parameter])
-    calls: dict[int, list[Call]] = {}
-    started: dict[Value, int] = {}
-    for bucket in assign_buckets(arriving, bucket_cap_mb):
+    for bucket in assign_buckets(arriving, bucket_cap_mb, is_sharded=kind != "allreduce"):
         group = bucket[0].group
-        *scaled, reduced = average_gradients(bucket)
-        for gradient, call in zip(bucket, scaled, strict=True):
-            calls.setdefault(ready[gradient.parameter], []).append(call)
+        *scaled, reduced = calls_of(kind, bucket)
         started[group] = max(started.get(group, 0), *(ready[gradient.parameter] for gradient in bucket))
+        own = len(scaled) == len(bucket)  # else the bucket's
+        for index, call in enumerate(scaled):
+            calls.setdefault(ready[bucket[index].parameter] if own else started[group], []).append(call)
         calls.setdefault(started[group], []).append(reduced)
     return calls
+
+
+def gather_buckets(
+    recorded: Pass, parameters: Sequence[Gradient], bucket_cap_mb: float | None = None
+) -> dict[int, list[Call]]:
+    """Return position in a forward pass → the gathering calls of a sharded optimizer that its op waits for, in order.
+
+    A bucket is needed by the first op in a module that has one of its parameters.
+    """
+    needed = _find_needed(recorded, parameters)
+    calls: dict[int, list[Call]] = {}
+    buckets = assign_buckets(tuple(reversed(parameters)), bucket_cap_mb, is_sharded=True)
+    for bucket in reversed(buckets):
+        position = min(needed[parameter.parameter] for parameter in bucket)
+        calls.setdefault(position, []).extend(calls_of(GATHERING, bucket))
+    return calls
+
+
+def _find_needed(recorded: Pass, parameters: Sequence[Gradient]) -> dict[str, int]:
+    """Return name of a parameter → the position of the first op of a pass in a module that has it, or is above it."""
+    owners = [innermost(scope) for scope in recorded.trace.scopes()]
+    first: dict[str, int] = {}
+    for position, event in enumerate((recorded.trace.events or ())[recorded.begin : recorded.end]):
+        if event.kind == "op":
+            first.setdefault(owners[event.stack], position)
+    modules = _find_modules(recorded.trace.modules)
+    return {
+        name: min(_of_module(module, first, 0) for module in modules[name])
+        for name in (parameter.parameter for parameter in parameters)
+    }
 
 
 def _find_ready(recorded: Pass, gradients: Sequence[Gradient]) -> dict[str, int]:
@@ -99,14 +158,14 @@ def _find_ready(recorded: Pass, gradients: Sequence[Gradient]) -> dict[str, int]
             last[owners[event.stack]] = position
     modules = _find_modules(trace.modules)
     return {
-        name: max(_last_of(module, last, len(events)) for module in modules[name])
+        name: max(_of_module(module, last, len(events)) for module in modules[name])
         for name in (gradient.parameter for gradient in gradients)
     }
 
 
-def _last_of(module: str, last: Mapping[str, int], end: int) -> int:
+def _of_module(module: str, known: Mapping[str, int], otherwise: int) -> int:
     names = (module, *reversed(modules_above(module)))
-    return next((last[name] for name in names if name and name in last), end)
+    return next((known[name] for name in names if name and name in known), otherwise)
 
 
 def _find_modules(modules: ModuleTree) -> dict[str, list[str]]:

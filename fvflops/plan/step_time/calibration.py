@@ -16,8 +16,8 @@ from fvflops.devices.kernel_models.attention import (
     attention_seconds,
     decode_seconds,
 )
-from fvflops.devices.kernel_models.collectives import CollectiveFigures, Fabric, NodeLink
-from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
+from fvflops.devices.kernel_models.collectives import Fabric, NodeLink
+from fvflops.devices.kernel_models.figures import KernelFigures, find_figures, load_figures
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
 from fvflops.formulas.yaml_document import Node, read_document
@@ -46,16 +46,15 @@ class Network:
 
     `between` is the share of one GPU: the bandwidth of all of a node's adapters divided by its GPUs. A group with few
     ranks in a node has only their shares, since the ranks of other groups use the rest at the same time. It is assumed
-    for the devices in `gpus`. `measured` times the collectives within a node, where they were timed by themselves.
+    for the devices in `gpus`.
     """
 
     name: str
     gpus_per_node: int
-    inside: Link
+    inside: Link | NodeLink
     between: Link
     source: str = ""
     gpus: tuple[str, ...] = ()
-    measured: NodeLink | None = None
 
     __repr__ = record_repr
 
@@ -76,12 +75,15 @@ class Network:
         if size < 2 or collective == "barrier":
             return 0.0
         nodes, members = self.span(group)
+        is_pair = collective in ("send", "receive")
+        if isinstance(self.inside, NodeLink):
+            if nodes == 1 and not is_pair:
+                return self.inside.seconds(collective, size, nbytes)
+            return replace(self, inside=Link(*self.inside.among(members))).seconds(collective, nbytes, group)
         bandwidth = self.bandwidth(nodes, members)
-        if collective in ("send", "receive"):
+        if is_pair:
             link = self.inside if nodes == 1 else self.between
             return link.latency + nbytes / link.bandwidth
-        if nodes == 1 and self.measured is not None:
-            return self.measured.seconds(collective, size, nbytes)
         if collective == "all_to_all":
             outside = nbytes * (size - members) / size
             inside = nbytes * (members - 1) / size
@@ -218,20 +220,23 @@ class KernelTimer:
         if isinstance(shape, Product):
             return product_seconds(shape, self._processor(kernel.dtype), figures)
         if isinstance(shape, Attention):
-            seconds = {"decode": decode_seconds, "attention": attention_seconds}.get(kind, attention_backward_seconds)
-            return seconds(shape, self._processor(kernel.dtype), figures)
+            gpu = self._processor(kernel.dtype)
+            if kernel.kind == "attention backward":
+                return attention_backward_seconds(shape, gpu, figures)
+            return (decode_seconds if shape.is_decoding else attention_seconds)(shape, gpu, figures)
         return max(self.bound(kernel), memory_seconds(kernel.nbytes, self._bandwidth(), figures))
 
     def figures_of(self, kernel: Kernel) -> tuple[str, Any]:
         """Return the class of a kernel, and the device's figures of it."""
         assert self.efficiency.kernels is not None
-        kind = "memory"
-        if isinstance(kernel.shape, Product):
-            kind = "product"
-        elif isinstance(kernel.shape, Attention):
-            kind = "decode" if kernel.shape.is_decoding and kernel.kind == "attention" else kernel.kind
-        dtype = "" if kind == "memory" else short_dtype(kernel.dtype)
-        return kind, self.efficiency.kernels.of(kind.removesuffix(" backward"), dtype)
+        shape = kernel.shape
+        kind = "memory" if shape is None else "product"
+        if isinstance(shape, Attention):
+            is_decoding = shape.is_decoding and kernel.kind == "attention"
+            kind = "decode" if is_decoding else "attention" if shape.causal else "encoder"
+            if shape.values != shape.size:
+                kind = "latent decode" if is_decoding else "latent"
+        return kind, self.efficiency.kernels.of(kind, short_dtype(kernel.dtype) if shape else "")
 
     def _processor(self, dtype: str) -> Processor:
         known = self._processors.get(dtype)
@@ -337,31 +342,36 @@ def _read_network(node: Node, name: str) -> Network:
     found = node.fields(f"the network {name}", (*keys, "gpus"))
     _require(node, found, name, *keys)
     gpus = found["gpus"].items(f"gpus of {name}", "[B100, B200]") if "gpus" in found else ()
-    per_node = _integer(found["gpus_per_node"], f"gpus_per_node of {name}")
-    measured = _read_measured(found["inside"], f"inside of {name}")
     return Network(
         name=name,
-        gpus_per_node=per_node,
-        inside=Link(*measured.among(per_node)) if measured else _read_link(found["inside"], f"inside of {name}"),
+        gpus_per_node=_integer(found["gpus_per_node"], f"gpus_per_node of {name}"),
+        inside=_read_inside(found["inside"], f"inside of {name}"),
         between=_read_link(found["between"], f"between of {name}"),
         source=found["source"].text(f"source of {name}"),
         gpus=tuple(item.text(f"a GPU of {name}") for item in gpus),
-        measured=measured,
     )
 
 
-def _read_measured(node: Node, what: str) -> NodeLink | None:
-    """Return a link inside a node with the figures of its collectives, None for that which collectives reach."""
-    names = tuple(item.name for item in fields(CollectiveFigures))
-    if names[0] not in node.fields(what):
-        return None
-    found = node.fields(what, ("bandwidth", "adds", *names))
-    _require(node, found, what, "bandwidth", "adds", *names)
-    numbers = {name: _number(found[name], f"{name}, {what}") for name in ("bandwidth", *names)}
-    adds = found["adds"].text(f"adds, {what}")
-    if adds not in ("true", "false"):
-        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write true or false")
-    return NodeLink(Fabric(numbers.pop("bandwidth"), adds == "true"), CollectiveFigures(**numbers))
+def _read_inside(node: Node, what: str) -> Link | NodeLink:
+    """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
+    if _COLLECTIVES not in node.fields(what):
+        return _read_link(node, what)
+    keys = ("bandwidth", "adds", _COLLECTIVES)
+    found = node.fields(what, keys)
+    _require(node, found, what, *keys)
+    adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
+    if adds not in _TRUTH:
+        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
+    measured = {gpu: item for gpu, item in load_figures().items() if "collective" in item.by_class}
+    if name not in measured:
+        hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
+        raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
+    fabric = Fabric(_number(found["bandwidth"], f"bandwidth, {what}"), _TRUTH[adds])
+    return NodeLink(fabric, measured[name].of("collective", ""))
+
+
+_COLLECTIVES = "collectives"
+_TRUTH = {"true": True, "false": False}
 
 
 def _read_link(node: Node, what: str) -> Link:

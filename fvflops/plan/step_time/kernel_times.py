@@ -131,8 +131,11 @@ def _product_shape(signature: Signature, macs: int) -> Product | None:
         rows, columns = result.numel // shape[1], shape[1]
     elif signature.packet in ("aten::bmm", "aten::baddbmm"):
         batch, rows, columns = shape[0], shape[1], shape[2]
-    operands = [_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel]
-    return Product(rows, columns, inner, batch, min(operands), _element_size(result))
+    size = min(_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel)
+    # Rows of tokens are no rows in memory, but those of attention's weights are.
+    contiguous = (rows, columns, inner) if batch > 1 else (columns,)
+    alignment = math.gcd(16, *(int(length * size) or 1 for length in contiguous))
+    return Product(rows, columns, inner, batch, size, _element_size(result), alignment)
 
 
 def _element_size(spec: TensorSpec) -> float:
@@ -163,6 +166,7 @@ def _attention_shape(signature: Signature, macs: int) -> Attention | None:
         window=_find_window(pairs, queries, keys),
         element_bytes=_element_size(query),
         key_bytes=_element_size(key),
+        value_size=value.shape[-1],
     )
 
 

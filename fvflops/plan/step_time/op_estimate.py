@@ -26,9 +26,9 @@ from fvflops.units import format_percent, format_seconds
 class OpEstimate(Displayed):
     """The estimated time of one call of an op, alone on a device and without its launch by the host.
 
-    `bound_seconds` is the longer of its FLOPs at the device's peak and its bytes at its bandwidth. `kind` is that of its
-    kernel: "matmul", "attention", "attention backward" or "memory". `kernel` is its work, `figures` what the time rests
-    on besides the datasheet, None for the bound, and `source` says who measured it.
+    `bound_seconds` is the longer of its FLOPs at the device's peak and its bytes at its bandwidth. `kind` is its
+    kernel's: "matmul", "attention", "attention backward" or "memory". `kernel` is its work, `figures` what the time
+    rests on besides the datasheet, None for the bound, and `source` says who measured it.
     """
 
     _report = "fvflops.plan.step_time.op_estimate:op_report"
@@ -57,8 +57,8 @@ def estimate_op(
     """Return the estimated time of one call of an op of torch, by shapes.
 
     `inputs` are its first arguments: a tuple is the shape of a tensor of `dtype`, a tensor gives its own shape and
-    dtype, and other values are passed on; `arguments` are others by name. `device` is a name, as for `mfu`, or a Device.
-    An unknown op or device, and a call that torch refuses, raise ValueError.
+    dtype, and other values are passed on; `arguments` are others by name. `device` is a name, as for `mfu`, or a
+    Device. An unknown op or device, and a call that torch refuses, raise ValueError.
 
     Kernels are timed as `plan` times them, alone: in a step they share power, bandwidth and the host. Their figures
     are fitted to measured kernels (configs/kernel_figures.yaml); without any for the device, `seconds` is the bound.

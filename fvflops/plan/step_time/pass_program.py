@@ -94,6 +94,7 @@ def read_program(
     fused: Collection[str] = (),
     added: Sequence[Call] = (),
     beside: Mapping[int, Sequence[Call]] | None = None,
+    needed: Mapping[int, Sequence[Call]] | None = None,
 ) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
@@ -101,15 +102,16 @@ def read_program(
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
     and writes the results that later ops read.
 
-    Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
-    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits. Those
-    among the ops of a fused module follow its kernel.
+    Three kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
+    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits;
+    `needed` is position of an event → calls that begin before the first one, for whose collectives this one waits.
+    Those among the ops of a fused module follow its kernel.
 
     A Trace without ordered events raises TraceError.
     """
     if trace.events is None:
         raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
-    return _Compiler(trace, fused).compile(trace.events[begin:end], added, beside or {})
+    return _Compiler(trace, fused).compile(trace.events[begin:end], added, beside or {}, needed or {})
 
 
 class _Compiler:
@@ -134,12 +136,23 @@ class _Compiler:
         self._position = 0  # of the event in the pass
         self._last_read: dict[int, int] = {}
 
-    def compile(self, events: Sequence[Event], added: Sequence[Call], beside: Mapping[int, Sequence[Call]]) -> Program:
+    def compile(
+        self,
+        events: Sequence[Event],
+        added: Sequence[Call],
+        beside: Mapping[int, Sequence[Call]],
+        needed: Mapping[int, Sequence[Call]],
+    ) -> Program:
         for position, event in enumerate(events):
             if event.kind == "op":
                 self._last_read.update(dict.fromkeys(event.reads, position))
+        awaited = {position: self._begin_calls(calls) for position, calls in sorted(needed.items())}
         self._delayed += beside.get(0, ())
         for self._position, event in enumerate(events):
+            if self._position in awaited:
+                self._end_group()
+                self._end_run()
+                self._items += map(Wait, awaited[self._position])
             if event.kind == "op":
                 self._add_op(event)
             self._delayed += beside.get(self._position + 1, ())
@@ -240,10 +253,14 @@ class _Compiler:
 
     def _add_delayed(self) -> None:
         if self._delayed:
-            first = self._collectives
             delayed, self._delayed = self._delayed, []
-            self._add_calls(delayed, waits=False)
-            self._beside += range(first, self._collectives)
+            self._beside += self._begin_calls(delayed)
+
+    def _begin_calls(self, calls: Sequence[Call]) -> Sequence[int]:
+        """Add calls that were not run; return their collectives, for which nothing waits yet."""
+        first = self._collectives
+        self._add_calls(calls, waits=False)
+        return range(first, self._collectives)
 
     def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
         """Add calls that were not run; with `waits` what follows a collective waits for it."""

@@ -13,6 +13,7 @@ from fvflops.devices.utilisation import hfu, mfu, model_flops
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
+from fvflops.plan.sharding.replicas import AVERAGING
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer, Network, Timing, resolve_timing
 from fvflops.plan.step_time.pass_program import Run
@@ -248,7 +249,8 @@ def estimate_step(
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
     beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
-    piece after that pass.
+    piece after that pass. A sharded optimizer's buckets are by default Megatron-Core's, reduce-scattered beside that
+    pass and gathered beside the first microbatch's forward pass.
 
     >>> import torch
     >>> from fvflops import plan_step
@@ -397,8 +399,12 @@ def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
         settings["host_waits"] = True
     if timing.fused:
         settings["fused"] = _short_names(timing.fused)
-    if any(action.kind == "allreduce" for plan in plans for action in plan.step.actions):
+    kinds = {action.kind for plan in plans for action in plan.step.actions}
+    if "allreduce" in kinds:
         settings["bucket_cap_mb"] = "1, then 25" if timing.bucket_cap_mb is None else timing.bucket_cap_mb
+    elif not kinds.isdisjoint(AVERAGING):
+        size = timing.bucket_cap_mb
+        settings["gradient_buckets"] = "Megatron-Core's sizes" if size is None else f"{size:g} MiB"
     return settings
 
 
@@ -424,8 +430,8 @@ def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str
             "collectives of one process group run one after the other, beside kernels and other groups' collectives, "
             "and slow none of them"
         )
-    if "allreduce" in kinds:
-        yield describe_buckets(timing.bucket_cap_mb)
+    if not kinds.isdisjoint(AVERAGING):
+        yield describe_buckets(timing.bucket_cap_mb, is_sharded="allreduce" not in kinds)
     if mesh.get("fsdp", 1) > 1:
         yield "FSDP2 gathers the next module's parameters beside the current one's kernels, as it issues them"
     if mesh.get("pp", 1) > 1:

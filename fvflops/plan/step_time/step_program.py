@@ -9,11 +9,11 @@ from typing import Any
 
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.rank_step import Action, Gradient, RankStep
-from fvflops.plan.step_time.buckets import check_bucket_cap, overlap_buckets
+from fvflops.plan.sharding.replicas import AVERAGING, GATHERING, calls_of
+from fvflops.plan.step_time.buckets import check_bucket_cap, gather_buckets, overlap_buckets
 from fvflops.plan.step_time.calibration import KernelTimer, Network
 from fvflops.plan.step_time.pass_program import Collective, Item, Program, read_program
 from fvflops.plan.step_time.schedule_simulation import Simulation, simulate, time_program
-from fvflops.plan.trace_changes import average_gradients
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # A collective, its payload in bytes, and its group.
@@ -124,8 +124,9 @@ def read_step(
 ) -> StepProgram:
     """Return the programs of the ranks of a pipeline; `fused` as in `read_program`.
 
-    DistributedDataParallel averages buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass,
-    as `assign_buckets` divides them; with 0 it averages all after that. Another value below 0 raises ValueError.
+    Replicas average buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass, as
+    `assign_buckets` divides them, and gather those of a sharded optimizer beside its first forward pass; with 0 they do
+    it after and before these. Another value below 0 raises ValueError.
     """
     check_bucket_cap(bucket_cap_mb)
     programs: list[Program] = []
@@ -133,20 +134,24 @@ def read_step(
     orders = []
     for plan in ranks:
         order = []
-        averaged = {} if bucket_cap_mb == 0 else _find_averaged(plan.step)
+        beside = {} if bucket_cap_mb == 0 else _find_overlapped(plan.step)
         for action in plan.step.actions:
-            recorded, gradients = plan.step.pass_of(action), averaged.get(action, ())
+            recorded, (kind, gradients) = plan.step.pass_of(action), beside.get(action, ("", ()))
             if recorded.gradients and bucket_cap_mb != 0:
-                in_buckets = set(average_gradients(recorded.gradients))
+                in_buckets = set(calls_of(action.kind, recorded.gradients))
                 added = tuple(call for call in recorded.added if call not in in_buckets)
                 recorded = replace(recorded, added=added)
             # Ranks with equal stages have traces of their own, which differ in the names of groups only.
-            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added, gradients
+            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added, kind, gradients
             if key not in numbers:
                 numbers[key] = len(programs)
-                beside = overlap_buckets(recorded, gradients, bucket_cap_mb) if gradients else None
+                overlapped: dict[str, Any] = {}
+                if kind == GATHERING:
+                    overlapped["needed"] = gather_buckets(recorded, gradients, bucket_cap_mb)
+                elif kind:
+                    overlapped["beside"] = overlap_buckets(recorded, kind, gradients, bucket_cap_mb)
                 program = read_program(
-                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, beside=beside
+                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, **overlapped
                 )
                 programs.append(program)
             order.append((action, numbers[key]))
@@ -163,8 +168,13 @@ def read_step(
     )
 
 
-def _find_averaged(step: RankStep) -> dict[Action, tuple[Gradient, ...]]:
-    """Return the last backward pass of each stage → the gradients that DistributedDataParallel averages in it."""
+def _find_overlapped(step: RankStep) -> dict[Action, tuple[str, tuple[Gradient, ...]]]:
+    """Return passes beside which replicas communicate → the kind of that action, and what it averages or gathers.
+
+    These are the last backward pass of each stage, and with a sharded optimizer the first forward pass.
+    """
     last = {action.stage: action for action in step.actions if action.kind in ("backward", "weight_backward")}
-    averages = (action for action in step.actions if action.kind == "allreduce")
-    return {last[action.stage]: step.pass_of(action).gradients for action in averages}
+    first = {action.stage: action for action in reversed(step.actions) if action.kind == "forward"}
+    passes = {GATHERING: first, **dict.fromkeys(AVERAGING, last)}
+    communicating = [action for action in step.actions if action.kind in passes]
+    return {passes[item.kind][item.stage]: (item.kind, step.pass_of(item).gradients) for item in communicating}

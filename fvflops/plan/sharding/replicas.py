@@ -1,0 +1,174 @@
+"""Replicas of a rank: the gradients that they reduce, and the calls by which they do, which are not run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fvflops.capture.recorder.tensor_specs import describe, describe_tensor
+from fvflops.capture.shapes.metadata import dtype_name
+from fvflops.plan.action_recording import StageModule
+from fvflops.plan.fake_process_group import join_axes
+from fvflops.plan.plan_options import PlanOptions
+from fvflops.plan.rank_step import Action, Call, Gradient
+from fvflops.plan.sharding.optimizer_shards import Shards, divide_parameters, find_gradient_dtype
+from fvflops.plan.trace_changes import allreduce, local_spec, make_signature
+from fvflops.trace import TensorSpec, Value
+
+# Kinds of actions that average gradients, and that gather parameters, by calls that are not run.
+AVERAGING, GATHERING = ("allreduce", "reduce_scatter"), "all_gather"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks that have equal parameters, over dp and cp: their group, and what they reduce of each stage.
+
+    `gradients` are for each stage its trainable parameters with their gradients, `parameters` the same with the specs
+    of the parameters. Experts that only one rank has are among them, with one replica.
+    """
+
+    group: Any
+    axes: str
+    gradients: tuple[tuple[Gradient, ...], ...]
+    parameters: tuple[tuple[Gradient, ...], ...]
+
+    def shards(self) -> Shards:
+        """Return this rank's shards of the parameters of all stages."""
+        items = [item for stage in self.parameters for item in divide_parameters(stage)]
+        return Shards(items, self.group)
+
+    def estimate(
+        self, device: str, stages: Sequence[StageModule], *, is_sharded: bool
+    ) -> tuple[dict[Action, dict[str, Any]], list[str]]:
+        """Return by action the Pass' calls that are not run and the gradients that they average, and a description."""
+        kind = "reduce_scatter" if is_sharded else "allreduce"
+        estimated: dict[Action, dict[str, Any]] = {}
+        for index, stage in enumerate(stages):
+            gradients, parameters = (
+                tuple(_reduced(items[index], device)) for items in (self.gradients, self.parameters)
+            )
+            buffers = () if is_sharded else broadcast_buffers(stage.buffers(), device, describe(self.group))
+            added = (*buffers, *calls_of(kind, gradients))
+            estimated[Action(kind, index)] = {"added": added, "gradients": gradients}
+            if is_sharded:
+                gathered = tuple(calls_of(GATHERING, parameters))
+                estimated[Action(GATHERING, index)] = {"added": gathered, "gradients": parameters}
+        if is_sharded:
+            text = f"sharded optimizer over {self.axes}: a reduce-scatter of all gradients and an all-gather of all "
+            return estimated, [f"{text}trainable parameters a step, regardless of bucketing"]
+        text = f"DDP gradient averaging over {self.axes} (all-reduce of each trainable parameter once, "
+        return estimated, [f"{text}regardless of bucketing)"]
+
+
+def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any) -> Replicas | None:
+    """Return the replicas of a rank, None if it has none, or FSDP2 does what they need."""
+    replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
+    if replicas is None:
+        return None
+    dtype = find_gradient_dtype(options.gradient_dtype)
+    gradients, parameters = [], []
+    for index, stage in enumerate(stages):
+        prefix = f"stage{index}." if len(stages) > 1 else ""
+        found = tuple(_list_averaged(stage, prefix, describe(replicas.get_group()), replicas.size()))
+        parameters.append(found)
+        gradients.append(tuple(item._replace(spec=with_dtype(item.spec, dtype)) for item in found))
+    return Replicas(replicas.get_group(), replicas.mesh_dim_names[0], tuple(gradients), tuple(parameters))
+
+
+def _list_averaged(stage: StageModule, prefix: str, group: Value, replicas: int) -> Iterator[Gradient]:
+    """Yield the trainable parameters of a stage with their replicas."""
+    experts = stage.experts
+    divided = set() if experts is None else experts.divided_parameters
+    of_experts: tuple[Value, int] = (None, 1)
+    if experts is not None and experts.replicas > 1:
+        of_experts = describe(experts.mesh.get_group("edp")), experts.replicas
+    for name, parameter in stage.named_parameters():
+        if parameter.requires_grad:
+            averaged = of_experts if id(parameter) in divided else (group, replicas)
+            yield Gradient(f"{prefix}{name}", local_spec(parameter), *averaged)
+
+
+def with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
+    """Return a spec with another dtype, itself for None."""
+    return spec if dtype is None else replace(spec, dtype=dtype_name(dtype))
+
+
+def _reduced(gradients: Iterable[Gradient], device: str) -> Iterator[Gradient]:
+    for gradient in gradients:
+        if gradient.replicas > 1:
+            yield gradient._replace(spec=replace(gradient.spec, device=device))
+
+
+def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
+    """Return the calls of an action of some kind for gradients, or for parameters that are gathered.
+
+    The last of each group and dtype is the collective.
+    """
+    return {"allreduce": average_gradients, "reduce_scatter": scatter_gradients, GATHERING: gather_parameters}[kind](
+        gradients
+    )
+
+
+def average_gradients(gradients: Iterable[Gradient]) -> list[Call]:
+    """Return the calls of DDP: each gradient scaled, then an all-reduce for each group and dtype."""
+    sizes = Counter[tuple[Value, str, str]]()
+    added: list[Call] = []
+    for _, spec, group, replicas in gradients:
+        scaled = make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
+        added.append((scaled, "backward", 1))
+        sizes[group, spec.dtype, spec.device] += spec.numel
+    for (group, dtype, device), size in sizes.items():
+        added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
+    return added
+
+
+def scatter_gradients(gradients: Iterable[Gradient]) -> list[Call]:
+    """Return the calls that average gradients in buffers and leave each replica its part: scaled, then scattered."""
+    scatter = torch.ops.c10d._reduce_scatter_base_.default
+    added: list[Call] = []
+    for (group, replicas), whole, part in _join(gradients):
+        added.append((make_signature(torch.ops.aten.mul_.Tensor, whole, self=whole, other=1 / replicas), "backward", 1))
+        scattered = make_signature(scatter, output_tensor=part, input_tensor=whole, process_group=group)
+        added.append((scattered, "backward", 1))
+    return added
+
+
+def gather_parameters(parameters: Iterable[Gradient]) -> list[Call]:
+    """Return the calls that gather the parts of parameters that replicas have updated."""
+    gather = torch.ops.c10d._allgather_base_.default
+    return [
+        (make_signature(gather, output_tensor=whole, input_tensor=part, process_group=group), "forward", 1)
+        for (group, _), whole, part in _join(parameters)
+    ]
+
+
+def count_padding(gradients: Iterable[Gradient]) -> int:
+    """Return the bytes by which buffers are longer than the gradients in them, so that replicas have equal parts."""
+    listed = list(gradients)
+    return sum(whole.nbytes for _, whole, _ in _join(listed)) - sum(gradient.spec.nbytes for gradient in listed)
+
+
+def _join(gradients: Iterable[Gradient]) -> Iterator[tuple[tuple[Value, int], TensorSpec, TensorSpec]]:
+    """Yield by group and dtype the buffer of all gradients, padded, and the part of each replica."""
+    sizes = Counter[tuple[Value, int, str, str]]()
+    for _, spec, group, replicas in gradients:
+        sizes[group, replicas, spec.dtype, spec.device] += spec.numel
+    for (group, replicas, dtype, device), size in sizes.items():
+        part = -(-size // replicas)
+        yield (group, replicas), *(TensorSpec((numel,), dtype, device) for numel in (part * replicas, part))
+
+
+def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value) -> list[Call]:
+    """Return the broadcasts of buffers before the forward pass, which DDP does by default (broadcast_buffers=True)."""
+    sizes = Counter[str]()
+    for buffer in buffers:
+        sizes[describe_tensor(buffer).dtype] += buffer.numel()
+    broadcast = torch.ops.c10d.broadcast_.default
+    specs = [TensorSpec((size,), dtype, device) for dtype, size in sizes.items()]
+    return [
+        (make_signature(broadcast, tensors=(spec,), process_group=group, root_rank=0), "forward", 1) for spec in specs
+    ]

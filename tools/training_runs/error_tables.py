@@ -1,0 +1,99 @@
+"""Errors of estimated step times by source, and how well estimates rank the layouts of a study."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+from tabulate import tabulate
+
+from training_runs.run_record import TrainingRun
+
+# Datasets that compare layouts of one model on the same GPUs.
+STUDIES = ("layout study",)
+_FEWEST = 3
+
+
+def relative_errors(runs: Sequence[TrainingRun], predicted: np.ndarray) -> np.ndarray:
+    """Return predicted over measured seconds, less 1."""
+    return predicted / np.array([run.step_seconds for run in runs]) - 1
+
+
+def by_source(runs: Sequence[TrainingRun], errors: np.ndarray) -> dict[str, np.ndarray]:
+    """Return source → its errors."""
+    names = np.array([run.source for run in runs])
+    return {name: errors[names == name] for name in dict.fromkeys(names.tolist())}
+
+
+def source_table(runs: Sequence[TrainingRun], predicted: Mapping[str, np.ndarray]) -> str:
+    """Return a table of the mean absolute error of each source by kind of prediction, the bias, and the 95th percentile.
+
+    A kind that did not predict a source has an empty cell.
+    """
+    kinds = {kind: by_source(runs, relative_errors(runs, seconds)) for kind, seconds in predicted.items()}
+    every = {kind: relative_errors(runs, seconds) for kind, seconds in predicted.items()}
+    rows = [
+        [source, len(errors), *(_summarise(of_kind[source]) for of_kind in kinds.values())]
+        for source, errors in next(iter(kinds.values())).items()
+    ]
+    rows.append(["all", len(runs), *(_summarise(errors) for errors in every.values())])
+    headers = ["source", "runs", *(f"{kind}: mean, bias, 95 %" for kind in predicted)]
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def _summarise(errors: np.ndarray) -> str:
+    known = errors[np.isfinite(errors)]
+    if not len(known):
+        return ""
+    values = abs(known).mean(), known.mean(), float(np.quantile(abs(known), 0.95))
+    return f"{100 * values[0]:5.1f} {100 * values[1]:+6.1f} {100 * values[2]:6.1f}"
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Kendall's rank correlation (tau-b) of two sequences, nan where all of one are equal.
+
+    >>> kendall_tau([1, 2, 3], [10, 30, 20]), kendall_tau([1, 2], [4, 3])
+    (0.3333333333333333, -1.0)
+    """
+    pairs = [
+        (np.sign(first[i] - first[j]), np.sign(second[i] - second[j])) for i, j in combinations(range(len(first)), 2)
+    ]
+    differing = sum(a != 0 for a, _ in pairs) * sum(b != 0 for _, b in pairs)
+    return float(sum(a * b for a, b in pairs) / np.sqrt(differing)) if differing else float("nan")
+
+
+def choice_regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return by what fraction the layout with the least predicted time takes longer than the best.
+
+    >>> round(choice_regret([2.0, 1.0, 3.0], [5.0, 6.0, 7.0]), 3)
+    1.0
+    """
+    return measured[int(np.argmin(predicted))] / min(measured) - 1
+
+
+def study_table(runs: Sequence[TrainingRun], predicted: np.ndarray) -> str:
+    """Return a table of rank correlation and regret of each model, sequence length and number of GPUs of the studies.
+
+    Groups of fewer than three runs have no row; the last row has the means.
+    """
+    groups: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        if run.dataset in STUDIES:
+            groups[run.name, run.sequence, run.gpus].append(index)
+    rows: list[list[str | int]] = []
+    values = []
+    for (name, sequence, gpus), indexes in sorted(groups.items()):
+        if len(indexes) >= _FEWEST:
+            measured = [float(runs[index].step_seconds or np.nan) for index in indexes]
+            estimated = [float(predicted[index]) for index in indexes]
+            values.append((kendall_tau(measured, estimated), choice_regret(measured, estimated)))
+            tau, regret = values[-1]
+            rows.append([name, f"{sequence:,}", gpus, len(indexes), f"{tau:.2f}", f"{100 * regret:.1f} %"])
+    if not rows:
+        return ""
+    tau, regret = np.mean(values, axis=0)
+    rows.append(["mean", "", "", sum(map(len, groups.values())), f"{tau:.2f}", f"{100 * regret:.1f} %"])
+    headers = ["model", "sequence", "GPUs", "runs", "Kendall tau", "regret"]
+    return tabulate(rows, headers=headers, disable_numparse=True)
