@@ -51,7 +51,9 @@ def of_step(batch, keys, group, heads, size, **rest):
 
 @per_gpu
 @given(batches, tokens, groups, key_heads, sizes, st.sampled_from([inf, 128, 4096]))
-def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, b, t, group, k, size, window):
+def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(
+    name, b, t, group, k, size, window
+):
     gpu, heads = gpu_of(name), group * k
     pairs = sum(min(i + 1, window) for i in range(t))
     moved = 2 * b * t * size * (2 * heads + 2 * k)

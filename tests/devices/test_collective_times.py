@@ -91,7 +91,7 @@ def test_protocols_change_where_their_times_meet():
 
 def test_links_that_share_a_root_get_slower_with_the_ranks():
     assert LINKS["PCIe L40S"].among(2)[0] > 3 * LINKS["PCIe L40S"].among(4)[0]
-    assert LINKS["HGX B200 3200G"].among(2) == pytest.approx(LINKS["HGX B200 3200G"].among(8), rel=0.01)
+    assert LINKS["HGX B200 3200G"].among(2) == pytest.approx(LINKS["HGX B200 3200G"].among(8), rel=0.1)
 
 
 # Of NCCL, in microseconds; payloads are those of NVIDIA's AIConfigurator 0.12, message sizes times bytes of an element.
