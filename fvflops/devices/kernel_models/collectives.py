@@ -138,4 +138,4 @@ def peer_seconds(collective: Collective, fabric: Fabric, figures: PeerFigures) -
 
 def _speed(fabric: Fabric, ranks: int, sharing: float) -> float:
     """Return the bytes/s of a GPU's link when `ranks` GPUs use theirs."""
-    return fabric.bandwidth * (2 / max(2, ranks)) ** sharing
+    return fabric.bandwidth * float((2 / max(2, ranks)) ** sharing)

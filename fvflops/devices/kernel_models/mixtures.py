@@ -97,7 +97,7 @@ def _quantile(low: float, high: float, share: float, skew: float) -> float:
     if not skew:
         return 1.0
     if abs(1 - skew) < _NEAR_ONE:
-        return low * (high / low) ** share
+        return low * float((high / low) ** share)
     first, last = (end ** (1 - skew) for end in (low, high))
     return float((first + (last - first) * share) ** (1 / (1 - skew)))
 
