@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor
-from kernel_fitting.kernel_class import US, KernelClass, Row, processor
+from kernel_fitting.kernel_class import DEVICES, US, KernelClass, Row, processor
 
 # Bytes of an element of the weights with its share of scales, and what they are multiplied in.
 _DTYPES = {
@@ -20,6 +20,16 @@ _DTYPES = {
 _BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 # Experts of a token and of all, of the models whose experts have no gate: NVIDIA's Nemotron 3.
 _WITHOUT_GATE = ((6, 128), (22, 512))
+
+
+# The newest kernels of which there are many; vLLM 0.24 was not timed on an A100.
+_SHIPPED = {
+    "bfloat16": {
+        gpu: "TRTLLM moe_torch_flow 1.0.0" if gpu == "a100_sxm" else "VLLM vllm_unquantizedfusedmoe" for gpu in DEVICES
+    },
+    "fp8": "VLLM vllm_modeloptfp8moe",
+    "nvfp4": "VLLM vllm_compressedtensorsw4a4nvfp4moe",
+}
 
 
 def _read(row: Row) -> Mixture:
@@ -66,8 +76,8 @@ CLASSES = (
             "elsewhere": (0.001, 0.1, 10),
             "cache": (1e6, 40e6, 200e6),
         },
-        fixed={"split": (0.0,)},
-        shipped={"bfloat16": "", "fp8": "", "nvfp4": ""},
+        fixed={"split": (1e-9,)},
+        shipped=_SHIPPED,
         machine=_processor,
     ),
 )

@@ -85,7 +85,7 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
         --device DEVICE  accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
         --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
-            of NVIDIA's nodes of an A100, H100 or H200
+            of the device's nodes, where its entry in networks.yaml names the device
         --efficiency FILE  how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the
             shipped figures
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be

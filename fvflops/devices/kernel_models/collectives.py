@@ -17,8 +17,8 @@ _PASSES = {"all_reduce": 2}
 class Collective(NamedTuple):
     """A collective of `ranks` GPUs with a payload of `nbytes`, as nccl-tests define it: the largest buffer of a GPU.
 
-    `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass. `floats` says whether the numbers are of a dtype that
-    a switch can add.
+    `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass.
+    `floats` says whether the numbers are of a dtype that a switch can add.
     """
 
     kind: str
@@ -59,16 +59,15 @@ class CollectiveFigures:
 def collective_seconds(collective: Collective, fabric: Fabric, figures: CollectiveFigures) -> float:
     """Return the seconds of a collective of NCCL by its fastest protocol.
 
-    An all-to-all sends to all others at once, with LL instead of LL128. A switch that adds gets the payload of each GPU once, and
-    sends each the sums, of which each GPU has one share more to pass on.
+    An all-to-all sends to all others at once, with LL instead of LL128. A switch that adds gets the payload of each GPU
+    once, and sends each the sums, of which each GPU has one share more to pass on.
 
     >>> hopper = CollectiveFigures(
-    ...     start=4.5e-6, step=0.85e-6, flagged=0.5, fence=20e-6, fenced=0.8, local=0.4,
-    ...     scattered=1, sharing=0,
+    ...     start=4.5e-6, step=0.85e-6, flagged=0.5, fence=20e-6, fenced=0.8, local=0.4, scattered=1, sharing=0
     ... )
     >>> ranks = [Collective("all_reduce", 8, size) for size in (1e3, 1e6, 1e9)]
     >>> [round(collective_seconds(each, Fabric(450e9, adds=True), hopper) * 1e6, 1) for each in ranks]
-    [17.2, 26.8, 3583.4]
+    [16.4, 24.4, 4203.1]
     """
     kind, ranks, nbytes, floats = collective
     if ranks < 2:
@@ -96,13 +95,17 @@ class NodeLink:
 
     @property
     def bandwidth(self) -> float:
-        """The bytes/s that a ring reaches in one direction."""
-        return self.fabric.bandwidth * self.figures.fenced
+        """The bytes/s that a ring of two GPUs reaches in one direction."""
+        return self.among(2)[0]
 
     @property
     def latency(self) -> float:
         """The seconds of one step of a ring."""
         return self.figures.step
+
+    def among(self, ranks: int) -> tuple[float, float]:
+        """Return the bytes/s of a ring's link of so many GPUs of the node, and the seconds of its steps."""
+        return _speed(self.fabric, ranks, self.figures.sharing) * self.figures.fenced, self.figures.step
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
         """Return the seconds of a collective of NCCL of GPUs of the node."""
@@ -135,4 +138,4 @@ def peer_seconds(collective: Collective, fabric: Fabric, figures: PeerFigures) -
 
 def _speed(fabric: Fabric, ranks: int, sharing: float) -> float:
     """Return the bytes/s of a GPU's link when `ranks` GPUs use theirs."""
-    return fabric.bandwidth * (2 / ranks) ** sharing
+    return fabric.bandwidth * float((2 / max(2, ranks)) ** sharing)

@@ -75,12 +75,15 @@ class Network:
         if size < 2 or collective == "barrier":
             return 0.0
         nodes, members = self.span(group)
+        is_pair = collective in ("send", "receive")
+        if isinstance(self.inside, NodeLink):
+            if nodes == 1 and not is_pair:
+                return self.inside.seconds(collective, size, nbytes)
+            return replace(self, inside=Link(*self.inside.among(members))).seconds(collective, nbytes, group)
         bandwidth = self.bandwidth(nodes, members)
-        if collective in ("send", "receive"):
+        if is_pair:
             link = self.inside if nodes == 1 else self.between
             return link.latency + nbytes / link.bandwidth
-        if nodes == 1 and isinstance(self.inside, NodeLink):
-            return self.inside.seconds(collective, size, nbytes)
         if collective == "all_to_all":
             outside = nbytes * (size - members) / size
             inside = nbytes * (members - 1) / size

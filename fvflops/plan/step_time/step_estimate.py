@@ -243,8 +243,8 @@ def estimate_step(
     Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
     the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The
     host launches kernels one after the other. `device` is a name, as for `mfu`, or a Device; `network` a name in
-    networks.yaml, or a Network: for several ranks by default NVIDIA's nodes of an A100, H100 or H200;
-    `efficiency` is by default the device's in efficiencies.yaml. `fused` and `host_waits` are as in `read_program`
+    networks.yaml, or a Network: for several ranks by default that of nodes of the device, if networks.yaml has
+    one; `efficiency` is by default the device's in efficiencies.yaml. `fused` and `host_waits` are as in `read_program`
     and `simulate`.
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
