@@ -29,7 +29,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
 import yaml  # noqa: E402
-from kernel_fitting import attention_rows, collective_rows, memory_rows, mixture_rows, product_rows  # noqa: E402
+from kernel_fitting import (  # noqa: E402
+    attention_rows,
+    collective_rows,
+    memory_rows,
+    mixture_rows,
+    product_rows,
+    recurrent_rows,
+)
 from kernel_fitting.kernel_class import DEVICES, PEAKS, KernelClass, Sample  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 from tabulate import tabulate  # noqa: E402
@@ -37,10 +44,11 @@ from tabulate import tabulate  # noqa: E402
 from fvflops import find_device  # noqa: E402
 from fvflops.devices.kernel_models.figures import find_figures, load_figures  # noqa: E402
 
-_MODULES = (memory_rows, product_rows, attention_rows, mixture_rows, collective_rows)
+_MODULES = (memory_rows, product_rows, attention_rows, mixture_rows, collective_rows, recurrent_rows)
 CLASSES = {kind.name: kind for module in _MODULES for kind in module.CLASSES}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
+_PRIOR = 0.3
 _FEWEST = 20
 _SAME_CHIP = dict.fromkeys(("H100 SXM", "H200"), ("H100 SXM", "H200"))
 
@@ -77,7 +85,7 @@ def _read_groups(options: argparse.Namespace) -> _Groups:
                 continue
             if options.engines:
                 groups[name, sample.dtype, sample.gpu, sample.engine].append(sample)
-            elif sample.engine.startswith(kind.shipped[sample.dtype]):
+            elif kind.is_shipped(sample):
                 groups[name, sample.dtype, sample.gpu, ""].append(sample)
     return groups
 
@@ -101,11 +109,12 @@ def fit(kind: KernelClass, samples: Sequence[Sample]) -> Any:
     for values in itertools.product(*kind.fixed.values()):
         fixed = dict(zip(kind.fixed, values, strict=True))
 
-        def figures_of(point: Any, fixed: dict[str, int] = fixed) -> Any:
+        def figures_of(point: Any, fixed: dict[str, float] = fixed) -> Any:
             return kind.figures(**dict(zip(kind.bounds, np.exp(point), strict=True)), **fixed)
 
         def residuals(point: Any, figures_of: Any = figures_of) -> Any:
-            return weights * np.array(log_ratios(kind, chosen, figures_of(point)))
+            # Figures that no sample depends on stay at their first values.
+            return [*(weights * log_ratios(kind, chosen, figures_of(point))), *(_PRIOR * (point - first))]
 
         found = least_squares(
             residuals, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, diff_step=1e-2, max_nfev=40

@@ -21,7 +21,8 @@ DEVICES = {
     "rtx_pro_6000_server": "RTX PRO 6000 Blackwell Server Edition",
 }
 ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
-PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
+# Dtypes of the rows → those of devices.yaml; collectives are not told apart by theirs.
+PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "": "all"}
 
 Row = Mapping[str, str]
 
@@ -50,8 +51,9 @@ class KernelClass:
 
     `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
     first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels the
-    shipped figures are fitted to, by the beginning of their name. `extra` are seconds of kernels timed too.
-    `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other files with rows of the class.
+    shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are seconds
+    of kernels timed too. `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other files
+    with rows of the class.
     """
 
     name: str
@@ -61,8 +63,8 @@ class KernelClass:
     seconds: Callable[[Any, Any, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
-    fixed: Mapping[str, tuple[int, ...]]
-    shipped: Mapping[str, str]
+    fixed: Mapping[str, tuple[float, ...]]
+    shipped: Mapping[str, str | Mapping[str, str]]
     extra: Callable[[Sample], float] = lambda sample: 0.0
     machine: Callable[[str, str], Any] = processor
     more: tuple[str, ...] = ()
@@ -76,8 +78,15 @@ class KernelClass:
     def _sample(self, row: Row) -> Sample | None:
         seconds = float(row["latency_ms"]) / 1e3
         shape = self.read(row) if seconds > 0 else None
-        engine = f"{row['framework']} {row['version']} {row['kernel_source']}"
+        engine = f"{row['framework']} {row['kernel_source']} {row['version']}"
         return None if shape is None else Sample(row["gpu"], engine, row.get(self.dtype, ""), shape, seconds)
+
+    def is_shipped(self, sample: Sample) -> bool:
+        """Return whether a measured kernel is of the engine that the shipped figures are fitted to."""
+        engine = self.shipped[sample.dtype]
+        if isinstance(engine, str):
+            return sample.engine.startswith(engine)
+        return sample.gpu in engine and sample.engine.startswith(engine[sample.gpu])
 
     def time(self, sample: Sample, figures: Any) -> float:
         """Return the computed seconds of a measured kernel."""

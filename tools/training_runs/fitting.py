@@ -9,7 +9,16 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fvflops.devices.devices import Device
-from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Link, Network, find_efficiency, find_network
+from fvflops.devices.kernel_models.figures import load_figures
+from fvflops.plan.step_time.calibration import (
+    Efficiency,
+    KernelTimer,
+    Link,
+    Network,
+    assume_network,
+    find_efficiency,
+    find_network,
+)
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
 from training_runs.run_record import TrainingRun
@@ -31,10 +40,10 @@ class Parameter:
 
 # Of one software; the names are those of Efficiency, the fractions are of the speed of kernels measured alone.
 SOFTWARE: Mapping[str, Parameter] = {
-    "matmul": Parameter(0.92, 0.07, 0.4, 1.0),
-    "attention": Parameter(0.8, 0.25, 0.05, 1.0),
-    "attention_backward": Parameter(0.8, 0.25, 0.05, 1.0),
-    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.0),
+    "matmul": Parameter(0.92, 0.07, 0.4, 1.2),
+    "attention": Parameter(0.8, 0.25, 0.05, 1.2),
+    "attention_backward": Parameter(0.8, 0.25, 0.05, 1.2),
+    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.2),
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
@@ -59,13 +68,12 @@ SOFTWARE_OF: Mapping[str, str] = {
 FITTED = ("vTrain", "MPT")
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
-    "inside_bandwidth": Parameter(0.7, 0.2, 0.2, 0.85),
-    "inside_latency": Parameter(5e-6, 1.0, 1e-6, 1e-4),
     "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
     "between_latency": Parameter(1e-5, 1.0, 1e-6, 5e-4),
 }
-# Bytes/s of a device's NVLinks in one direction.
-NVLINK = {"A100 SXM 80GB": 300e9, "A100 SXM 40GB": 300e9, "H100 SXM": 450e9, "H200": 450e9}
+
+
+_KERNELS = next(iter(load_figures().values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +84,16 @@ class Fit:
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        return Efficiency(**{name: self.values[name] for name in SOFTWARE})
+        # Of the speed of kernels, which `Batch` finds for each device.
+        return Efficiency(kernels=_KERNELS, **{name: self.values[name] for name in SOFTWARE})
 
     def network(self, device: Device, gpus_per_node: int, node_gbps: float) -> Network:
         """Return the network of nodes of a device, from the Gbit/s between nodes for each GPU."""
-        values = self.values
-        return Network(
-            name="",
-            gpus_per_node=gpus_per_node,
-            inside=Link(NVLINK[device.name] * values["inside_bandwidth"], values["inside_latency"]),
-            between=Link(node_gbps / 8 * 1e9 * values["between_bandwidth"], values["between_latency"]),
-        )
+        bandwidth, latency = (self.values[f"between_{name}"] for name in ("bandwidth", "latency"))
+        between = Link(node_gbps / 8 * 1e9 * bandwidth, latency)
+        known = assume_network(device)
+        assert known is not None
+        return replace(known, gpus_per_node=gpus_per_node, between=between)
 
     def point(self) -> Point:
         """Return the figures to simulate a batch with."""

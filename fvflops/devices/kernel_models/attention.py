@@ -6,21 +6,36 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
+from fvflops.devices.kernel_models.memory_bound import moving_seconds
 from fvflops.devices.kernel_models.products import Processor, combine
 
-# Keys of one step, and the fewest keys of a part of the cache.
+# Keys of one step of a tile, ways to split the keys among thread blocks, and the seconds of adding the parts.
+_STEP = 128
+_SPLITS = (2, 4, 8, 16)
+_ADDING = 3e-6
+# Decoding: fewest keys of a part, ways to split the cache, queries of one tile, which the matrix units take by 16.
 _KEYS = 64
-_PARTS = (1, 2, 4, 8, 16, 32, 64)
-# Queries of a group of heads that are decoded: they are in one tile.
-_DECODED = 64
+_PARTS = (2, 4, 8, 16, 32, 64, 128)
+_DECODED, _UNIT = 64, 16
+# Kernels compute heads of a multiple of this size.
+_SIZE = 32
+# Norm of computing and moving.
+_OVERLAP = 1.5
+_PARTIAL_BYTES = 4  # of an element of a partial result
+_RESULT_BYTES = 2
+# Backward: five products for the two of the forward, at this share of its efficiency, in three kernels. The share is
+# that of FlashAttention-2 on A100 and FlashAttention-3 on H100, heads of 128 (arXiv:2307.08691, arXiv:2407.08608).
+_BACKWARD_PRODUCTS, _BACKWARD_SHARE, _BACKWARD_KERNELS = 2.5, 0.8, 3
 
 
 class Attention(NamedTuple):
     """`batch` sequences of `queries` new tokens that attend to `keys` tokens, the new ones among them.
 
-    `key_heads` are shared by `heads` in equal groups; each head has `size` elements. `window` is the number of keys that
-    a query attends to at most. `key_bytes` are those of an element of keys and values. `appends` says whether the
-    kernels also write the new keys and values into a cache.
+    `key_heads` are shared by `heads` in equal groups; each head has `size` elements. `window` is the number of keys
+    that a query attends to at most. `key_bytes` are those of an element of keys and values. `appends` says whether the
+    kernels also write the new keys and values into a cache. `value_size` are elements of a value, 0 for `size`;
+    `latent` values are the first elements of the keys, and not read again. `repeated` says whether the same kernel ran
+    just before, as in benchmarks, so that cached tokens may be in the GPU's cache.
     """
 
     batch: int
@@ -34,103 +49,164 @@ class Attention(NamedTuple):
     element_bytes: float = 2.0
     key_bytes: float = 2.0
     appends: bool = False
+    value_size: int = 0
+    latent: bool = False
+    repeated: bool = False
 
     @property
     def is_decoding(self) -> bool:
         """Whether a few new tokens attend to a cache, so that the queries of a group of heads are in one tile."""
         return self.queries < self.keys and self.queries * self.heads <= _DECODED * self.key_heads
 
+    @property
+    def values(self) -> int:
+        """Elements of a value."""
+        return self.value_size or self.size
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the keys and values of one token."""
+        return self.key_heads * (self.size + (0 if self.latent else self.values)) * self.key_bytes
+
+    @property
+    def query_bytes(self) -> float:
+        """Bytes of all queries and results."""
+        return self.batch * self.queries * self.heads * (self.size * self.element_bytes + self.values * _RESULT_BYTES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFigures:
     """What the time of a prompt's attention depends on besides the GPU's peaks; times are in seconds.
 
-    `peak` is the fraction of the matrix peak with heads of 128 elements, `narrow` and `wide` its factors for heads of
-    up to 64 and from 192. `start` is the shortest time, `tile` the time that one tile of `rows` queries takes besides
-    its products, `tail` the share of the longest tile that is left when the others are done, `bandwidth` the fraction of
-    the memory bandwidth, `overlap` the norm of computing and moving, `cache` how often the bytes of new keys and values
-    are moved where they are appended to a cache.
+    `rows` are queries of a tile, of up to `packed` heads of a group. `peak` is the fraction of the matrix peak
+    with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `start` is the
+    shortest time, `appending` that of a kernel which writes to a cache of keys, `tile` what one tile takes besides its
+    products, `tail` the share of the longest tile that is left when the others are done. `bandwidth` is the fraction of
+    the memory bandwidth, `cached` its factor for up to `cache` bytes, which the kernel before left in the GPU's cache.
     """
 
-    rows: int
+    rows: float
+    packed: float
     peak: float
     narrow: float
     wide: float
     start: float
+    appending: float
     tile: float
     tail: float
     bandwidth: float
-    overlap: float
+    cached: float
     cache: float
 
 
 def attention_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
-    """Return the seconds of a prompt's attention.
+    """Return the seconds of a prompt's or an encoder's attention.
 
-    Queries of the heads that share a key head may be in one tile. Tiles of a causal mask have different lengths.
+    >>> hopper = AttentionFigures(
+    ...     rows=128, packed=128, peak=0.66, narrow=0.8, wide=1.1, start=6e-6, appending=4e-6, tile=2e-6, tail=0.1,
+    ...     bandwidth=0.6, cached=1, cache=30e6,
+    ... )
+    >>> seconds = attention_seconds(Attention(1, 8192, 8192, 32, 8, 128), Processor(132, 989e12, 3.35e12), hopper)
+    >>> round(2 * 8192**2 * 32 * 128 / seconds / 1e12)
+    616
     """
-    tokens = shape.batch * shape.size
-    queries = 2 * shape.element_bytes * tokens * shape.queries * shape.heads
-    times = figures.cache if shape.appends else 1.0
-    moved = queries + 2 * shape.key_bytes * tokens * shape.key_heads * (
-        shape.keys - shape.queries + times * shape.queries
+    bandwidth = gpu.bandwidth * figures.bandwidth
+    moved = shape.query_bytes + shape.batch * shape.keys * shape.token_bytes
+    seconds = figures.start + combine(
+        _tile_seconds(shape, gpu, figures), moving_seconds(moved, bandwidth, figures.cached, figures.cache), _OVERLAP
     )
-    group = shape.heads // shape.key_heads
-    computing = min(_tiles(shape, 1, gpu, figures), _tiles(shape, group, gpu, figures))
-    return figures.start + combine(computing, moved / (gpu.bandwidth * figures.bandwidth), figures.overlap)
+    if shape.appends:  # reads the new ones and writes them
+        appended = 2 * shape.batch * shape.queries * shape.token_bytes
+        seconds += figures.appending + moving_seconds(appended, bandwidth, figures.cached, figures.cache)
+    return seconds
 
 
-def _tiles(shape: Attention, group: int, gpu: Processor, figures: AttentionFigures) -> float:
-    """Return the seconds of the tiles, each of queries of `group` heads."""
-    tiles = ceil(shape.queries * group / figures.rows)
-    tokens = figures.rows / group  # of one tile
-    most = min(shape.keys, shape.window + ceil(tokens)) if shape.causal else shape.keys
-    mean = most
-    if shape.causal and shape.window >= shape.keys:
-        mean = shape.keys - (shape.queries - min(shape.queries, tokens)) / 2
-    share = figures.narrow if shape.size <= 64 else figures.wide if shape.size >= 192 else 1.0
-    each = 4 * figures.rows * shape.size / (gpu.peak / gpu.multiprocessors * figures.peak * share)
-    longest, middle = (_KEYS * ceil(keys / _KEYS) * each + figures.tile for keys in (most, mean))
-    waves = tiles * shape.batch * shape.heads / group / gpu.multiprocessors
-    return max(longest, waves * middle + figures.tail * min(1.0, waves) * longest)
+def _tile_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
+    """Return the seconds of all tiles, their keys split among thread blocks where that is faster."""
+    group = min(shape.heads / shape.key_heads, figures.packed)
+    tiles = ceil(shape.queries * group / figures.rows) * shape.batch * shape.heads / group
+    longest, middle = _keys_of_tiles(shape, figures.rows / group)
+    size, values = (_SIZE * ceil(size / _SIZE) for size in (shape.size, shape.values))
+    rate = gpu.peak / gpu.multiprocessors * figures.peak * _share((size + values) / 2, figures)
+    each = 2 * figures.rows * (size + values) / rate  # of a key
+    best = inf
+    for parts in (1, *_SPLITS):
+        if parts > 1 and longest < _STEP * parts:
+            break
+        last = _STEP * ceil(longest / parts / _STEP) * each + figures.tile
+        waves = tiles * parts / gpu.multiprocessors
+        seconds = waves * (max(middle / parts, _STEP) * each + figures.tile) + figures.tail * min(1.0, waves) * last
+        seconds = max(last, seconds)
+        if parts > 1:
+            partial = shape.batch * shape.queries * shape.heads * shape.values * parts * _PARTIAL_BYTES
+            seconds += _ADDING + 2 * partial / gpu.bandwidth
+        best = min(best, seconds)
+    return best
+
+
+def _keys_of_tiles(shape: Attention, tokens: float) -> tuple[float, float]:
+    """Return the keys of the longest and of a mean tile of `tokens` queries, steps across the mask included."""
+    if not shape.causal:
+        keys = _STEP * ceil(min(shape.keys, shape.window + tokens) / _STEP)
+        return keys, keys
+    tokens = min(shape.queries, tokens)
+    before = max(0, shape.keys - shape.queries)
+    window = min(shape.window, shape.keys)
+    # The first queries attend to all keys before them, the others to a window.
+    growing = max(0.0, window - before)
+    mean = growing * (before + (growing + tokens) / 2) + (shape.queries - growing) * (window + tokens)
+    longest = min(shape.keys, shape.window + ceil(tokens))
+    return longest, min(mean / shape.queries + _STEP / 2, _STEP * ceil(longest / _STEP))
+
+
+def _share(size: float, figures: AttentionFigures) -> float:
+    """Return the factor of the efficiency with heads of a size."""
+    if size >= 192:
+        return figures.wide
+    return figures.narrow + (1 - figures.narrow) * min(1.0, max(0.0, size / 64 - 1))
+
+
+def attention_backward_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
+    """Return the seconds of the backward of a prompt's attention, derived from its forward."""
+    forward = attention_seconds(shape._replace(appends=False), gpu, figures) - figures.start
+    return _BACKWARD_KERNELS * figures.start + _BACKWARD_PRODUCTS / _BACKWARD_SHARE * forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeFigures:
     """What the attention of one new token to a cache depends on besides the GPU's peaks; times are in seconds.
 
-    `start` is the shortest time, `block` the time of one thread block besides reading its keys and values, `feed` the
-    bytes/s at which one multiprocessor reads them, `split` the time of combining parts of the cache, `tail` how long
-    blocks beyond two a multiprocessor take in proportion, `bandwidth` and `overlap` as of prompts.
+    `start` is the shortest time, `block` what one thread block takes besides its products, `peak` the fraction of the
+    matrix peak, `split` the time of adding parts of the cache, `tail` what blocks beyond one a multiprocessor take in
+    proportion; `bandwidth`, `cached` and `cache` as of prompts.
     """
 
     start: float
     block: float
-    feed: float
+    peak: float
     split: float
     tail: float
     bandwidth: float
-    overlap: float
+    cached: float
+    cache: float
 
 
 def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> float:
     """Return the seconds of the attention of one new token to the tokens in a cache, split into the fastest parts."""
     keys = min(shape.keys, shape.window)
-    each = 2 * shape.size * shape.key_bytes  # of a key and its value
-    blocks = shape.batch * shape.key_heads * ceil(shape.heads / shape.key_heads / _KEYS)
-    moved = shape.batch * (shape.key_heads * keys * each + 2 * shape.heads * shape.size * shape.element_bytes)
-    moving = moved / (gpu.bandwidth * figures.bandwidth)
+    group = shape.queries * shape.heads / shape.key_heads
+    rows = _UNIT * ceil(min(group, _DECODED) / _UNIT)
+    each = 2 * rows * (shape.size + shape.values) / (gpu.peak / gpu.multiprocessors * figures.peak)  # of a key
+    blocks = shape.batch * shape.key_heads * ceil(group / _DECODED)
+    moved = shape.query_bytes + shape.batch * keys * shape.token_bytes
+    cached = figures.cached if shape.repeated else 1.0
+    moving = moving_seconds(moved, gpu.bandwidth * figures.bandwidth, cached, figures.cache)
     best = inf
-    for parts in _PARTS:
+    for parts in (1, *_PARTS):
         if parts > 1 and keys < _KEYS * parts:
             break
-        seconds = ceil(keys / parts) * each / figures.feed + figures.block
-        waves = blocks * parts / gpu.multiprocessors / 2
+        waves = blocks * parts / gpu.multiprocessors
         waves += figures.tail * (waves > 1)
-        best = min(best, max(1.0, waves) * seconds + figures.split * (parts > 1))
-    return figures.start + combine(best, moving, figures.overlap)
-
-
-def attention_backward_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
-    """Return the seconds of the backward of a prompt's attention: five products for the two of the forward."""
-    return 2.5 / 0.8 * attention_seconds(shape, gpu, figures)
+        seconds = max(1.0, waves) * (ceil(keys / parts) * each + figures.block)
+        best = min(best, seconds + figures.split * (parts > 1))
+    return figures.start + combine(best, moving, _OVERLAP)

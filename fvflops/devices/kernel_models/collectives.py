@@ -1,4 +1,4 @@
-"""Time of a collective of the GPUs of one node: NCCL's protocols over a ring, the switch, or engines' own all-reduces."""
+"""Time of a collective of the GPUs of one node: NCCL's protocols, and engines' own all-reduces."""
 
 from __future__ import annotations
 

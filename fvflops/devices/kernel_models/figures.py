@@ -11,16 +11,27 @@ from typing import Any
 from fvflops import paths
 from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.attention import AttentionFigures, DecodeFigures
+from fvflops.devices.kernel_models.collectives import CollectiveFigures, PeerFigures
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
+from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures
+from fvflops.devices.kernel_models.recurrent import RecurrentFigures
 from fvflops.formulas.yaml_document import Node, read_document
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
 CLASSES: Mapping[str, type] = {
     "product": ProductFigures,
     "attention": AttentionFigures,
+    "encoder": AttentionFigures,
     "decode": DecodeFigures,
+    "latent": AttentionFigures,
+    "latent decode": DecodeFigures,
+    "recurrent": RecurrentFigures,
+    "short convolution": MemoryFigures,
+    "mixture": MixtureFigures,
     "memory": MemoryFigures,
+    "collective": CollectiveFigures,
+    "peers": PeerFigures,
 }
 _CAPABILITY = "capability"
 

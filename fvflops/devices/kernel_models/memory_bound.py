@@ -29,7 +29,10 @@ def memory_seconds(nbytes: float, bandwidth: float, figures: MemoryFigures) -> f
     >>> [round(memory_seconds(nbytes, 3.35e12, hopper) * 1e6, 1) for nbytes in (1e4, 1e7, 1e9)]
     [1.4, 3.5, 329.4]
     """
-    if not nbytes:
-        return figures.start
-    missed = 1 / (1 + (figures.cache / nbytes) ** _SHARPNESS)
-    return figures.start + nbytes / (bandwidth * figures.bandwidth) * (missed + (1 - missed) / figures.cached)
+    return figures.start + moving_seconds(nbytes, bandwidth * figures.bandwidth, figures.cached, figures.cache)
+
+
+def moving_seconds(nbytes: float, bandwidth: float, cached: float, cache: float) -> float:
+    """Return the seconds of moving bytes at an attained bandwidth, `cached` times it for up to `cache` bytes."""
+    missed = 1 / (1 + (cache / nbytes) ** _SHARPNESS) if nbytes else 0.0
+    return nbytes / bandwidth * (missed + (1 - missed) / cached)

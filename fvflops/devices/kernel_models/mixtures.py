@@ -88,7 +88,9 @@ def expert_rows(tokens: int, experts: int, topk: int, ranks: int = 1, skew: floa
         first, last = (end ** (1 - skew) for end in (low, high))
         loads = [(first + (last - first) * (index + 0.5) / experts) ** (1 / (1 - skew)) for index in range(experts)]
     scale = total / sum(loads)
-    deals = [_busiest([min(load * scale, tokens) for load in loads], own, seed) for seed in range(_DEALS if skew else 1)]
+    deals = [
+        _busiest([min(load * scale, tokens) for load in loads], own, seed) for seed in range(_DEALS if skew else 1)
+    ]
     chosen = sorted(deals, key=sum)[len(deals) // 2]
     return tuple(sorted(Counter(_rounded(chosen)).items()))
 

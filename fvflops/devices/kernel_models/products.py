@@ -102,7 +102,7 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
 
 
 def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
-    """Return the seconds of products in one kernel besides its start: the fastest tiles and split of the inner dimension."""
+    """Return the seconds of products in one kernel besides its start, with the fastest tiles and split."""
     counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment = group
     rows = sum(height * count for height, count in counts)
     matrices = sum(count for height, count in counts if height)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
-from fvflops.devices.kernel_models.collectives import CollectiveFigures, Fabric, NodeLink
 from fvflops.devices.kernel_models.attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
     decode_seconds,
 )
-from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
+from fvflops.devices.kernel_models.collectives import Fabric, NodeLink
+from fvflops.devices.kernel_models.figures import KernelFigures, find_figures, load_figures
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
 from fvflops.formulas.yaml_document import Node, read_document
@@ -217,20 +217,23 @@ class KernelTimer:
         if isinstance(shape, Product):
             return product_seconds(shape, self._processor(kernel.dtype), figures)
         if isinstance(shape, Attention):
-            seconds = {"decode": decode_seconds, "attention": attention_seconds}.get(kind, attention_backward_seconds)
-            return seconds(shape, self._processor(kernel.dtype), figures)
+            gpu = self._processor(kernel.dtype)
+            if kernel.kind == "attention backward":
+                return attention_backward_seconds(shape, gpu, figures)
+            return (decode_seconds if shape.is_decoding else attention_seconds)(shape, gpu, figures)
         return max(self.bound(kernel), memory_seconds(kernel.nbytes, self._bandwidth(), figures))
 
     def figures_of(self, kernel: Kernel) -> tuple[str, Any]:
         """Return the class of a kernel, and the device's figures of it."""
         assert self.efficiency.kernels is not None
-        kind = "memory"
-        if isinstance(kernel.shape, Product):
-            kind = "product"
-        elif isinstance(kernel.shape, Attention):
-            kind = "decode" if kernel.shape.is_decoding and kernel.kind == "attention" else kernel.kind
-        dtype = "" if kind == "memory" else short_dtype(kernel.dtype)
-        return kind, self.efficiency.kernels.of(kind.removesuffix(" backward"), dtype)
+        shape = kernel.shape
+        kind = "memory" if shape is None else "product"
+        if isinstance(shape, Attention):
+            is_decoding = shape.is_decoding and kernel.kind == "attention"
+            kind = "decode" if is_decoding else "attention" if shape.causal else "encoder"
+            if shape.values != shape.size:
+                kind = "latent decode" if is_decoding else "latent"
+        return kind, self.efficiency.kernels.of(kind, short_dtype(kernel.dtype) if shape else "")
 
     def _processor(self, dtype: str) -> Processor:
         known = self._processors.get(dtype)
@@ -348,18 +351,23 @@ def _read_network(node: Node, name: str) -> Network:
 
 def _read_inside(node: Node, what: str) -> Link | NodeLink:
     """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
-    names = tuple(item.name for item in fields(CollectiveFigures))
-    if names[0] not in node.fields(what):
+    if _COLLECTIVES not in node.fields(what):
         return _read_link(node, what)
-    found = node.fields(what, ("bandwidth", "adds", *names))
-    _require(node, found, what, "bandwidth", "adds", *names)
-    numbers = {name: _number(found[name], f"{name}, {what}") for name in ("bandwidth", *names)}
-    adds = found["adds"].text(f"adds, {what}")
+    keys = ("bandwidth", "adds", _COLLECTIVES)
+    found = node.fields(what, keys)
+    _require(node, found, what, *keys)
+    adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
     if adds not in _TRUTH:
         raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
-    return NodeLink(Fabric(numbers.pop("bandwidth"), _TRUTH[adds]), CollectiveFigures(**numbers))
+    measured = {gpu: item for gpu, item in load_figures().items() if "collective" in item.by_class}
+    if name not in measured:
+        hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
+        raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
+    fabric = Fabric(_number(found["bandwidth"], f"bandwidth, {what}"), _TRUTH[adds])
+    return NodeLink(fabric, measured[name].of("collective", ""))
 
 
+_COLLECTIVES = "collectives"
 _TRUTH = {"true": True, "false": False}
 
 

@@ -166,6 +166,7 @@ def _attention_shape(signature: Signature, macs: int) -> Attention | None:
         window=_find_window(pairs, queries, keys),
         element_bytes=_element_size(query),
         key_bytes=_element_size(key),
+        value_size=value.shape[-1],
     )
 
 
