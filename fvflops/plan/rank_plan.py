@@ -274,7 +274,8 @@ def _record(
         if recording is None:
             return None
         trace, recorded = recording
-        averaged, derived = {}, []
+        averaged: dict[Action, dict[str, Any]] = {}
+        derived: list[str] = []
         if replicas is not None:
             averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
         tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])

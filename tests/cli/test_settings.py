@@ -27,6 +27,10 @@ COMMANDS = {
         *("plan", *TINY, "--mesh", "pp=2,dp=2", "--device", "H100"),
         *("--dtype=bf16", "--master-weights"),
     ),
+    "plan of a sharded optimizer": (
+        *("plan", *TINY, "--mesh", "dp=2", "--device", "H100", "--optimizer-sharding", "dp"),
+        *("--dtype=bf16", "--master-weights", "--gradient-dtype", "fp32"),
+    ),
     "search": (
         *("plan", *TINY, "--search", "--gpus", "2", "--global-batch", "2"),
         *("--device", "H100", "--jobs", "1", *FEW),
@@ -80,6 +84,7 @@ def test_each_layout_of_a_search_has_its_settings(capsys):
     data = json.loads(output_of(capsys, *COMMANDS["search"], "--format", "json"))
     for layout in data["layouts"]:
         chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
+        chosen += ["--optimizer-sharding", "dp"] * (layout["optimizer_sharding"] != "none")
         chosen += ["--microbatches", str(layout["microbatches"])]
         chosen.insert(1, ",".join(f"{axis}={size}" for axis, size in layout["mesh"].items()))
         whole = output_of(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json")

@@ -101,10 +101,8 @@ def _plan_figure(row: FigureRow, **options: Any) -> RankPlan:
     with torch.device("meta"):
         model = MegatronGPT(row.config).half()
     tokens = torch.ones(row.micro_batch, row.config.positions, dtype=torch.int64)
-    optimizer = partial(MasterWeights, make=_ADAMW, float32_gradients=True)
-    return plan_rank(
-        model, (tokens, tokens), mesh=row.mesh, device="cuda", optimizer=optimizer, **row.options, **options
-    )
+    options |= {"optimizer": partial(MasterWeights, make=_ADAMW), "gradient_dtype": "fp32"}
+    return plan_rank(model, (tokens, tokens), mesh=row.mesh, device="cuda", **row.options, **options)
 
 
 def _kept(timeline: MemoryTimeline) -> int:

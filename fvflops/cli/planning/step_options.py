@@ -345,3 +345,5 @@ def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]
     option = find_chosen(arguments, of_replicas)
     if option and (replicas == 1 or mesh.get("fsdp", 1) > 1):
         raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp")
+    if arguments.gradient_dtype and not (arguments.optimizer_sharding or arguments.master_weights):
+        raise ValueError("--gradient-dtype is for --optimizer-sharding or --master-weights: omit it, or add one")

@@ -169,7 +169,8 @@ def shard_optimizer(
         if gradient.dtype == tensor.dtype:
             tensor.grad = gradient
         tensors.append(tensor)
-    optimizer = make_optimizer(maker, SimpleNamespace(parameters=lambda: tensors))
+    given: Any = SimpleNamespace(parameters=lambda: tensors)
+    optimizer = make_optimizer(maker, given)
     name = type(optimizer).__name__
     if isinstance(optimizer, MasterWeights):
         optimizer.group = shards.group

@@ -159,7 +159,8 @@ def _join(gradients: Iterable[Gradient]) -> Iterator[tuple[tuple[Value, int], Te
         sizes[group, replicas, spec.dtype, spec.device] += spec.numel
     for (group, replicas, dtype, device), size in sizes.items():
         part = -(-size // replicas)
-        yield (group, replicas), *(TensorSpec((numel,), dtype, device) for numel in (part * replicas, part))
+        whole = TensorSpec((part * replicas,), dtype, device)
+        yield (group, replicas), whole, replace(whole, shape=(part,))
 
 
 def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value) -> list[Call]:

@@ -403,8 +403,8 @@ def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
     if "allreduce" in kinds:
         settings["bucket_cap_mb"] = "1, then 25" if timing.bucket_cap_mb is None else timing.bucket_cap_mb
     elif not kinds.isdisjoint(AVERAGING):
-        size = timing.bucket_cap_mb
-        settings["gradient_buckets"] = "Megatron-Core's sizes" if size is None else f"{size:g} MiB"
+        given = "none, without overlap" if timing.bucket_cap_mb == 0 else f"{timing.bucket_cap_mb} MiB"
+        settings["gradient_buckets"] = "Megatron-Core's sizes" if timing.bucket_cap_mb is None else given
     return settings
 
 

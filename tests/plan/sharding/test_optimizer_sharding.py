@@ -96,8 +96,8 @@ def test_a_plan_equals_the_processes(runs, ranks, name):
                 assert found[name]["step"][index] == timeline.peak - timeline.baseline + COUNT * at_optimizer
 
 
-def plan(mesh, layers=6, **options):
-    model = build("megatron_gpt_tiny", device="meta", layers=layers).bfloat16()
+def plan(mesh, layers=6, hidden_size=64, **options):
+    model = build("megatron_gpt_tiny", device="meta", layers=layers, hidden_size=hidden_size).bfloat16()
     return plan_step(model, (TOKENS, TOKENS), mesh=mesh, **{"optimizer": partial(MasterWeights, make=ADAMW), **options})
 
 
@@ -156,14 +156,15 @@ def test_split_backward_passes_accumulate_in_buffers_too(schedule):
 
 
 def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
-    step = plan({"dp": 8}, optimizer_sharding="dp", gradient_dtype="fp32", microbatches=2)
+    step = plan({"dp": 8}, hidden_size=1024, optimizer_sharding="dp", gradient_dtype="fp32", microbatches=2)
     times = {
-        size: estimate_step(step, device="H100", network="HGX H100 3200G", bucket_cap_mb=size)
-        for size in (0, 0.1, None)
+        size: estimate_step(step, device="H100", network="HGX H100 3200G", bucket_cap_mb=size) for size in (0, 40, None)
     }
-    assert times[0.1].exposed["dp"] < times[0].exposed["dp"]
-    assert times[0.1].seconds < times[0].seconds and times[0].kernels == pytest.approx(times[None].kernels, rel=0.01)
-    assert "Megatron-Core" in times[None].settings["gradient_buckets"]
+    assert times[40].exposed["dp"] < 0.5 * times[0].exposed["dp"]
+    assert times[None].bound < times[0].bound  # no time of launches
+    assert times[40].exposed["dp"] < times[None].exposed["dp"] < times[0].exposed["dp"]
+    buckets = {size: estimate.settings["gradient_buckets"] for size, estimate in times.items()}
+    assert buckets == {0: "none, without overlap", 40: "40 MiB", None: "Megatron-Core's sizes"}
     assert any("gathered beside the forward pass" in text for text in times[None].assumptions)
     assert any("gathered before the first" in text for text in times[0].assumptions)
 
@@ -174,7 +175,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
         (
             {"fsdp": 2},
             {},
-            "FSDP2 shards the optimizer and reduces gradients itself: use optimizer_sharding without fsdp",
+            "FSDP2 shards the optimizer and reduces .* itself: use optimizer_sharding without",
         ),
         ({"dp": 2}, {"optimizer": None}, "optimizer_sharding is of an optimizer: pass one"),
         ({"dp": 2}, {"optimizer_sharding": "pd"}, r"no optimizer_sharding 'pd': did you mean 'dp'\?"),
@@ -183,7 +184,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
         (
             {"dp": 2},
             {"optimizer": partial(MasterWeights, make=Muon)},
-            "Muon updates whole matrices, .*: choose another",
+            "Muon updates whole matrices",
         ),
         ({"dp": 2}, {"optimizer": ADAMW, "gradient_dtype": "fp32"}, "updates bfloat16 parameters by gradients of that"),
         (
