@@ -49,7 +49,6 @@ from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.torch_internals import all_gather_with_gradient, scaled_dot_product_attention
 from fvflops.trace import TensorSpec
 
-
 _ATTENTION = Patch(F, "scaled_dot_product_attention")
 
 

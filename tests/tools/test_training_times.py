@@ -21,7 +21,7 @@ NODE = "single node"
 
 
 DEVICE = "A100 SXM 80GB"
-EXPECTED = {name: item.expected for name, item in {**fitting.DEVICE, **fitting.NETWORK}.items()}
+EXPECTED = {name: item.expected for name, item in {**fitting.SOFTWARE, **fitting.NETWORK}.items()}
 
 
 def small_mpts():

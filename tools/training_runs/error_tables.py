@@ -28,7 +28,7 @@ def by_source(runs: Sequence[TrainingRun], errors: np.ndarray) -> dict[str, np.n
 
 
 def source_table(runs: Sequence[TrainingRun], predicted: Mapping[str, np.ndarray]) -> str:
-    """Return a table of the mean absolute error of each source by kind of prediction, the bias, and the 95th percentile.
+    """Return a table of the mean absolute error, bias and 95th percentile of each source, by kind of prediction.
 
     A kind that did not predict a source has an empty cell.
     """

@@ -44,8 +44,8 @@ class TrainingRun:
     rank, None where that is not known.
 
     What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
-    formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who measured
-    it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1).
+    formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who
+    measured it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1).
     """
 
     dataset: str
