@@ -147,7 +147,7 @@ class RankPlan(Displayed):
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
-        return printed(replace(self._walk(recording).timeline, settings=settings))
+        return printed(self._walk(recording).timeline, settings)
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
