@@ -22,7 +22,7 @@ from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.sharding.tensor_parallel import find_sharding
 from fvflops.plan.step_time.calibration import Network, Timing
 from fvflops.plan.step_time.pass_program import Collective
-from fvflops.plan.step_time.step_estimate import estimate_step
+from fvflops.plan.step_time.step_estimate import estimate_program
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
@@ -169,7 +169,7 @@ class Workload:
         reason = describe_shortage(peak, timing.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
-        estimate = estimate_step(step, **timing._asdict())
+        estimate = estimate_program(step.ranks, program, timing)
         figures = {name: getattr(estimate, name) for name in _FIGURES}
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
