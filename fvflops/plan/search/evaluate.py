@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
+from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_plan import StepPlan, plan_ranks
@@ -138,6 +139,7 @@ class Workload:
         ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
         alone = replace(program, ranks=ranks).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
         timeline = plan.memory(granularity=1)
+        shards = layout.size("fsdp") * layout.size("cp")
         forward = plan.step.pass_of(Action("forward", 0, 0))
         length = forward.end - forward.begin  # the step's first events
         at_end = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
@@ -153,8 +155,9 @@ class Workload:
             seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
-            states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
+            states=sum(at_end[kind] for kind in _STATES) * shards,
             kept=kept / self.layers if self.layers else 0.0,
+            moments=_find_moments(timeline, shards),
             settings=plan.settings,
         )
 
@@ -188,7 +191,8 @@ class MicrobatchCost:
     `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
     parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
     and optimizer state over all ranks that share them, `kept` is a lower bound of the bytes of activations that are
-    saved by a layer's forward pass. `settings` are the plan's.
+    saved by a layer's forward pass. `moments` are bytes that are allocated together: of these states over all ranks,
+    of all else, and of that without FSDP2's buffers. `settings` are the plan's.
     """
 
     seconds: float
@@ -196,7 +200,23 @@ class MicrobatchCost:
     reduced: int
     states: int
     kept: float
+    moments: tuple[tuple[int, int, int], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the moments of a MicrobatchCost, without those at which no more of anything is allocated than at others."""
+    most: dict[int, tuple[int, int]] = {}
+    curves = [timeline.curve(kind) for kind in _STATES]
+    for total, buffers, *states in zip(timeline.curve(), timeline.curve("communication"), *curves, strict=True):
+        others = total - sum(states)
+        known = most.get(sum(states), (0, 0))
+        most[sum(states)] = max(known[0], others), max(known[1], others - buffers)
+    moments: list[tuple[int, int, int]] = []
+    for state, (others, without) in sorted(most.items(), reverse=True):
+        if not moments or others > max(item[1] for item in moments) or without > max(item[2] for item in moments):
+            moments.append((state * shards, others, without))
+    return tuple(moments)
 
 
 def _axis_of(item: Collective) -> str:
@@ -242,10 +262,17 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
 
 
 def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
-    """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight."""
+    """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight.
+
+    Without stages FSDP2 makes each microbatch as it was recorded, but for shards of another size and, where it gathers
+    parameters again, smaller buffers.
+    """
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages = candidate.size("pp")
-    return math.floor(cost.states / (stages * shards) + cost.kept * _layers_in_flight(candidate, layers))
+    least = math.floor(cost.states / (stages * shards) + cost.kept * _layers_in_flight(candidate, layers))
+    if stages > 1 or candidate.size("fsdp") == 1:
+        return least
+    return max(least, *(moment[0] // shards + moment[2 if candidate.reshard else 1] for moment in cost.moments))
 
 
 def _layers_in_flight(candidate: Candidate, layers: int) -> float:
