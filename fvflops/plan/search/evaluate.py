@@ -205,7 +205,7 @@ class MicrobatchCost:
 
 
 def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the moments of a MicrobatchCost, without those at which no more of anything is allocated than at others."""
+    """Return the moments of a MicrobatchCost, without those at which no more is allocated than at others."""
     most: dict[int, tuple[int, int]] = {}
     curves = [timeline.curve(kind) for kind in _STATES]
     for total, buffers, *states in zip(timeline.curve(), timeline.curve("communication"), *curves, strict=True):

@@ -204,6 +204,7 @@ class _Search:
         self._like: dict[Hashable, list[int]] = {}  # layouts that differ in microbatches and recomputation only
         for number, candidate in enumerate(candidates):
             self._like.setdefault(_key_without_microbatches(candidate), []).append(number)
+        self._costs: dict[str, MicrobatchCost | str] = {}  # of the largest microbatches so far
         self.settings: dict[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
@@ -227,13 +228,17 @@ class _Search:
 
     def _measure(self, numbers: Sequence[int], run: Callable[[Numbered], Numbered]) -> None:
         """Record a microbatch for some layouts, unless these are settled, and compute their bounds."""
+        self._bound_by_smaller(numbers)
         measured_on = {
-            number: self._candidates[number].measured_on(self._gpus) for number in numbers if number not in self._results
+            number: self._candidates[number].measured_on(self._gpus)
+            for number in numbers
+            if number not in self._results
         }
         layouts = list({layout.command(): layout for layout in measured_on.values()}.values())
         costs: dict[str, MicrobatchCost | str] = {}
         for index, cost in run(enumerate(layouts)):
             costs[layouts[index].command()] = cost
+            self._costs[replace(layouts[index], micro_batch=1).command()] = cost
             if not isinstance(cost, str):
                 self.settings = self.settings or _settings_of_all(cost.settings, layouts[index])
                 if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
@@ -243,6 +248,19 @@ class _Search:
         for number in numbers:
             if number in self._bounds and number in self._results:
                 self._settle_larger(self._candidates[number], self._results[number])
+
+    def _bound_by_smaller(self, numbers: Sequence[int]) -> None:
+        """Settle layouts that do not fit with the memory of the largest microbatch that was recorded so far."""
+        workload = self._workload
+        for number in numbers:
+            candidate = self._candidates[number]
+            cost = self._costs.get(replace(candidate.measured_on(self._gpus), micro_batch=1).command(), "")
+            if number not in self._results and not isinstance(cost, str):
+                peak = least_peak(candidate, cost, workload.layers)
+                lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
+                if lack:
+                    self._bounds[number] = 0.0, peak
+                    self._decide(number, "does not fit", lack)
 
     def _bound(self, costs: Mapping[int, MicrobatchCost | str]) -> None:
         """Compute the bounds of layouts; settle layouts whose recording failed or whose memory cannot fit."""
@@ -318,10 +336,14 @@ def _key_without_microbatches(candidate: Candidate) -> Hashable:
 
 
 def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
-    """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations."""
+    """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations.
+
+    Without FSDP2 each microbatch in flight has copies of the weights in autocast's dtype: there must be as many.
+    """
+    in_flight = [min(item.microbatches, item.size("pp")) for item in (candidate, smaller)]
     return (
         _key_without_microbatches(candidate) == _key_without_microbatches(smaller)
         and candidate.micro_batch >= smaller.micro_batch
         and candidate.checkpoint in _NO_MORE_RECOMPUTATION.get(smaller.checkpoint, (smaller.checkpoint,))
-        and min(candidate.microbatches, candidate.size("pp")) >= min(smaller.microbatches, smaller.size("pp"))
+        and (candidate.size("fsdp") > 1 or in_flight[0] >= in_flight[1])
     )
