@@ -265,21 +265,30 @@ def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight.
 
     Without stages FSDP2 makes each microbatch as it was recorded, but for shards of another size and, where it gathers
-    parameters again, smaller buffers.
+    parameters again, smaller buffers. With stages it keeps their gathered parameters and whole gradients for a step.
     """
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
-    stages = candidate.size("pp")
-    least = math.floor(cost.states / (stages * shards) + cost.kept * _layers_in_flight(candidate, layers))
-    if stages > 1 or candidate.size("fsdp") == 1:
+    stages, per_rank = candidate.size("pp"), candidate.stages_per_rank
+    passes = _passes_in_flight(candidate)
+    activations = math.floor(cost.kept * passes * (layers // (stages * per_rank)))
+    least = cost.states // (stages * shards) + activations
+    if candidate.size("fsdp") == 1:
         return least
-    return max(least, *(moment[0] // shards + moment[2 if candidate.reshard else 1] for moment in cost.moments))
+    if stages == 1:
+        return max(least, *(moment[0] // shards + moment[2 if candidate.reshard else 1] for moment in cost.moments))
+    # There are no sharded gradients before the end of the step; torch gathers up to 3 stages at once.
+    states = (cost.states - cost.reduced) // (stages * shards)
+    gathered = cost.gathered * min(per_rank, 3) // (stages * per_rank)
+    gradients = cost.reduced // (stages * per_rank)
+    # As many passes are in flight again when there are gradients, unless these are all.
+    with_activations = activations + gradients * (passes < candidate.microbatches * per_rank)
+    return states + gathered + max(with_activations, gradients)
 
 
-def _layers_in_flight(candidate: Candidate, layers: int) -> float:
-    """Return how many layers' activations the first pipeline rank has at once, over all microbatches, at least."""
+def _passes_in_flight(candidate: Candidate) -> int:
+    """Return how many forward passes' activations the first pipeline rank has at once, of all its stages, at least."""
     ranks, per_rank = candidate.size("pp"), candidate.stages_per_rank
-    in_stage = layers // (ranks * per_rank)
     passes = candidate.microbatches * per_rank
     if candidate.schedule == "interleaved":
-        return in_stage * min(passes, 2 * (ranks - 1) + (per_rank - 1) * ranks + 1)
-    return in_stage * (min(passes, ranks) if candidate.schedule == "1f1b" else 1)
+        return min(passes, 2 * (ranks - 1) + (per_rank - 1) * ranks + 1)
+    return min(passes, ranks) if candidate.schedule == "1f1b" else 1
