@@ -322,6 +322,12 @@ INTERNALS: Mapping[str, Internal] = {
     "propagate_sharding": Internal(
         "torch.distributed.tensor", "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding", _PLAN
     ),
+    "uncached_propagation": Internal(
+        "torch.distributed.tensor._sharding_prop",
+        "ShardingPropagator.propagate_op_sharding_non_cached",
+        _PLAN,
+        kind="target",
+    ),
     "find_redistribution": Internal("torch.distributed.tensor._redistribute", "_gen_transform_infos", _PLAN),
     "clear_native_shardings": Internal("torch._C", "_clear_DTensor_sharding_propagator_cache", _PLAN),
     "all_gather_with_gradient": Internal(

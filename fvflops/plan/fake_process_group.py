@@ -6,12 +6,14 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
+from fvflops.capture.instrument.patching import Patch
 from fvflops.plan.plan_options import PlanError
 from fvflops.torch_internals import default_process_group, refusal
 
@@ -42,18 +44,50 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
             "this program has a process group, and a plan needs a fake one: "
             "plan in another program, or after torch.distributed.destroy_process_group()"
         )
-    from fvflops.torch_internals import FakeStore
+    from fvflops.torch_internals import FakeStore, uncached_propagation
 
     _clear_sharding_cache()
     show_exception = sys.excepthook
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        yield
+        with Patch(*uncached_propagation).wrapped(_propagate_distinct):
+            yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         sys.excepthook = show_exception  # torch's hook prefixes each line with the rank
         _clear_sharding_cache()
+
+
+def _propagate_distinct(propagate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap DTensor's propagation of shardings, which takes milliseconds for each tensor of an op on lists of tensors.
+
+    Of an optimizer's op, which treats the tensors alike, it is done once for those of equal shapes and placements.
+    """
+
+    def propagate_distinct(propagator: Any, schema: Any) -> Any:
+        lists = [arg for arg in schema.args_schema if _is_list_of_specs(arg)]
+        if not lists or not schema.op.name().startswith(("aten::_foreach_", "aten::_fused_")):
+            return propagate(propagator, schema)
+        columns = list(zip(*lists, strict=False))
+        distinct = {column: index for index, column in reversed(list(enumerate(columns)))}
+        kept = sorted(distinct.values())
+        if len(kept) == len(columns) or any(len(specs) != len(columns) for specs in lists):
+            return propagate(propagator, schema)
+        args = [type(arg)([arg[i] for i in kept]) if _is_list_of_specs(arg) else arg for arg in schema.args_schema]
+        found = propagate(propagator, replace(schema, args_schema=tuple(args)))
+        if found.needs_redistribute:
+            return propagate(propagator, schema)
+        if found.output_spec is not None:
+            places = [kept.index(distinct[column]) for column in columns]
+            found.output_spec = tuple(found.output_spec[place] for place in places)
+        return found
+
+    return propagate_distinct
+
+
+def _is_list_of_specs(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(hasattr(item, "placements") for item in value)
 
 
 def _clear_sharding_cache() -> None:

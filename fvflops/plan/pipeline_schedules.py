@@ -166,8 +166,10 @@ def _read_order(
             f"microbatches: {error}"
         ) from error
     orders = []
+    # Torch gathers up to 3 stages ahead. With a larger number than there are it looks at all actions for each of them.
+    ahead = min(3, stages_per_rank)
     for rank in range(ranks):
-        lowered = add_gradient_reductions(add_unsharding(made.pipeline_order[rank]), microbatches)
+        lowered = add_gradient_reductions(add_unsharding(made.pipeline_order[rank], ahead), microbatches)
         orders.append([action for item in lowered for action in _read_action(item)])
     return orders
 

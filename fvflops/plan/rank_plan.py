@@ -147,7 +147,7 @@ class RankPlan(Displayed):
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
-        return printed(replace(self._walk(recording).timeline, settings=settings))
+        return printed(self._walk(recording).timeline, settings)
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
@@ -218,6 +218,7 @@ class _RecordedRanks:
     ) -> Iterator[RankPlan]:
         """Yield the plan of each rank."""
         settings = {**settings, **settings_of_trace(self.trace, settings)}
+        model_parameters = read_modules(rank_model.model).count_parameters()[""]
         for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
             trace = shift_groups(self.trace, rank - self.ranks[0])
             by_action = {
@@ -235,7 +236,7 @@ class _RecordedRanks:
                 rank=rank,
                 parameters=self.parameters,
                 parameter_bytes=self.parameter_bytes,
-                model_parameters=read_modules(rank_model.model).count_parameters()[""],
+                model_parameters=model_parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
                 step=step,

@@ -67,9 +67,10 @@ class Pass:
     def count(self, kind: str) -> Counter[tuple[int, int, str]]:
         """Return (item, stack, phase) → number of its events of a kind, "op" or "exit", without `added`."""
         events: Sequence[Event] = self.trace.events or ()
-        slice_ = (events[index] for index in range(self.begin, self.end))
         return Counter(
-            (event.item, event.stack, event.phase) for event in slice_ if event.kind == kind and not event.raised
+            (event.item, event.stack, event.phase)
+            for event in events[self.begin : self.end]
+            if event.kind == kind and not event.raised
         )
 
 

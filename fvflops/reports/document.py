@@ -300,7 +300,7 @@ class Gantt:
 
     def end(self) -> float:
         """Return the end of the last slice, or `length` if that is later."""
-        return max((self.length, *(piece.end for slices in self.lanes.values() for piece in slices)))
+        return max((self.length, *(slices[-1].end for slices in self.lanes.values() if slices)))
 
     def sample(self, lane: str, count: int) -> list[Slice | None]:
         """Return, for each of `count` equal parts of the time, the slice that fills most of it; None for a gap."""

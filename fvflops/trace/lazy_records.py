@@ -10,20 +10,29 @@ Key = TypeVar("Key")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
-    """A sequence of records stored as plain tuples of their first fields; the other fields have their defaults."""
+    """A sequence of records stored as plain tuples of their first fields; the other fields have their defaults.
 
-    __slots__ = ("_make", "_rows")
+    The records take the place of the tuples when all of them are first read, or several.
+    """
+
+    __slots__ = ("_state",)
 
     def __init__(self, make: Callable[..., T], rows: Sequence[tuple[Any, ...]]) -> None:
-        self._make = make
-        self._rows = rows
+        # One attribute, since another thread may read at the same time; without `make` these are records.
+        self._state: tuple[Callable[..., T] | None, Sequence[Any]] = make, rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._state[1])
+
+    def _read(self) -> Sequence[T]:
+        make, rows = self._state
+        if make is not None:
+            rows = tuple([make(*row) for row in rows])
+            self._state = None, rows
+        return rows
 
     def __iter__(self) -> Iterator[T]:
-        make = self._make
-        return (make(*row) for row in self._rows)
+        return iter(self._read())
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -32,9 +41,11 @@ class LazyRecords(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
 
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        make, rows = self._state
         if isinstance(index, slice):
-            return LazyRecords(self._make, self._rows[index])
-        return self._make(*self._rows[index])
+            return self._read()[index]
+        record: T = rows[index] if make is None else make(*rows[index])
+        return record
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (LazyRecords, tuple, list)):
@@ -44,7 +55,7 @@ class LazyRecords(Sequence[T], Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"LazyRecords({getattr(self._make, '__name__', self._make)} × {len(self)})"
+        return f"LazyRecords({len(self)} records)"
 
 
 class LazyMapping(Mapping[Key, T], Generic[Key, T]):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fvflops import paths
 from fvflops.plan.memory.step_settings import Verdict, lead
@@ -147,9 +147,10 @@ class MemoryPrediction(MemoryTimeline, Displayed):
         return self.to_markdown()
 
 
-def printed(timeline: MemoryTimeline) -> MemoryPrediction:
+def printed(timeline: MemoryTimeline, settings: Mapping[str, Any]) -> MemoryPrediction:
+    """Return a timeline with other settings, as what prints its report."""
     values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
-    return MemoryPrediction(**values)
+    return MemoryPrediction(**{**values, "settings": settings})
 
 
 def memory_report(

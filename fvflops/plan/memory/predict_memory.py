@@ -86,7 +86,7 @@ def predict_memory(
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
     settings = _settings_of(source, timeline.trace, first_step)
-    return printed(replace(timeline, settings=settings | ({"offload": list(offload)} if offload else {})))
+    return printed(timeline, settings | ({"offload": list(offload)} if offload else {}))
 
 
 def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:

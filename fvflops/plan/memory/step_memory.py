@@ -7,8 +7,8 @@ that are like the ones its pass freed. So every microbatch in flight holds the a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -53,28 +53,33 @@ class StepMemory:
 
 
 class _PassMemory(NamedTuple):
-    """What a pass does: blocks that it allocates and frees, allocates and keeps, frees; events count from its first."""
+    """What a pass does: blocks that it allocates and frees, allocates and keeps, frees; events count from its first.
+
+    A block that is freed later is `alike` others by a number, which those that are freed in place of each other share.
+    """
 
     events: Sequence[Event]
     within: tuple[Block, ...]
-    kept: tuple[Block, ...]
-    freed: tuple[tuple[int, Block], ...]
+    kept: tuple[tuple[Block, int], ...]
+    freed: tuple[tuple[int, Block, int], ...]
     peak: int  # bytes more than before it
     change: int
 
 
 def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
     """Return the memory of a step, by replaying the `timeline` of its recording."""
-    passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()})
-    walk = _Walk([block for block in timeline.blocks if block.begin == _BEFORE])
+    alike: dict[_Likeness, int] = {}
+    passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()}, alike)
+    before = [block for block in timeline.blocks if block.begin == _BEFORE]
+    walk = _Walk([(block, _number(block, alike)) for block in before], alike)
     actions, seen = [], set()
     now = timeline.baseline
     for action in step.actions:
         key = step.passes[action].begin, step.passes[action].end
         item = passes[key]
-        repeated = (walk.state(), key) in seen
-        seen.add((walk.state(), key))
-        walk.run(item, shown=not repeated)
+        state = walk.state(), key
+        walk.run(item, shown=state not in seen)
+        seen.add(state)
         actions.append(ActionMemory(action, now, now + item.peak, now + item.change))
         now += item.change
     return StepMemory(
@@ -86,17 +91,17 @@ def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
 class _Walk:
     """The blocks and events of the actions so far."""
 
-    def __init__(self, before: Iterable[Block]) -> None:
+    def __init__(self, before: Iterable[tuple[Block, int]], alike: Sized) -> None:
         self.events: list[Event] = []
         self._ended: list[Block] = []
-        self._alive: dict[_Likeness, deque[Block]] = {}
-        self._changes: Counter[_Likeness] = Counter()  # since the step's begin
-        for block in before:
-            self._alive.setdefault(_likeness(block), deque()).append(block)
+        self._alive: dict[int, deque[Block]] = {}
+        self._changes = [0] * len(alike)  # of the number of live blocks, since the step's begin
+        for block, number in before:
+            self._alive.setdefault(number, deque()).append(block)
 
-    def state(self) -> frozenset[tuple[_Likeness, int]]:
+    def state(self) -> tuple[int, ...]:
         """Return the key of the live blocks before an action."""
-        return frozenset(self._changes.items())
+        return tuple(self._changes)
 
     def run(self, item: _PassMemory, *, shown: bool) -> None:
         """Do what a pass did; if it is not `shown`, it takes no events."""
@@ -104,54 +109,51 @@ class _Walk:
         if shown:
             self.events += item.events
             self._ended += [
-                block._replace(begin=start + block.begin, end=start + end)
-                for block in item.within
-                if (end := block.end) is not None
+                Block(storage, nbytes, kind, module, op, start + begin, start + end)
+                for storage, nbytes, kind, module, op, begin, end in item.within
+                if end is not None
             ]
-        # Before `freed`: a pass frees what it allocated only as `within`.
-        freed = [(start + at * shown, self._take(block)) for at, block in item.freed]
-        self._ended += [block._replace(end=at) for at, block in freed if block is not None and block.begin < at]
-        for block in item.kept:
-            key = _likeness(block)
-            self._alive.setdefault(key, deque()).append(block._replace(begin=start + block.begin * shown, end=None))
-            self._change(key, 1)
+        # Before `kept`: a pass frees what it allocated only as `within`.
+        freed = [(start + at * shown, self._take(block, number)) for at, block, number in item.freed]
+        self._ended += [Block(*block[:-1], at) for at, block in freed if block is not None and block.begin < at]
+        for block, number in item.kept:
+            begin = start + block.begin * shown
+            self._alive.setdefault(number, deque()).append(Block(*block[:-2], begin, None))
+            self._changes[number] += 1
 
     def blocks(self) -> list[Block]:
         """Return all blocks, those that are alive at the end last."""
         return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
 
-    def _take(self, block: Block) -> Block | None:
+    def _take(self, block: Block, number: int) -> Block | None:
         """Remove and return the oldest block that is alive and like one that a pass freed.
 
         None if there is none: FSDP2 keeps the buffers of a collective until the next one, and in another order of
         actions than the recorded one others come before.
         """
-        key = _likeness(block)
-        if not self._alive.get(key):
+        alive = self._alive.get(number)
+        if not alive:
             if block.kind != "communication":
                 raise RuntimeError(f"the step frees {block}, but holds nothing like it")
             return None
-        self._change(key, -1)
-        return self._alive[key].popleft()
-
-    def _change(self, key: _Likeness, by: int) -> None:
-        self._changes[key] += by
-        if not self._changes[key]:
-            del self._changes[key]
+        self._changes[number] -= 1
+        return alive.popleft()
 
 
-def _likeness(block: Block) -> _Likeness:
-    return _Likeness(block.kind, block.module, block.op, block.nbytes)
+def _number(block: Block, alike: dict[_Likeness, int]) -> int:
+    return alike.setdefault(_Likeness(block.kind, block.module, block.op, block.nbytes), len(alike))
 
 
-def _read_passes(timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]]) -> dict[tuple[int, int], _PassMemory]:
-    """Return what each pass does; `ranges` are the events of each, which do not overlap."""
-    events = timeline.trace.events or ()
+def _read_passes(
+    timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]], alike: dict[_Likeness, int]
+) -> dict[tuple[int, int], _PassMemory]:
+    """Return what each pass does; `ranges` are the events of each, which do not overlap; number blocks in `alike`."""
+    events = tuple(timeline.trace.events or ())
     passes = sorted(ranges)
     begins = [begin for begin, _ in passes]
     within: dict[tuple[int, int], list[Block]] = {key: [] for key in passes}
-    kept: dict[tuple[int, int], list[Block]] = {key: [] for key in passes}
-    freed: dict[tuple[int, int], list[tuple[int, Block]]] = {key: [] for key in passes}
+    kept: dict[tuple[int, int], list[tuple[Block, int]]] = {key: [] for key in passes}
+    freed: dict[tuple[int, int], list[tuple[int, Block, int]]] = {key: [] for key in passes}
 
     def find(event: int | None) -> tuple[int, int] | None:
         """Return the pass of an event, None for one of no pass."""
@@ -165,10 +167,11 @@ def _read_passes(timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]]) ->
             continue
         if block.begin != _BEFORE:
             block = block._replace(kind=_kind_of_kept(block.kind, events[block.begin].phase))
+        number = _number(block, alike)
         if created is not None:
-            kept[created].append(block._replace(begin=block.begin - created[0], end=None))
+            kept[created].append((block._replace(begin=block.begin - created[0], end=None), number))
         if ended is not None and block.end is not None:
-            freed[ended].append((block.end - ended[0], block))
+            freed[ended].append((block.end - ended[0], block, number))
     return {
         key: _PassMemory(
             events[slice(*key)],
@@ -189,16 +192,19 @@ def _kind_of_kept(kind: str, phase: str) -> str:
 
 
 def _measure(
-    length: int, within: Iterable[Block], kept: Iterable[Block], freed: Iterable[tuple[int, Block]]
+    length: int,
+    within: Iterable[Block],
+    kept: Iterable[tuple[Block, int]],
+    freed: Iterable[tuple[int, Block, int]],
 ) -> tuple[int, int]:
     """Return the highest and the last value of the bytes that a pass has allocated more than there were before it."""
     changes = [0] * (length + 1)
     for block in within:
         changes[block.begin] += block.nbytes
         changes[block.end or 0] -= block.nbytes
-    for block in kept:
+    for block, _ in kept:
         changes[block.begin] += block.nbytes
-    for at, block in freed:
+    for at, block, _ in freed:
         changes[at] -= block.nbytes
     level = highest = 0
     for change in changes[:-1]:

@@ -246,6 +246,7 @@ class _Lifetimes:
         self._next_backward = self._next_op(lambda phase: phase == "backward")
         self._after_backward = self._next_op(lambda phase: phase not in _BACKWARD)
         self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
+        self._exits = [index for index, event in enumerate(self._events) if event.kind == "exit" and not event.stack]
         self._end_in_place_operands()
         self._modules: dict[int, str] = {}
         self._buffers = find_buffers(trace)
@@ -372,7 +373,7 @@ class _Lifetimes:
 
     def _replaced_at(self, created: int) -> int:
         """Return the event at which a step replaces what the last step created at an event: in its first microbatch."""
-        exits = [index for index, event in enumerate(self._events) if event.kind == "exit" and event.stack == 0]
+        exits = self._exits
         if not exits or created < exits[-1]:
             return exits[0] if exits else created + 1
         return exits[0] + created - exits[-1] + 1

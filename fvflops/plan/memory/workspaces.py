@@ -162,16 +162,14 @@ def kernels_with_unknown_workspace(trace: Trace, sizes: Sequence[int | None]) ->
     `sizes` are the workspaces of the trace's signatures.
     """
     calls: Counter[str] = Counter()
+    ops = {signature.op for signature in trace.signatures if signature.op.startswith("aten::")}
+    composite = {op for op in ops if op in trace.stops_at and op not in OWN_KERNELS and is_composite(op)}
     for (item, _, _), count in trace.calls.items():
         signature = trace.signatures[item]
         op = signature.op
         is_foreign = op.partition("::")[0] not in _NAMESPACES and not (
             op in _IN_PLACE and any(spec.device.startswith("cuda") for spec in tensors_in(signature.inputs))
         )
-        if (
-            sizes[item] is None
-            or is_foreign
-            or (op in trace.stops_at and op.startswith("aten::") and op not in OWN_KERNELS and is_composite(op))
-        ):
+        if sizes[item] is None or is_foreign or op in composite:
             calls[op] += count
     return calls

@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
+from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
@@ -23,7 +24,7 @@ from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.sharding.tensor_parallel import find_sharding
 from fvflops.plan.step_time.calibration import Network, Timing
 from fvflops.plan.step_time.pass_program import Collective
-from fvflops.plan.step_time.step_estimate import estimate_step
+from fvflops.plan.step_time.step_estimate import estimate_program
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
@@ -139,6 +140,7 @@ class Workload:
         ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
         alone = replace(program, ranks=ranks).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
         timeline = plan.memory(granularity=1)
+        shards = layout.size("fsdp") * layout.size("cp")
         forward = plan.step.pass_of(Action("forward", 0, 0))
         length = forward.end - forward.begin  # the step's first events
         at_end = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
@@ -154,9 +156,10 @@ class Workload:
             seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
-            states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
-            optimizer=at_end["optimizer state"] * layout.size("fsdp") * layout.size("cp"),
+            states=sum(at_end[kind] for kind in _STATES) * shards,
+            optimizer=at_end["optimizer state"] * shards,
             kept=kept / self.layers if self.layers else 0.0,
+            moments=_find_moments(timeline, shards),
             settings=plan.settings,
         )
 
@@ -171,7 +174,7 @@ class Workload:
         reason = describe_shortage(peak, timing.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
-        estimate = estimate_step(step, **timing._asdict())
+        estimate = estimate_program(step.ranks, program, timing)
         figures = {name: getattr(estimate, name) for name in _FIGURES}
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
@@ -188,9 +191,10 @@ class MicrobatchCost:
     """The cost of a microbatch on a rank that has all layers.
 
     `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
-    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters,
-    gradients and optimizer state over all ranks that share them, `optimizer` those of the last, `kept` is a lower
-    bound of the bytes of activations that are saved by a layer's forward pass. `settings` are the plan's.
+    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
+    and optimizer state over all ranks that share them, `optimizer` those of the last, `kept` is a lower bound of the
+    bytes of activations that are saved by a layer's forward pass. `moments` are bytes that are allocated together: of
+    these states over all ranks, of all else, and of that without FSDP2's buffers. `settings` are the plan's.
     """
 
     seconds: float
@@ -199,7 +203,23 @@ class MicrobatchCost:
     states: int
     optimizer: int
     kept: float
+    moments: tuple[tuple[int, int, int], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the moments of a MicrobatchCost, without those at which no more is allocated than at others."""
+    most: dict[int, tuple[int, int]] = {}
+    curves = [timeline.curve(kind) for kind in _STATES]
+    for total, buffers, *states in zip(timeline.curve(), timeline.curve("communication"), *curves, strict=True):
+        others = total - sum(states)
+        known = most.get(sum(states), (0, 0))
+        most[sum(states)] = max(known[0], others), max(known[1], others - buffers)
+    moments: list[tuple[int, int, int]] = []
+    for state, (others, without) in sorted(most.items(), reverse=True):
+        if not moments or others > max(item[1] for item in moments) or without > max(item[2] for item in moments):
+            moments.append((state * shards, others, without))
+    return tuple(moments)
 
 
 def _axis_of(item: Collective) -> str:
@@ -245,20 +265,36 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
 
 
 def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
-    """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight."""
+    """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight.
+
+    Without stages FSDP2 makes each microbatch as it was recorded, but for shards of another size and, where it gathers
+    parameters again, smaller buffers. With stages it keeps their gathered parameters and whole gradients for a step.
+    """
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
-    stages = candidate.size("pp")
-    states = cost.states / shards
+    stages, per_rank = candidate.size("pp"), candidate.stages_per_rank
+    passes = _passes_in_flight(candidate)
+    activations = math.floor(cost.kept * passes * (layers // (stages * per_rank)))
+    states = cost.states
     if candidate.optimizer_sharding != "none":
-        states -= cost.optimizer * (1 - 1 / count_shares(candidate.mesh, "tokens"))
-    return math.floor(states / stages + cost.kept * _layers_in_flight(candidate, layers))
+        states -= math.floor(cost.optimizer * (1 - 1 / count_shares(candidate.mesh, "tokens")))
+    least = states // (stages * shards) + activations
+    if candidate.size("fsdp") == 1:
+        return least
+    if stages == 1:
+        return max(least, *(moment[0] // shards + moment[2 if candidate.reshard else 1] for moment in cost.moments))
+    # There are no sharded gradients before the end of the step; torch gathers up to 3 stages at once.
+    states = (cost.states - cost.reduced) // (stages * shards)
+    gathered = cost.gathered * min(per_rank, 3) // (stages * per_rank)
+    gradients = cost.reduced // (stages * per_rank)
+    # As many passes are in flight again when there are gradients, unless these are all.
+    with_activations = activations + gradients * (passes < candidate.microbatches * per_rank)
+    return states + gathered + max(with_activations, gradients)
 
 
-def _layers_in_flight(candidate: Candidate, layers: int) -> float:
-    """Return how many layers' activations the first pipeline rank has at once, over all microbatches, at least."""
+def _passes_in_flight(candidate: Candidate) -> int:
+    """Return how many forward passes' activations the first pipeline rank has at once, of all its stages, at least."""
     ranks, per_rank = candidate.size("pp"), candidate.stages_per_rank
-    in_stage = layers // (ranks * per_rank)
     passes = candidate.microbatches * per_rank
     if candidate.schedule == "interleaved":
-        return in_stage * min(passes, 2 * (ranks - 1) + (per_rank - 1) * ranks + 1)
-    return in_stage * (min(passes, ranks) if candidate.schedule == "1f1b" else 1)
+        return min(passes, 2 * (ranks - 1) + (per_rank - 1) * ranks + 1)
+    return min(passes, ranks) if candidate.schedule == "1f1b" else 1

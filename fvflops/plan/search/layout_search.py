@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -201,22 +201,18 @@ class _Search:
         self._progress = progress
         self._results: dict[int, LayoutResult] = {}
         self._bounds: dict[int, tuple[float, int]] = {}
+        self._like: dict[Hashable, list[int]] = {}  # layouts that differ in microbatches and recomputation only
+        for number, candidate in enumerate(candidates):
+            self._like.setdefault(_key_without_microbatches(candidate), []).append(number)
+        self._costs: dict[str, MicrobatchCost | str] = {}  # of the largest microbatches so far
         self.settings: dict[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in the order of the candidates."""
         with workers(self._run, jobs) as run:
-            layouts = [candidate.measured_on(self._gpus) for candidate in self._candidates]
-            measured = list({layout.command(): layout for layout in layouts}.values())
-            costs: dict[str, MicrobatchCost | str] = {}
-            for number, cost in run(enumerate(measured)):
-                costs[measured[number].command()] = cost
-                if not isinstance(cost, str):
-                    self.settings = self.settings or _settings_of_all(cost.settings, measured[number])
-                    if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
-                        self.settings["checkpointing"] = OWN_CHECKPOINTING
-                self._progress("recording", len(measured) - len(costs))
-            self._bound(costs)
+            # Of larger microbatches only those are recorded that may fit.
+            for size in sorted({candidate.micro_batch for candidate in self._candidates}):
+                self._measure([n for n, candidate in enumerate(self._candidates) if candidate.micro_batch == size], run)
             for number, result in run(self._list_pending()):
                 self._add(number, result)
         return [self._results[number] for number in range(len(self._candidates))]
@@ -230,11 +226,47 @@ class _Search:
         except (ValueError, TypeError, RuntimeError, ExecutionError) as error:
             return str(error).partition("\n")[0] or type(error).__name__
 
-    def _bound(self, costs: Mapping[str, MicrobatchCost | str]) -> None:
-        """Compute the bounds of each layout; settle layouts whose recording failed or whose memory cannot fit."""
+    def _measure(self, numbers: Sequence[int], run: Callable[[Numbered], Numbered]) -> None:
+        """Record a microbatch for some layouts, unless these are settled, and compute their bounds."""
+        self._bound_by_smaller(numbers)
+        measured_on = {
+            number: self._candidates[number].measured_on(self._gpus)
+            for number in numbers
+            if number not in self._results
+        }
+        layouts = list({layout.command(): layout for layout in measured_on.values()}.values())
+        costs: dict[str, MicrobatchCost | str] = {}
+        for index, cost in run(enumerate(layouts)):
+            costs[layouts[index].command()] = cost
+            self._costs[replace(layouts[index], micro_batch=1).command()] = cost
+            if not isinstance(cost, str):
+                self.settings = self.settings or _settings_of_all(cost.settings, layouts[index])
+                if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
+                    self.settings["checkpointing"] = OWN_CHECKPOINTING
+            self._progress("recording", len(layouts) - len(costs))
+        self._bound({number: costs[layout.command()] for number, layout in measured_on.items()})
+        for number in numbers:
+            if number in self._bounds and number in self._results:
+                self._settle_larger(self._candidates[number], self._results[number])
+
+    def _bound_by_smaller(self, numbers: Sequence[int]) -> None:
+        """Settle layouts that do not fit with the memory of the largest microbatch that was recorded so far."""
         workload = self._workload
-        for number, candidate in enumerate(self._candidates):
-            cost = costs[candidate.measured_on(self._gpus).command()]
+        for number in numbers:
+            candidate = self._candidates[number]
+            cost = self._costs.get(replace(candidate.measured_on(self._gpus), micro_batch=1).command(), "")
+            if number not in self._results and not isinstance(cost, str):
+                peak = least_peak(candidate, cost, workload.layers)
+                lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
+                if lack:
+                    self._bounds[number] = 0.0, peak
+                    self._decide(number, "does not fit", lack)
+
+    def _bound(self, costs: Mapping[int, MicrobatchCost | str]) -> None:
+        """Compute the bounds of layouts; settle layouts whose recording failed or whose memory cannot fit."""
+        workload = self._workload
+        for number, cost in costs.items():
+            candidate = self._candidates[number]
             if isinstance(cost, str):
                 self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost)
                 continue
@@ -285,9 +317,10 @@ class _Search:
 
     def _settle_larger(self, smaller: Candidate, result: LayoutResult) -> None:
         """Settle the layouts that need at least as much memory as one that does not fit."""
-        for number, candidate in enumerate(self._candidates):
-            if number not in self._results and needs_more(candidate, smaller):
-                reason = f"at least {result.reason}, as with {smaller.command()}"
+        for number in self._like[_key_without_microbatches(smaller)]:
+            if number not in self._results and needs_more(self._candidates[number], smaller):
+                self._bounds.setdefault(number, (0.0, result.least_peak))
+                reason = f"at least {result.reason.removeprefix('at least ')}, as with {smaller.command()}"
                 self._decide(number, "does not fit", reason)
 
 
@@ -298,14 +331,19 @@ def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str
     return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})
 
 
+def _key_without_microbatches(candidate: Candidate) -> Hashable:
+    return tuple(candidate.mesh.items()), candidate.schedule, candidate.reshard, candidate.sequence_parallel
+
+
 def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
-    """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations."""
-    same = replace(candidate, micro_batch=1, microbatches=1, checkpoint="") == replace(
-        smaller, micro_batch=1, microbatches=1, checkpoint=""
-    )
+    """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations.
+
+    Without FSDP2 each microbatch in flight has copies of the weights in autocast's dtype: there must be as many.
+    """
+    in_flight = [min(item.microbatches, item.size("pp")) for item in (candidate, smaller)]
     return (
-        same
+        _key_without_microbatches(candidate) == _key_without_microbatches(smaller)
         and candidate.micro_batch >= smaller.micro_batch
         and candidate.checkpoint in _NO_MORE_RECOMPUTATION.get(smaller.checkpoint, (smaller.checkpoint,))
-        and min(candidate.microbatches, candidate.size("pp")) >= min(smaller.microbatches, smaller.size("pp"))
+        and (candidate.size("fsdp") > 1 or in_flight[0] >= in_flight[1])
     )

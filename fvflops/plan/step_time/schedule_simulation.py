@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -143,6 +143,14 @@ class Clocks:
     def end(self) -> float:
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
+    def exposed_by_axis(self) -> dict[str, float]:
+        """Return by axis how long the compute stream waits for collectives, at the end of the step too."""
+        exposed = by_axis(self.exposed)
+        if self.end() > self.compute:
+            axis = _axis_of(max(self.streams, key=lambda stream: self.streams[stream]))
+            exposed[axis] = exposed.get(axis, 0.0) + self.end() - self.compute
+        return exposed
+
     def finish_collectives(self) -> None:
         """Let the compute stream wait for all collectives, as before an optimizer's step."""
         for name, end in self.streams.items():
@@ -154,6 +162,19 @@ class Clocks:
         """Let the compute stream wait for another stage."""
         self.idle += max(0.0, until - self.compute)
         self.compute = max(self.compute, until)
+
+
+def by_axis(by_stream: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of streams of collectives by mesh axis."""
+    sums: dict[str, float] = {}
+    for stream, seconds in by_stream.items():
+        sums[_axis_of(stream)] = sums.get(_axis_of(stream), 0.0) + seconds
+    return sums
+
+
+def _axis_of(stream: str) -> str:
+    """Return the mesh axis of a stream of collectives, which has the name of its process group, such as "tp=8"."""
+    return stream.rpartition("=")[0] or stream
 
 
 @dataclass(frozen=True, slots=True)

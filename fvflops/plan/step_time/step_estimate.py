@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.devices.devices import Device
 from fvflops.devices.utilisation import hfu, mfu, model_flops
 from fvflops.plan.parallel_axes import count_shares
@@ -17,7 +19,7 @@ from fvflops.plan.sharding.replicas import AVERAGING
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer, Network, Timing, resolve_timing
 from fvflops.plan.step_time.pass_program import Run
-from fvflops.plan.step_time.schedule_simulation import Clocks, Simulation
+from fvflops.plan.step_time.schedule_simulation import Simulation, by_axis
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr
@@ -263,21 +265,25 @@ def estimate_step(
     plans = _plans_of(ranks)
     options: dict[str, Any] = {"fused": fused, "host_waits": host_waits, "bucket_cap_mb": bucket_cap_mb}
     timing = resolve_timing(device, network, efficiency, plans[0].world, **options)
-    step = read_step(plans, fused=fused, bucket_cap_mb=bucket_cap_mb)
-    simulation = step.simulate(timing.timer(), timing.network, host_waits=host_waits, log=True)
+    return estimate_program(plans, read_step(plans, fused=fused, bucket_cap_mb=bucket_cap_mb), timing)
+
+
+def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Timing) -> StepEstimate:
+    """Return the estimated time of the step of a pipeline's ranks, whose program `read_step` returned."""
+    simulation = step.simulate(timing.timer(), timing.network, host_waits=timing.host_waits, log=True)
     seconds = simulation.seconds + timing.efficiency.step
     samples, tokens = _count_samples(plans)
-    flops = [plan.flops() for plan in plans]
+    flops = _count_flops(plans)
     return StepEstimate(
         plans=plans,
         seconds=seconds,
         bound=step.simulate(timing.timer(PEAK), timing.network).seconds,
         samples=samples,
         tokens=tokens,
-        model_flops=_mean(map(model_flops, flops)),
-        mfu=_mean(mfu(item, seconds, device=timing.device) for item in flops),
-        hfu=_mean(hfu(item, seconds, device=timing.device) for item in flops),
-        mfu_of_unmasked=_mean(mfu(item, seconds, device=timing.device, attention="causal") for item in flops),
+        model_flops=_mean(flops, model_flops),
+        mfu=_mean(flops, partial(mfu, seconds=seconds, device=timing.device)),
+        hfu=_mean(flops, partial(hfu, seconds=seconds, device=timing.device)),
+        mfu_of_unmasked=_mean(flops, partial(mfu, seconds=seconds, device=timing.device, attention="causal")),
         device=timing.device,
         efficiency=timing.efficiency,
         network=timing.network,
@@ -296,7 +302,7 @@ def _divide_slowest(step: StepProgram, simulation: Simulation, timer: KernelTime
     slowest = max(range(len(ends)), key=lambda rank: ends[rank] - simulation.clocks[rank].idle)
     clocks = simulation.clocks[slowest]
     by_phase, by_module = _divide(step, slowest, timer)
-    kernels, exposed = sum(by_phase.values()), _find_exposed(clocks)
+    kernels, exposed = sum(by_phase.values()), clocks.exposed_by_axis()
     bubble = clocks.idle + simulation.seconds - ends[slowest]
     return {
         "slowest": slowest,
@@ -305,7 +311,7 @@ def _divide_slowest(step: StepProgram, simulation: Simulation, timer: KernelTime
         "by_module": by_module,
         "bubble": bubble,
         "exposed": exposed,
-        "communication": _by_axis(clocks.busy),
+        "communication": by_axis(clocks.busy),
         "launching": clocks.starved,
         # What else the compute stream does is to send.
         "sending": max(simulation.seconds - kernels - sum(exposed.values()) - clocks.starved - bubble, 0.0),
@@ -327,9 +333,17 @@ def _plans_of(ranks: StepPlan | RankPlan | Sequence[RankPlan]) -> tuple[RankPlan
     return plans
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
+def _count_flops(plans: Sequence[RankPlan]) -> list[FlopCountAnalysis]:
+    """Return the FLOPs of each plan, one analysis for plans whose steps are the same calls."""
+    # Traces of ranks with equal stages differ in the names of groups only.
+    keys = [(id(plan.recorded.events), frozenset(plan.trace.calls.items())) for plan in plans]
+    known = {key: plan.flops() for key, plan in zip(keys, plans, strict=True)}
+    return [known[key] for key in keys]
+
+
+def _mean(flops: Sequence[FlopCountAnalysis], figure: Callable[[FlopCountAnalysis], float]) -> float:
+    figures = {id(item): figure(item) for item in dict.fromkeys(flops)}
+    return sum(figures[id(item)] for item in flops) / len(flops)
 
 
 def _divide(step: StepProgram, rank: int, timer: KernelTimer) -> tuple[dict[str, float], dict[str, float]]:
@@ -345,28 +359,6 @@ def _divide(step: StepProgram, rank: int, timer: KernelTimer) -> tuple[dict[str,
             by_phase[launch.phase] = by_phase.get(launch.phase, 0.0) + seconds
             by_module[launch.module] = by_module.get(launch.module, 0.0) + seconds
     return by_phase, by_module
-
-
-def _find_exposed(clocks: Clocks) -> dict[str, float]:
-    """Return by axis how long the compute stream waits for collectives, at the end of the step too."""
-    exposed = _by_axis(clocks.exposed)
-    if clocks.end() > clocks.compute:
-        last = max(clocks.streams, key=lambda stream: clocks.streams[stream])
-        axis = axis_of(last)
-        exposed[axis] = exposed.get(axis, 0.0) + clocks.end() - clocks.compute
-    return exposed
-
-
-def _by_axis(by_stream: Mapping[str, float]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for stream, seconds in by_stream.items():
-        sums[axis_of(stream)] = sums.get(axis_of(stream), 0.0) + seconds
-    return sums
-
-
-def axis_of(stream: str) -> str:
-    """Return the mesh axis of a stream of collectives, which has the name of its process group, such as "tp=8"."""
-    return stream.rpartition("=")[0] or stream
 
 
 def _count_samples(plans: Sequence[RankPlan]) -> tuple[int, int | None]:
