@@ -160,14 +160,16 @@ def read_layouts(path: Path) -> list[Layout]:
     with path.open(newline="") as file:
         return [
             Layout(
-                row["model"],
-                int(row["sequence"]),
-                int(row["gpus"]),
-                None if row["status"] == "oom" else float(row["step_s"]),
-                row["checkpointing"],
-                row["kernel"],
-                *(int(row[name]) for name in ("micro_batch", "tp", "pp")),
-                row["sequence_parallel"] == "True",
+                model=row["model"],
+                sequence=int(row["sequence"]),
+                gpus=int(row["gpus"]),
+                seconds=None if row["status"] == "oom" else float(row["step_s"]),
+                checkpointing=row["checkpointing"],
+                kernel=row["kernel"],
+                micro_batch=int(row["micro_batch"]),
+                tp=int(row["tp"]),
+                pp=int(row["pp"]),
+                sequence_parallel=row["sequence_parallel"] == "True",
             )
             for row in csv.DictReader(file)
             if row["status"] in ("ok", "oom")

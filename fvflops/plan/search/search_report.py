@@ -215,12 +215,7 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield f"{describe_buckets(search.bucket_cap_mb)}."
-    context = search.device.reserve()
-    of_axis = search.device.reserve({"dp": 2}) - context
-    yield (
-        "Memory: what torch's allocator reserves with expandable segments; set aside are for the device's context "
-        f"{format_bytes(context)}, and for NCCL {format_bytes(of_axis)} for each axis."
-    )
+    yield "Memory: what torch's allocator reserves with expandable segments; what is set aside for NCCL is for each axis."
     yield "`fvflops plan` of one layout lists what else its time assumes."
 
 
