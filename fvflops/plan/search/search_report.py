@@ -215,7 +215,7 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield f"{describe_buckets(search.bucket_cap_mb)}."
-    yield "Memory: what torch's allocator reserves with expandable segments; NCCL's allowance is for each axis of a mesh."
+    yield "Memory: what torch's allocator reserves with expandable segments; NCCL's allowance counts the mesh's axes."
     yield "`fvflops plan` of one layout lists what else its time assumes."
 
 
