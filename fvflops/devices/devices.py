@@ -46,8 +46,7 @@ _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 CUDA_VENDORS = ("NVIDIA", "AMD")
 # Digits of a device's name that is a number, such as 4090; a shorter number is a memory in GB.
 NAME_DIGITS = 4
-# Bytes that torch's allocator does not have: the driver's context with the kernels that are loaded, and the buffers of
-# one of NCCL's communicators.
+# Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
 
 # What to do about a device that is not listed.
@@ -130,8 +129,7 @@ class Device:
     def reserve(self, mesh: Mapping[str, int] | None = None) -> int:
         """Return the bytes that a plan sets aside for the context of CUDA or ROCm, and for NCCL's buffers.
 
-        `mesh` is axis → size: ranks along an axis have a communicator with buffers of its own. An allowance: it depends
-        on the driver, the kernels that are loaded, and the network.
+        An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator.
 
         >>> meshes = {"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 8}
         >>> [find_device("H100").reserve(mesh) / 2**20 for mesh in meshes], find_device("TPU v5e").reserve({"dp": 8})
