@@ -131,9 +131,8 @@ class Device:
 
         An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator.
 
-        >>> meshes = {"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 8}
-        >>> [find_device("H100").reserve(mesh) / 2**20 for mesh in meshes], find_device("TPU v5e").reserve({"dp": 8})
-        ([512.0, 1536.0, 3584.0], 0)
+        >>> [find_device("H100").reserve(mesh) / 2**20 for mesh in ({"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 8})]
+        [512.0, 1536.0, 3584.0]
         """
         if self.vendor not in CUDA_VENDORS:
             return 0
