@@ -131,7 +131,7 @@ class Device:
 
         An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator.
 
-        >>> [find_device("H100").reserve(mesh) / 2**20 for mesh in ({"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 8})]
+        >>> [find_device("H100").reserve(m) / 2**20 for m in ({"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 2})]
         [512.0, 1536.0, 3584.0]
         """
         if self.vendor not in CUDA_VENDORS:
