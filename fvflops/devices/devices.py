@@ -46,7 +46,7 @@ _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 CUDA_VENDORS = ("NVIDIA", "AMD")
 # Digits of a device's name that is a number, such as 4090; a shorter number is a memory in GB.
 NAME_DIGITS = 4
-# Bytes that torch's allocator does not have: the driver's context with the kernels that are loaded, and NCCL's buffers.
+# Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
 
 # What to do about a device that is not listed.
@@ -128,17 +128,17 @@ class Device:
         notes += [f"source: {self.source}"] * bool(self.source)
         return write_text_table(self.name, ["dtype", *(f"{kind} FLOP/s" for kind in peaks)], rows, "; ".join(notes))
 
-    def reserve(self, ranks: int = 1) -> int:
-        """Return the bytes that a plan sets aside for the context of CUDA or ROCm, and for NCCL's buffers if ranks > 1.
+    def reserve(self, mesh: Mapping[str, int] | None = None) -> int:
+        """Return the bytes that a plan sets aside for the context of CUDA or ROCm, and for NCCL's buffers.
 
-        An allowance: both depend on the driver, the kernels that are loaded, and the communicators.
+        An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator.
 
-        >>> [find_device(name).reserve(ranks) / 2**20 for name, ranks in (("H100", 1), ("H100", 8), ("TPU v5e", 8))]
-        [512.0, 1536.0, 0.0]
+        >>> [find_device("H100").reserve(m) / 2**20 for m in ({"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 2})]
+        [512.0, 1536.0, 3584.0]
         """
         if self.vendor not in CUDA_VENDORS:
             return 0
-        return _CONTEXT + (_NCCL if ranks > 1 else 0)
+        return _CONTEXT + _NCCL * sum(size > 1 for size in (mesh or {}).values())
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
         """Return the dtypes with a peak, or with one for 2:4 sparsity."""

@@ -40,7 +40,7 @@ Model = Callable[[], nn.Module]
 class Case:
     """A published run: its model, the shape of its token ids, options of `plan_rank`, and what is compared.
 
-    `quantity` is "allocated" or "reserved", "saved" by `other`, or "fits" a device on `ranks`. `added` are bytes that
+    `quantity` is "allocated" or "reserved", "saved" by `other`, or "fits" a device. `added` are bytes that
     the run had besides, `assumes` what its source does not say. `labels` are None for each token, 0 where there
     are none, else of so many classes.
     """
@@ -51,7 +51,6 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     other: Model | None = None
     device: str = ""
-    ranks: int = 1
     labels: int | None = None
     added: int = 0
     assumes: str = ""
@@ -281,7 +280,6 @@ CASES: tuple[Case, ...] = (
         tokens=(2, 4096),
         quantity="fits",
         device="A100 80GB",
-        ranks=64,
         options={"mesh": {"fsdp": 64}, "precision": "bf16-mixed"},
         assumes="4096 tokens",
     ),
@@ -331,7 +329,7 @@ def write_table(found: Iterator[Compared]) -> str:
     for item in found:
         if item.case.quantity == "fits":
             needed = f"{item.predicted / 1e9:.2f}"
-            verdict = judge(int(item.predicted), find_device(item.case.device), item.case.ranks)
+            verdict = judge(int(item.predicted), find_device(item.case.device), item.case.options.get("mesh", {}))
             shown = (
                 f"{needed}: {'fits' if verdict.fits else 'does not fit'}",
                 "fits" if item.published else "does not",

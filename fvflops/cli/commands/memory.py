@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -130,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     typed = {} if arguments.inference else step_options.typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
-    verdict, reserved = _judge(timeline, device, math.prod((mesh or {}).values()))
+    verdict, reserved = _judge(timeline, device, mesh or {})
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -154,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _judge(timeline: MemoryTimeline, device: Device | None, ranks: int) -> tuple[Verdict, list[str]]:
+def _judge(timeline: MemoryTimeline, device: Device | None, mesh: Mapping[str, int]) -> tuple[Verdict, list[str]]:
     """Return whether the device has the memory, and what the allocator reserves of it."""
     if device is None:
         return Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB."), []
@@ -163,7 +162,7 @@ def _judge(timeline: MemoryTimeline, device: Device | None, ranks: int) -> tuple
         f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
         f"with expandable segments; without them {format_bytes(otherwise)}."
     )
-    return judge(reserved, device, ranks, tensors=timeline.peak), [note]
+    return judge(reserved, device, mesh, tensors=timeline.peak), [note]
 
 
 def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> tuple[LoadedModel, torch.dtype | None]:

@@ -171,7 +171,7 @@ class Workload:
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
-        reason = describe_shortage(peak, timing.device, step.ranks[0].world)
+        reason = describe_shortage(peak, timing.device, candidate.mesh)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
         estimate = estimate_program(step.ranks, program, timing)
@@ -179,9 +179,9 @@ class Workload:
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
 
-def describe_shortage(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
+def describe_shortage(nbytes: int, device: Device, mesh: Mapping[str, int], *, at_least: bool = False) -> str:
     """Return "needed of available" memory if bytes do not fit a device, "" if they do or its memory is unknown."""
-    if device.memory is None or judge(nbytes, device, ranks).fits:
+    if device.memory is None or judge(nbytes, device, mesh).fits:
         return ""
     return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"
 

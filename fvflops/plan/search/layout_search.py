@@ -273,7 +273,7 @@ class _Search:
             seconds = least_seconds(candidate, cost, workload.timing.network)
             peak = least_peak(candidate, cost, workload.layers)
             self._bounds[number] = seconds, peak
-            lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
+            lack = describe_shortage(peak, workload.timing.device, candidate.mesh, at_least=True)
             if lack:
                 self._decide(number, "does not fit", lack)
 

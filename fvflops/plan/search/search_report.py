@@ -67,11 +67,9 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
 
 def _judge(search: LayoutSearch) -> Verdict:
     """Return whether the fastest layout fits; if none does, whether the one with the lowest memory does."""
-    peaks = [result.peak or result.least_peak for result in search.best(1)]
-    peaks = peaks or [
-        min((item.peak or item.least_peak for item in search.results if item.status != "failed"), default=0)
-    ]
-    return judge(peaks[0], search.device, search.gpus)
+    found = search.best(1) or [item for item in search.results if item.status != "failed"]
+    verdicts = [judge(item.peak or item.least_peak, search.device, item.candidate.mesh) for item in found]
+    return min(verdicts or [judge(0, search.device, {})], key=lambda verdict: verdict.needed + verdict.reserve)
 
 
 def describe(candidate: Candidate) -> str:
@@ -222,10 +220,7 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield f"{describe_buckets(search.bucket_cap_mb)}."
-    yield (
-        "Memory: what torch's allocator reserves with expandable segments; for the device's context and NCCL "
-        f"{format_bytes(search.device.reserve(search.gpus))} are set aside."
-    )
+    yield "Memory: what torch's allocator reserves with expandable segments; NCCL's allowance counts the mesh's axes."
     yield "`fvflops plan` of one layout lists what else its time assumes."
 
 

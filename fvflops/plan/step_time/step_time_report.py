@@ -62,7 +62,7 @@ def estimate_report(
     """
     memories = read_memories(estimate.plans)
     fullest = max(memories, key=lambda memory: memory.reserved)
-    judged = estimate.device, estimate.gpus
+    judged = estimate.device, fullest.plan.mesh
     verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.peak)
     texts, about = lead(verdict, estimate.settings, command)
     parts: list[Part] = [
@@ -99,10 +99,12 @@ def estimate_page(estimate: StepEstimate) -> Document:
     return estimate_report(estimate, pictures=True)
 
 
-def judge(nbytes: int, device: Device, ranks: int, *, advice: str = "", tensors: int | None = None) -> Verdict:
-    """Return whether what torch's allocator reserves for the `tensors` of each of some ranks fits a device."""
-    reserve = device.reserve(ranks)
-    reserved_for = ("the device's context and NCCL" if ranks > 1 else "the device's context") if reserve else ""
+def judge(
+    nbytes: int, device: Device, mesh: Mapping[str, int], *, advice: str = "", tensors: int | None = None
+) -> Verdict:
+    """Return whether what torch's allocator reserves for the `tensors` of each rank of a mesh fits a device."""
+    reserve = device.reserve(mesh)
+    reserved_for = f"the device's context{' and NCCL' * (reserve > device.reserve())}" if reserve else ""
     return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice, tensors)
 
 
@@ -268,7 +270,7 @@ def _tabulate_size(estimate: StepEstimate, fullest: RankMemory) -> Table:
 
 
 def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
-    memory, reserve = estimate.device.memory, estimate.device.reserve(estimate.gpus)
+    memory, reserve = estimate.device.memory, estimate.device.reserve(fullest.plan.mesh)
     columns = (
         text_column("memory"),
         number_column("bytes", "at the peak", form=format_bytes),
