@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fvflops.devices.devices import Device
-from fvflops.devices.kernel_models.figures import load_figures
 from fvflops.plan.step_time.calibration import (
     Efficiency,
     KernelTimer,
@@ -40,10 +39,10 @@ class Parameter:
 
 # Of one software; the names are those of Efficiency, the fractions are of the speed of kernels measured alone.
 SOFTWARE: Mapping[str, Parameter] = {
-    "matmul": Parameter(0.85, 0.1, 0.4, 1.1),
-    "attention": Parameter(0.8, 0.15, 0.05, 1.2),
-    "attention_backward": Parameter(0.8, 0.15, 0.05, 1.2),
-    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.1),
+    "matmul": Parameter(0.85, 0.1, 0.4, 1.0),
+    "attention": Parameter(0.8, 0.15, 0.05, 1.0),
+    "attention_backward": Parameter(0.8, 0.15, 0.05, 1.0),
+    "bandwidth": Parameter(0.9, 0.1, 0.3, 1.0),
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
@@ -75,9 +74,6 @@ NETWORK: Mapping[str, Parameter] = {
 }
 
 
-_KERNELS = next(iter(load_figures().values()))
-
-
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The fitted figures of a software and its networks."""
@@ -86,8 +82,7 @@ class Fit:
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        # Of the speed of kernels, which `Batch` finds for each device.
-        return Efficiency(kernels=_KERNELS, **{name: self.values[name] for name in SOFTWARE})
+        return Efficiency(**{name: self.values[name] for name in SOFTWARE})
 
     def network(self, device: Device, gpus_per_node: int, node_gbps: float) -> Network:
         """Return the network of nodes of a device, from the Gbit/s between nodes for each GPU."""

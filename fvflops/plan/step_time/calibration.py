@@ -160,10 +160,9 @@ class Efficiency:
     __repr__ = record_repr
 
     def __post_init__(self) -> None:
-        most = 1.0 if self.kernels is None else math.inf
         for name in FRACTIONS.values():
-            if not 0 < getattr(self, name) <= most:
-                raise ValueError(f"{name} is a fraction of a peak, above 0 and at most 1; got {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a fraction, above 0 and at most 1; got {getattr(self, name)}")
         for name in ("kernel", "launch", "launch_backward", "launch_collective", "step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")

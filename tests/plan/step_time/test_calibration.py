@@ -48,7 +48,7 @@ def test_a_file_of_ones_own(tmp_path):
     [
         ("matmul: 0.8", "matmul: fast", 4, "matmul of Chip is 'fast': write a number such as 2.5e-6"),
         ("matmul: 0.8", "matmull: 0.8", 4, "matmull"),
-        ("matmul: 0.8", "matmul: 1.2", 3, "matmul is a fraction of a peak, above 0 and at most 1"),
+        ("matmul: 0.8", "matmul: 1.2", 3, "matmul is a fraction, above 0 and at most 1"),
         ("of: peaks", "of: peak", 5, "of of Chip must be peaks or kernels"),
         ("    source: measured here\n", "", 3, "Chip has no source: say where its figures are from"),
         ("efficiencies:", "efficiency:", 2, "efficiency"),
