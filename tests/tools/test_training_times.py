@@ -14,7 +14,7 @@ from tests.support.tools import load_tool
 
 prepared = load_tool("training_runs.prepared")
 fitting = load_tool("training_runs.fitting")
-Batch = load_tool("training_runs.batch").Batch
+Batch, device_of = (getattr(load_tool("training_runs.batch"), name) for name in ("Batch", "device_of"))
 read_runs = load_tool("training_runs.rows").read_runs
 predict_shipped = fitting.predict_shipped
 NODE = "single node"
@@ -82,7 +82,9 @@ def test_a_batch_takes_as_long_as_the_package_simulates():
     fits = [fitting.Fit(DEVICE, {**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
     expected = [
         [
-            fitting.predict_seconds(item, found.efficiency(), found.network(item.run.gpus_per_node, item.run.node_gbps))
+            fitting.predict_seconds(
+                item, found.efficiency(), found.network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps)
+            )
             for item in items
         ]
         for found in fits
