@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import numpy as np  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
 from training_runs.error_tables import relative_errors, source_table, study_table  # noqa: E402
-from training_runs.fitting import FITTED, cross_validate, fit, predict_shipped, software_of  # noqa: E402
+from training_runs.fitting import cross_validate, fit, is_fitted, predict_shipped, software_of  # noqa: E402
 from training_runs.prepared import PreparedRun, is_planned, key_of, prepare  # noqa: E402
 from training_runs.rows import DATASETS, read_runs  # noqa: E402
 from training_runs.run_record import FILES, TrainingRun  # noqa: E402
@@ -142,7 +142,7 @@ def _batches(prepared: Prepared) -> Iterator[tuple[str, np.ndarray, Batch]]:
 def _fit_all(prepared: Prepared) -> dict[str, np.ndarray]:
     """Print the fitted figures of each software; return by kind of fit the predicted seconds of all runs."""
     predicted = {kind: np.full(len(prepared), np.nan) for kind in ("fitted", *_GROUPS)}
-    fitted = [index for index, item in enumerate(prepared) if item.run.publisher in FITTED]
+    fitted = [index for index, item in enumerate(prepared) if is_fitted(item.run)]
     for software, own, batch in _batches([prepared[index] for index in fitted]):
         start = time.perf_counter()
         found = fit(software, batch)

@@ -261,7 +261,8 @@ def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Acti
     """Yield the actions that a rank does: FSDP2 gathers parameters, and so does a sharded optimizer, once a step."""
     is_replicated = count_shares(options.mesh, "tokens") > 1
     is_sharded = options.has_sharded_optimizer
-    reduced, started = set(), set()
+    reduced: set[int] = set()
+    started: set[int] = set()
     stages = list(dict.fromkeys(action.stage for action in order if action.kind == "forward")) if is_sharded else []
     for action in order:
         if action.kind == "forward" and stages and action.stage not in started:

@@ -23,7 +23,7 @@ _WITHOUT_GATE = ((6, 128), (22, 512))
 
 
 # The newest kernels of which there are many; vLLM 0.24 was not timed on an A100.
-_SHIPPED = {
+_SHIPPED: dict[str, str | dict[str, str]] = {
     "bfloat16": {
         gpu: "TRTLLM moe_torch_flow 1.0.0" if gpu == "a100_sxm" else "VLLM vllm_unquantizedfusedmoe" for gpu in DEVICES
     },

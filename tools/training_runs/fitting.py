@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -82,7 +83,8 @@ class Fit:
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
-        return Efficiency(**{name: self.values[name] for name in SOFTWARE})
+        values: dict[str, Any] = {name: self.values[name] for name in SOFTWARE}
+        return Efficiency(**values)
 
     def network(self, device: Device, gpus_per_node: int, node_gbps: float) -> Network:
         """Return the network of nodes of a device, from the Gbit/s between nodes for each GPU."""
@@ -167,6 +169,11 @@ def software_of(run: TrainingRun) -> str:
     """Return the software whose figures predict a run."""
     software = SOFTWARE_OF[run.publisher]
     return _OLDER.get((software, run.device), software)
+
+
+def is_fitted(run: TrainingRun) -> bool:
+    """Return whether the shipped figures are fitted to a run: not to boards of 500 W, whose clock is not stated."""
+    return run.publisher in FITTED and run.clock == 1.0
 
 
 def shipped_network(run: TrainingRun) -> Network:

@@ -391,7 +391,8 @@ def compare_trial(trial: Trial) -> tuple[str, ...]:
         mesh={"pp": trial.pp, "tp": trial.tp},
         microbatches=trial.pp + 1,
         checkpoint="full",
-        optimizer=partial(MasterWeights, make=_ADAMW, float32_gradients=True),
+        optimizer=partial(MasterWeights, make=_ADAMW),
+        gradient_dtype="fp32",
         device="cuda",
     )
     needed = read_needed(plan.ranks, trial.replicas)

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fvflops.zoo import llama, megatron_gpt, mpt
 from training_runs.measured_rows import read_measured
@@ -124,7 +125,7 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
 # one without (but of torchtitan) one microbatch.
 # Power falls with about the third power of the clock: 500 W in place of 700.
 _CLOCK_AT_500_W = (500 / 700) ** (1 / 3)
-_GPUS: Mapping[str, tuple[str, int, float, dict[str, float]]] = {
+_GPUS: Mapping[str, tuple[str, int, float, dict[str, Any]]] = {
     "H100 96GB HBM2e 500W": ("H100 SXM", 8, 400, {"memory_bandwidth": 2.4e12, "clock": _CLOCK_AT_500_W}),
     "A100 80GB": ("A100 SXM 80GB", 8, 200, {}),
     "H100 80GB 700W": ("H100 SXM", 8, 400, {}),

@@ -95,7 +95,7 @@ class TimeTables:
         device, with_host, host = self._time_runs(points)
         networks = {
             site: [network(self._devices[site[0]], *site[1:]) for _, network in points]
-            for site in dict.fromkeys(site for site, *_ in (*self._collectives, *self._transfers))
+            for site in {*(key[0] for key in self._collectives), *(key[0] for key in self._transfers)}
         }
         collectives = [
             [

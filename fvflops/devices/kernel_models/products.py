@@ -148,4 +148,5 @@ def _waves(blocks: int, gpu: Processor, figures: ProductFigures) -> float:
 def combine(computing: float, moving: float, overlap: float) -> float:
     """Return the seconds of computing and moving: their norm, 1 one after the other, infinity the longer of both."""
     larger, smaller = (computing, moving) if computing > moving else (moving, computing)
-    return larger * (1 + (smaller / larger) ** overlap) ** (1 / overlap)
+    factor: float = (1 + (smaller / larger) ** overlap) ** (1 / overlap)
+    return larger * factor

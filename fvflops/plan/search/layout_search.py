@@ -257,7 +257,7 @@ class _Search:
             cost = self._costs.get(replace(candidate.measured_on(self._gpus), micro_batch=1).command(), "")
             if number not in self._results and not isinstance(cost, str):
                 peak = least_peak(candidate, cost, workload.layers)
-                lack = describe_shortage(peak, workload.timing.device, self._gpus, at_least=True)
+                lack = describe_shortage(peak, workload.timing.device, candidate.mesh, at_least=True)
                 if lack:
                     self._bounds[number] = 0.0, peak
                     self._decide(number, "does not fit", lack)

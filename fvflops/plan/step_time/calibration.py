@@ -215,7 +215,7 @@ class KernelTimer:
         if self.efficiency.kernels is None or not (kernel.nbytes or kernel.macs):
             return self.bound(kernel)
         shape = kernel.shape
-        kind, figures = self.figures_of(kernel)
+        _, figures = self.figures_of(kernel)
         if isinstance(shape, Product):
             return product_seconds(shape, self._processor(kernel.dtype), figures)
         if isinstance(shape, Attention):
@@ -322,7 +322,7 @@ def _read_entries(file: str, key: str, read: Callable[[Node, str], Read]) -> dic
 def _read_efficiency(node: Node, name: str) -> tuple[Efficiency, bool]:
     found = node.fields(f"the efficiency of {name}", (*_NUMBERS, _OF, "source"))
     _require(node, found, name, "source")
-    numbers = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
+    numbers: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
     of = found[_OF].text(f"{_OF} of {name}") if _OF in found else _REFERENCES[0]
     if of not in _REFERENCES:
         raise found[_OF].error(f"{_OF} of {name} must be {' or '.join(_REFERENCES)}; got {truncate(of)!r}")
