@@ -39,8 +39,8 @@ class TrainingRun:
     first, without axes of size 1; a data-parallel rank (an index of dp and fsdp) processes `local_batch` sequences a
     step in microbatches of `micro_batch`, None where that is not known. `device` is a name of configs/devices.yaml;
     `memory_bandwidth` (bytes/s) and `clock`, a share of its clock, are stated where the device has others.
-    `node_gbps` are the Gbit/s between
-    `node_gbps` are the Gbit/s between nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced in `reduced_in`, dtypes of torch.
+    `node_gbps` are the Gbit/s between nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced
+    in `reduced_in`, dtypes of torch.
     `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`, `virtual_stages` the stages of each pipeline
     rank, None where that is not known.
 

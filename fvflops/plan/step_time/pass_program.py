@@ -95,6 +95,7 @@ def read_program(
     added: Sequence[Call] = (),
     beside: Mapping[int, Sequence[Call]] | None = None,
     needed: Mapping[int, Sequence[Call]] | None = None,
+    waits: bool = True,
 ) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
@@ -103,7 +104,8 @@ def read_program(
     and writes the results that later ops read.
 
     Three kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
-    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits;
+    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass `waits`, or
+    only the optimizer's step;
     `needed` is position of an event → calls that begin before the first one, for whose collectives this one waits.
     Those among the ops of a fused module follow its kernel.
 
@@ -111,7 +113,8 @@ def read_program(
     """
     if trace.events is None:
         raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
-    return _Compiler(trace, fused).compile(trace.events[begin:end], added, beside or {}, needed or {})
+    compiler = _Compiler(trace, fused)
+    return compiler.compile(trace.events[begin:end], added, beside or {}, needed or {}, waits=waits)
 
 
 class _Compiler:
@@ -142,6 +145,8 @@ class _Compiler:
         added: Sequence[Call],
         beside: Mapping[int, Sequence[Call]],
         needed: Mapping[int, Sequence[Call]],
+        *,
+        waits: bool,
     ) -> Program:
         for position, event in enumerate(events):
             if event.kind == "op":
@@ -161,7 +166,8 @@ class _Compiler:
         self._end_group()
         self._add_delayed()
         self._end_run()
-        self._items += map(Wait, self._beside)
+        if waits:
+            self._items += map(Wait, self._beside)
         self._add_calls(added)
         return Program(tuple(self._items), tuple(self._launches), dict(self._unknown), dict(self._bytes_only))
 

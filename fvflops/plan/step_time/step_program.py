@@ -150,6 +150,8 @@ def read_step(
                     overlapped["needed"] = gather_buckets(recorded, gradients, bucket_cap_mb)
                 elif kind:
                     overlapped["beside"] = overlap_buckets(recorded, kind, gradients, bucket_cap_mb)
+                    # DDP waits at the end of the pass, Megatron-Core before the optimizer's step.
+                    overlapped["waits"] = kind == "allreduce"
                 program = read_program(
                     *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, **overlapped
                 )
