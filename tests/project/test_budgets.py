@@ -14,26 +14,26 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (74504, 430),
+    "fvflops": (76436, 442),
     "fvflops/analysis": (3046, 19),
     "fvflops/capture": (18855, 112),
-    "fvflops/cli": (5301, 33),
+    "fvflops/cli": (5338, 33),
     "fvflops/comparison": (4266, 17),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1779, 13),
-    "fvflops/devices": (901, 4),
+    "fvflops/devices": (1822, 13),
     "fvflops/formulas": (4118, 27),
     "fvflops/integrations": (789, 7),
     "fvflops/measure": (5782, 23),
-    "fvflops/plan": (10158, 50),
+    "fvflops/plan": (11115, 53),
     "fvflops/reports": (5044, 35),
     "fvflops/sources": (4451, 32),
     "fvflops/sweep": (2104, 11),
-    "fvflops/trace": (3499, 22),
+    "fvflops/trace": (3510, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (68256, 384),
-    "tools": (9786, 73),
+    "tests": (69566, 393),
+    "tools": (11674, 88),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.

@@ -38,11 +38,10 @@ class TrainingRun:
     `dataset` is a key of `FILES`, `line` the line of its file. `mesh` is axis → size as in `plan_rank`, outermost
     first, without axes of size 1; a data-parallel rank (an index of dp and fsdp) processes `local_batch` sequences a
     step in microbatches of `micro_batch`, None where that is not known. `device` is a name of configs/devices.yaml;
-    `memory_bandwidth` (bytes/s) and `clock`, a share of its clock, are stated where the device has others.
-    `node_gbps` are the Gbit/s between nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced
-    in `reduced_in`, dtypes of torch.
-    `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`, `virtual_stages` the stages of each pipeline
-    rank, None where that is not known.
+    `memory_bandwidth` (bytes/s) and `clock`, a share of its clock, are stated where the device has others. `node_gbps`
+    are the Gbit/s between nodes for each GPU. Parameters are gathered in `gathered_in` and gradients reduced in
+    `reduced_in`, dtypes of torch. `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`,
+    `virtual_stages` the stages of each pipeline rank, None where that is not known.
 
     What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
     formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who
