@@ -88,7 +88,7 @@ def folder(tmp_path_factory):
     )
     shutil.copy(ROOT / "tests/data/cuda_chrome_trace.json", folder / "chrome.json")
     shutil.copy(ROOT / "configs/fvcore.yaml", folder / "table.yaml")
-    efficiency = "efficiencies:\n  Chip:\n    matmul: 0.8\n    tile: [128, 64]\n    launch: 2e-6\n    source: me\n"
+    efficiency = "efficiencies:\n  Chip:\n    matmul: 0.8\n    of: peaks\n    launch: 2e-6\n    source: me\n"
     (folder / "efficiency.yaml").write_text(efficiency)
     links = "\n".join(f"    {name}: {{bandwidth: 10e9, latency: 1e-6}}" for name in ("inside", "between"))
     network = f"networks:\n  Ring:\n    gpus_per_node: 4\n{links}\n    source: me\n"

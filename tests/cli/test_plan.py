@@ -106,7 +106,7 @@ def test_networks_and_efficiencies_of_files(capsys, tmp_path):
     text = output_of(capsys, *STEP, "--mesh", "dp=4", *options)
     assert "Network Mine: my cables." in text and "Efficiency of H100 SXM: my GPU." in text
     assert main([*STEP, "--mesh", "dp=4", "--efficiency", "H100"]) == 2
-    assert "--efficiency H100: write FILE.yaml, or FILE.yaml:NAME" in capsys.readouterr().err
+    assert "no software 'H100'" in capsys.readouterr().err
 
 
 def test_modules_are_chosen(capsys):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fvflops import find_efficiency
+from fvflops.devices.kernel_models.figures import find_figures
 from fvflops.zoo import megatron_gpt
 from tests.support.tools import load_tool
 
@@ -83,7 +84,9 @@ def test_a_batch_takes_as_long_as_the_package_simulates():
     expected = [
         [
             fitting.predict_seconds(
-                item, found.efficiency(), found.network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps)
+                item,
+                replace(found.efficiency(), kernels=find_figures(device_of(item.run))),
+                found.network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps),
             )
             for item in items
         ]

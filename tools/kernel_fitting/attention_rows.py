@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from fvflops.devices.kernel_models.attention import (
+from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
+from fvflops.devices.kernel_models.fused_attention import (
     Attention,
     AttentionFigures,
     attention_seconds,
 )
-from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
 from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 
 # Latent attention of DeepSeek-V2 and -V3: elements of a key and a value of a head, and of the latent ones.

@@ -17,7 +17,7 @@ from fvflops.reports.formula_rows import examples_report, row_report, rows_repor
 EXAMPLES = (
     "fvflops ops linear",
     "fvflops ops --convention fvcore",
-    "fvflops ops aten::mm --time '8192 4096 bfloat16, 4096 4096 bfloat16' --device H100",
+    "fvflops ops mm --time '8192 4096, 4096 512' --device H100",
     "fvflops ops --check --table mine.yaml --import my_ops",
 )
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'SIZES, ...'",
         help="estimated time of a call with these tensors, written as in a row's example: '8192 4096 bfloat16, ...'",
     )
-    parser.add_argument("--device", help="accelerator of --time: H100, or FILE.yaml:NAME")
+    parser.add_argument("--device", metavar="NAME", help="accelerator of --time: H100, or FILE.yaml:NAME")
     add_imports(parser, help="module that registers ops, so that their rows can be checked and explained")
     add_report(parser)
 

@@ -46,7 +46,17 @@ EXAMPLES = (
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
 RARE = (
     *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
-    *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--offload", "--sort"),
+    *(
+        "--optimizer-sharding",
+        "--gradient-dtype",
+        "--efficiency",
+        "--fused",
+        "--bucket-cap-mb",
+        "--watts",
+        "--price",
+        "--offload",
+        "--sort",
+    ),
 )
 _OPTIMIZER = "AdamW"  # default
 # Options of a plan that all layouts of a search have.
@@ -86,7 +96,7 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
         --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
             of the device's nodes, where its entry in networks.yaml names the device
-        --efficiency FILE  how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the
+        --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default: the
             shipped figures
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
             repeated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from fvflops.devices.kernel_models.attention import DECODED, OVERLAP, Attention
+from fvflops.devices.kernel_models.fused_attention import DECODED, OVERLAP, Attention
 from fvflops.devices.kernel_models.memory_bound import moving_seconds
 from fvflops.devices.kernel_models.products import Processor, combine
 

@@ -12,7 +12,7 @@ from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.count_trace import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
-from fvflops.devices.kernel_models.attention import Attention
+from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product
 from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table

@@ -27,7 +27,7 @@ def test_attention_by_mask_window_and_new_tokens():
     full = estimate_op("aten::scaled_dot_product_attention", [shape] * 3, device="H100")
     causal = estimate_op("aten::scaled_dot_product_attention", [shape] * 3, device="H100", is_causal=True)
     assert full.kind == causal.kind == "attention"
-    assert 0.45 < causal.seconds / full.seconds < 0.65
+    assert 0.45 < causal.seconds / full.seconds < 0.7
     cached = [(2, 32, 1, 128), shape, shape]
     decoded = estimate_op("aten::scaled_dot_product_attention", cached, device="H100")
     assert decoded.bound_seconds < decoded.seconds < causal.seconds / 5

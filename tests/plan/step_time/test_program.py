@@ -61,7 +61,7 @@ def test_a_product_has_its_shape_and_dtype():
     assert kernel.shape == Product(16, 64, 32)
     assert kernel.nbytes == 2 * (16 * 32 + 64 * 32 + 16 * 64)
     (batched,) = kernels_of(torch.bmm, torch.ones(3, 40, 50), torch.ones(3, 50, 60))
-    assert batched.shape == Product(40, 60, 50, batch=3, operand_bytes=4, result_bytes=4)
+    assert batched.shape == Product(40, 60, 50, batch=3, operand_bytes=4, result_bytes=4, alignment=8)
 
 
 def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kernels():
