@@ -186,7 +186,8 @@ def shown():
         "candidate": search.best()[0].candidate,
         "efficiency": estimate.efficiency,
         "network": estimate.network,
-        "link": estimate.network.inside,
+        "link": estimate.network.between,
+        "op estimate": fvflops.estimate_op("mm", [(4, 8), (8, 4)], device="H100"),
         "training cost": estimate.cost_to_train(15e12, price=2.5, watts=700),
         "master weights": fvflops.MasterWeights(net.parameters(), torch.optim.AdamW),
     }

@@ -96,8 +96,8 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
         --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
             of the device's nodes, where its entry in networks.yaml names the device
-        --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default: the
-            shipped figures
+        --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default:
+            the newest software
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
             repeated
         --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple
 
+from fvflops.text import record_repr
+
 # Bytes of a payload that NCCL's protocol LL moves in the time in which LL128 moves one: 4 of 8 for 120 of 128.
 _LL = 8 / 15
 # Fraction of the speed with fences that GPUs reach whose switch adds; H100 and B200 have the same.
@@ -86,12 +88,14 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
     return figures.start + steps * figures.step + min(best, figures.fence + moving / figures.fenced)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NodeLink:
     """A GPU's link inside a node whose collectives were measured."""
 
     fabric: Fabric
     figures: CollectiveFigures
+
+    __repr__ = record_repr
 
     @property
     def bandwidth(self) -> float:

@@ -49,7 +49,7 @@ def small():
 
 def test_every_candidate_divides_the_gpus_and_the_batch():
     candidates = Space(48, 8, 96, layers=12).list_candidates()
-    assert len(candidates) == len({str(asdict(candidate)) for candidate in candidates}) > 100
+    assert len(candidates) == len({str(dataclasses.asdict(candidate)) for candidate in candidates}) > 100
     for candidate in candidates:
         assert math.prod(candidate.mesh.values()) == 48
         replicas = candidate.size("dp") * candidate.size("fsdp")
