@@ -14,14 +14,14 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (76446, 442),
+    "fvflops": (76453, 442),
     "fvflops/analysis": (3046, 19),
     "fvflops/capture": (18855, 112),
     "fvflops/cli": (5348, 33),
     "fvflops/comparison": (4266, 17),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1779, 13),
-    "fvflops/devices": (1822, 13),
+    "fvflops/devices": (1829, 13),
     "fvflops/formulas": (4118, 27),
     "fvflops/integrations": (789, 7),
     "fvflops/measure": (5782, 23),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3510, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (69571, 393),
+    "tests": (69572, 393),
     "tools": (11674, 88),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -35,6 +35,8 @@ CLASSES: Mapping[str, type] = {
     "peers": PeerFigures,
 }
 _CAPABILITY = "capability"
+# Classes of most kernels of a training step.
+_STEPS = ("product", "attention", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
         by_class[kind] = (
             measured[name].by_class[kind] if name else _average([i.by_class[kind] for i in measured.values()])
         )
-    source = f"of {' and '.join(dict.fromkeys(devices.values()))}, {next(iter(entries.values())).source}"
+    measured_on = dict.fromkeys(devices[kind] for kind in _STEPS)
+    source = f"of {' and '.join(measured_on)}, {next(iter(entries.values())).source}"
     if device.name not in entries:
         source = f"not measured for {device.name}: {source}"
     return KernelFigures(capability=device.capability, by_class=by_class, devices=devices, source=source)
