@@ -43,7 +43,7 @@ class Group(NamedTuple):
     the result. `missed` is the part of the second operands that is not in the cache, `alignment` as of a Product.
     """
 
-    counts: tuple[tuple[int, int], ...]
+    counts: tuple[tuple[int, float], ...]
     columns: int
     inner: int
     row_bytes: float = 2.0
@@ -135,11 +135,11 @@ def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> floa
 
 
 @lru_cache(maxsize=4096)
-def _rows_of_tiles(counts: tuple[tuple[int, int], ...], height: int) -> int:
+def _rows_of_tiles(counts: tuple[tuple[int, float], ...], height: int) -> float:
     return sum(ceil(rows / height) * count for rows, count in counts)
 
 
-def _waves(blocks: int, gpu: Processor, figures: ProductFigures) -> float:
+def _waves(blocks: float, gpu: Processor, figures: ProductFigures) -> float:
     """Return how many times a multiprocessor's blocks follow each other."""
     waves = blocks / gpu.multiprocessors
     return 1.0 if waves <= 1 else figures.whole_waves * ceil(waves) + (1 - figures.whole_waves) * waves

@@ -1,0 +1,145 @@
+"""The cache of a language model: what each layer keeps of a sequence, and its bytes, as the cache object holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+# Kinds of layers by what their cache keeps of each sequence.
+KINDS = ("full", "sliding window", "latent", "cross attention", "state")
+
+
+class CacheLayer(NamedTuple):
+    """What layers keep of one sequence.
+
+    `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit. A "latent"
+    layer keeps one compressed vector of a token for all heads; "cross attention" keeps tokens of the encoder. `state`
+    are bytes that do not depend on the length, and `shape` is that of the largest state: heads, keys, values.
+    """
+
+    kind: str
+    token: int = 0
+    heads: int = 0
+    window: int = 0
+    state: int = 0
+    shape: tuple[int, ...] = ()
+
+    def kept(self, tokens: int) -> int:
+        """Return how many of a sequence's tokens are kept."""
+        return min(tokens, self.window) if self.window else tokens
+
+    def nbytes(self, tokens: int, element: float = 2.0, *, ranks: int = 1) -> float:
+        """Return the bytes for a sequence of `tokens` tokens, on one of `ranks` that divide the heads."""
+        share = 1.0 if self.kind == "latent" else max(1.0 / ranks, 1.0 / self.heads) if self.heads else 1.0 / ranks
+        return share * self.kept(tokens) * self.token * element + self.state / ranks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """The tensors of a cache object at one length: layer → name → shape and bytes of an element."""
+
+    layers: tuple[Mapping[str, tuple[tuple[int, ...], int]], ...]
+    windows: tuple[int, ...]
+    crossing: tuple[bool, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(torch.Size(shape).numel() * size for layer in self.layers for shape, size in layer.values())
+
+
+def take_snapshot(cache: Any) -> CacheSnapshot:
+    """Return the tensors of a cache object: of transformers, or any nesting of objects, lists and dicts with tensors.
+
+    >>> import torch
+    >>> take_snapshot([(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4))]).nbytes
+    512
+    """
+    layers, windows, crossing = [], [], []
+    for holder, names, is_crossing in _walk(cache, set(), "cross" in type(cache).__name__.lower()):
+        layers.append({name: (tuple(value.shape), value.element_size()) for name, value in names.items()})
+        windows.append(int(getattr(holder, "sliding_window", 0) or 0))
+        crossing.append(is_crossing)
+    return CacheSnapshot(tuple(layers), tuple(windows), tuple(crossing))
+
+
+def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[tuple[Any, dict[str, torch.Tensor], bool]]:
+    """Yield each object that holds tensors of two or more dimensions, with them and whether they are of an encoder."""
+    if id(value) in seen or isinstance(value, (torch.Tensor, torch.nn.Module, str, bytes, type)):
+        return
+    seen.add(id(value))
+    items = dict(_items(value))
+    held = {name: item for name, item in items.items() if isinstance(item, torch.Tensor) and item.dim() > 1}
+    if held:
+        yield value, held, crossing
+    for name, item in items.items():
+        if name not in held:
+            yield from _walk(item, seen, crossing or "cross" in name)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return zip((f"{index}" for index in count()), value.values())
+    if isinstance(value, (list, tuple)):
+        return ((f"{index}", item) for index, item in enumerate(value))
+    return _attributes(vars(value)) if hasattr(value, "__dict__") else ()
+
+
+def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield attributes, and the tensors of those that are dicts of tensors, such as of a layer's states."""
+    for name, value in attributes.items():
+        if isinstance(value, Mapping) and value and all(isinstance(item, torch.Tensor) for item in value.values()):
+            yield from ((f"{name}[{key}]", item) for key, item in value.items())
+        else:
+            yield name, value
+
+
+def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
+    """Return what each layer keeps, from its tensors before and after one more token of one sequence.
+
+    A tensor that grows by one in one dimension holds tokens; another one is a state. Caches with other layers after
+    the token than before, and that grow otherwise, raise ValueError.
+    """
+    if [list(layer) for layer in before.layers] != [list(layer) for layer in after.layers]:
+        raise ValueError("the cache has other tensors after one more token than before it")
+    found = zip(before.layers, after.layers, after.windows, after.crossing, strict=True)
+    return tuple(_read_layer(*layer) for layer in found)
+
+
+def _read_layer(
+    before: Mapping[str, tuple[tuple[int, ...], int]],
+    after: Mapping[str, tuple[tuple[int, ...], int]],
+    window: int,
+    crossing: bool,
+) -> CacheLayer:
+    token = heads = state = 0
+    shape: tuple[int, ...] = ()
+    for name, (sizes, element) in after.items():
+        old = before[name][0]
+        grown = [axis for axis, (first, second) in enumerate(zip(old, sizes, strict=True)) if first != second]
+        numel = torch.Size(sizes).numel()
+        if grown or crossing:
+            axis = grown[0] if grown else -2
+            if grown and (len(grown) > 1 or sizes[axis] != old[axis] + 1):
+                raise ValueError(f"a tensor {name} of the cache grew from {old} to {sizes} by one token")
+            token += numel // sizes[axis]
+            heads = sizes[1] if len(sizes) == 4 else 1
+        else:
+            state += numel * element
+            if len(sizes) == 4:
+                shape = sizes[1:]
+    kind = "cross attention" if crossing else "sliding window" if window else "full" if token else "state"
+    return CacheLayer(kind, token, heads, window, state, shape)
+
+
+def sequence_bytes(layers: Sequence[CacheLayer], tokens: int, element: float = 2.0, *, ranks: int = 1) -> float:
+    """Return the bytes of the cache of one sequence of `tokens` tokens, on one of `ranks` that divide the heads.
+
+    >>> sequence_bytes([CacheLayer("full", 2048, 8), CacheLayer("sliding window", 2048, 8, 128)], 1000)
+    4620288.0
+    """
+    return sum(layer.nbytes(tokens, element, ranks=ranks) for layer in layers)

@@ -1,0 +1,153 @@
+"""Times of the kernels of an inference engine on one GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from fvflops.devices.devices import Device
+from fvflops.devices.kernel_models.collectives import Collective, PeerFigures, peer_seconds
+from fvflops.devices.kernel_models.decoding import decode_seconds
+from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
+from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds
+from fvflops.devices.kernel_models.memory_bound import memory_seconds
+from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
+from fvflops.devices.kernel_models.products import Group, Processor, group_seconds
+from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
+from fvflops.plan.step_time.calibration import Network, NodeLink
+from fvflops.serve.serving_layout import Precision
+from fvflops.serve.serving_model import ServingError
+from fvflops.trace.process_group import ProcessGroupSpec
+
+# Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
+_PEERS = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKernels:
+    """Times of kernels on a device in seconds; without `figures` each takes its bound.
+
+    The bound of a kernel is the longer of its FLOPs at the peak of its dtype and its bytes at the memory's bandwidth.
+    """
+
+    device: Device
+    network: Network | None
+    figures: KernelFigures | None
+    _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, device: Device, network: Network | None, start: float = 1.0) -> EngineKernels:
+        """Return the kernels of a device, from its figures, those of its generation, or the mean of all.
+
+        `start` is the part of their start times that shows when one kernel follows another in a CUDA graph.
+        """
+        figures = find_figures(device)
+        if figures is not None and start != 1.0:
+            by_class = {
+                kind: {dtype: replace(item, start=start * item.start) for dtype, item in by_dtype.items()}
+                for kind, by_dtype in figures.by_class.items()
+            }
+            figures = replace(figures, by_class=by_class)
+        return cls(device, network, figures)
+
+    def bound(self) -> EngineKernels:
+        """Return the same with the bound of each kernel."""
+        return EngineKernels(self.device, self.network, None)
+
+    def processor(self, dtype: str) -> Processor:
+        """Return the peaks for a dtype, of bf16 where the device has no units for it."""
+        known = self._processors.get(dtype)
+        if known is None:
+            device = self.device
+            if device.bandwidth is None:
+                raise ServingError(f"{device.name} has no bandwidth, which a time needs: add one in bytes/s")
+            name = next((item for item in (dtype, "bf16", "fp16") if item in device.dtypes()), "")
+            if not name:
+                raise ServingError(f"{device.name} has no peak for bf16 or fp16: add one in FLOP/s")
+            known = Processor(device.multiprocessors or 1, device.peak(name), device.bandwidth)
+            self._processors[dtype] = known
+        return known
+
+    def product(self, rows: int, columns: int, inner: int, precision: Precision) -> float:
+        """Return the time of a product of `rows` tokens with a weight of `columns` by `inner` elements."""
+        if not rows:
+            return 0.0
+        gpu = self.processor(precision.dtype)
+        # Activations have the dtype of the product, weights of four bits are converted for it.
+        row_bytes = 2.0 if precision.dtype == "bf16" else precision.nbytes
+        if self.figures is None:
+            moved = inner * (rows * row_bytes + columns * precision.nbytes) + 2.0 * rows * columns
+            return max(2 * rows * columns * inner / gpu.peak, moved / gpu.bandwidth)
+        figures = self.figures.of("product", precision.dtype)
+        group = Group(((rows, 1),), columns, inner, row_bytes, precision.nbytes)
+        # Figures of fp8 and fp4 are of a product with the kernels that scale its input; in an engine the normalisation
+        # or the activation function before it does that.
+        start = self.figures.of("product", "bf16").start
+        return float(start + group_seconds(group, gpu, figures))
+
+    def prompt(self, shape: Attention, dtype: str = "bf16") -> float:
+        """Return the time of the attention of prompts, latent where keys and values differ in size."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            pairs = min(shape.keys - shape.queries / 2, shape.window) * shape.queries
+            work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
+            moved = shape.query_bytes + shape.batch * shape.keys * shape.token_bytes
+            return max(work / gpu.peak, moved / gpu.bandwidth)
+        kind = "latent" if shape.values != shape.size else "attention"
+        return attention_seconds(shape, gpu, self.figures.of(kind, dtype))
+
+    def decode(self, shape: Attention, dtype: str = "bf16") -> float:
+        """Return the time of the attention of one new token of each sequence to its cache."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            keys = min(shape.keys, shape.window)
+            work = 2 * shape.batch * shape.heads * keys * (shape.size + shape.values)
+            return max(work / gpu.peak, (shape.query_bytes + shape.batch * keys * shape.token_bytes) / gpu.bandwidth)
+        return decode_seconds(shape, gpu, self.figures.of("latent decode" if shape.latent else "decode", dtype))
+
+    def mixture(self, mixture: Mixture, precision: Precision) -> float:
+        """Return the time of a rank's experts."""
+        gpu = self.processor(precision.dtype)
+        if self.figures is None:
+            columns = (2 if mixture.gated else 1) * mixture.inner + mixture.inner
+            tokens = sum(height * count for height, count in mixture.rows)
+            touched = sum(count for height, count in mixture.rows if height)
+            work = 2 * tokens * mixture.hidden * columns
+            moved = touched * mixture.hidden * columns * mixture.weight_bytes + 4.0 * tokens * mixture.hidden
+            return max(work / gpu.peak, moved / gpu.bandwidth)
+        return mixture_seconds(mixture, gpu, self.figures.of("mixture", precision.figures or precision.dtype))
+
+    def state(self, shape: Recurrence) -> float:
+        """Return the time of a recurrent layer on new tokens of sequences with a state."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            return (shape.token_bytes + shape.state_bytes) / gpu.bandwidth
+        if shape.tokens == 1:
+            return recurrent_step_seconds(shape, gpu, self.figures.of("memory", ""))
+        return recurrent_seconds(shape, gpu, self.figures.of("recurrent", ""))
+
+    def moved(self, nbytes: float) -> float:
+        """Return the time of a kernel that reads and writes so many bytes."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            return nbytes / gpu.bandwidth
+        return memory_seconds(nbytes, gpu.bandwidth, self.figures.of("memory", ""))
+
+    def collective(self, kind: str, ranks: int, nbytes: float) -> float:
+        """Return the time of a collective of neighbouring ranks; small sums inside a node are the engine's own."""
+        if ranks < 2 or not nbytes:
+            return 0.0
+        if self.network is None:
+            raise ServingError(f"{ranks} GPUs of {self.device.name} need a network: name one by --network")
+        inside = self.network.inside
+        if self.figures is None:
+            link = inside.fabric.bandwidth if isinstance(inside, NodeLink) else inside.bandwidth
+            link = link if ranks <= self.network.gpus_per_node else self.network.between.bandwidth
+            return (2 if kind == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks / link
+        seconds = self.network.seconds(kind, math.ceil(nbytes), ProcessGroupSpec("", ranks, "tp", 0, 1))
+        own = isinstance(inside, NodeLink) and kind == "all_reduce" and nbytes <= _PEERS
+        if own and ranks <= self.network.gpus_per_node and isinstance(inside, NodeLink):
+            figures: PeerFigures = self.figures.of("peers", "")
+            seconds = min(seconds, peer_seconds(Collective(kind, ranks, nbytes), inside.fabric, figures))
+        return seconds
+

@@ -1,0 +1,241 @@
+"""The time of one step of an inference engine: chunks of prompts and one token of each decoding sequence."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fvflops.devices.kernel_models.fused_attention import Attention
+from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
+from fvflops.devices.kernel_models.recurrent import Recurrence
+from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
+from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingModel
+
+# Classes of a step's time.
+CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
+_BF16 = WEIGHTS["bf16"]
+
+
+class EngineFigures(NamedTuple):
+    """What an engine adds to its kernels, in seconds.
+
+    `step` is the time of a step on the host in which the GPU waits, `sequence` that for each running sequence,
+    `kernel` the gap between two kernels of a CUDA graph. `slower` are factors of the kernels' times under load: of
+    those that compute, and of those that move memory.
+    """
+
+    step: float = 0.0
+    sequence: float = 0.0
+    kernel: float = 0.0
+    prompt: float = 0.0
+
+
+class Work(NamedTuple):
+    """What one step runs on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
+
+    `cached` is the sum of the tokens in the caches of those that decode.
+    """
+
+    chunks: tuple[tuple[int, int], ...] = ()
+    decoding: int = 0
+    cached: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the step."""
+        return sum(new for new, _ in self.chunks) + self.decoding
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of which the step computes logits."""
+        return len(self.chunks) + self.decoding
+
+
+class _Merged(NamedTuple):
+    """Products of one input that an engine runs as one, by the sizes that a rank has."""
+
+    columns: int
+    inner: int
+    per_sequence: bool
+    precision: Precision
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """Times of steps of a model in a layout; `figures` are of the engine."""
+
+    model: ServingModel
+    layout: ServingLayout
+    kernels: EngineKernels
+    figures: EngineFigures = EngineFigures()
+    spread: float = 0.0
+    _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
+    _by_tokens: dict[tuple[int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_products", _merge(self.model.projections, self.layout, bool(self.model.experts)))
+
+    def seconds(self, work: Work) -> float:
+        """Return the time of a step."""
+        return sum(self.by_class(work).values())
+
+    def by_class(self, work: Work) -> dict[str, float]:
+        """Return class → seconds of a step, over the stages of a pipeline one after the other."""
+        if not work.tokens:
+            return dict.fromkeys(CLASSES, 0.0)
+        engine = self.figures.step + self.figures.sequence * work.decoding + self.figures.kernel * self._launches()
+        engine += self.figures.prompt * bool(work.chunks)
+        return {
+            "products": self._product_seconds(work),
+            "attention": self._attention_seconds(work),
+            "experts": self._expert_seconds(work.tokens),
+            "states": self._state_seconds(work),
+            "memory-bound": self._moved_seconds(work.tokens),
+            "collectives": self._collective_seconds(work.tokens),
+            "engine": engine,
+        }
+
+    def _launches(self) -> int:
+        """Return the kernels of a step besides those of products: about one for the input of each product."""
+        model = self.model
+        products = sum(self._products.values())
+        return 2 * products + 2 * sum(model.attention.values()) + 4 * model.mixtures + 2 * sum(model.states.values())
+
+    def _product_seconds(self, work: Work) -> float:
+        total = 0.0
+        for item, count in self._products.items():
+            rows = work.sequences if item.per_sequence else work.tokens
+            total += count * self.kernels.product(rows, item.columns, item.inner, item.precision)
+        return total
+
+    def _attention_seconds(self, work: Work) -> float:
+        dtype = self.layout.cache
+        total = 0.0
+        for layer, count in self.model.attention.items():
+            for new, cached in work.chunks:
+                total += count * self.kernels.prompt(self._prompt(layer, new, cached), dtype)
+            if work.decoding:
+                keys = max(1, round(work.cached / work.decoding) + 1)
+                total += count * self.kernels.decode(self._decode(layer, work.decoding, keys), dtype)
+        return total
+
+    def _heads(self, layer: AttentionLayer) -> tuple[int, int]:
+        """Return the heads of queries and of keys that a rank has."""
+        heads = max(1, layer.heads // self.layout.tensor)
+        return heads, min(heads, max(1, layer.cache.heads // self.layout.tensor))
+
+    def _prompt(self, layer: AttentionLayer, new: int, cached: int) -> Attention:
+        heads, key_heads = self._heads(layer)
+        if layer.cache.kind == "latent":
+            key_heads = heads
+        return Attention(
+            batch=1,
+            queries=new,
+            keys=new + cached,
+            heads=heads,
+            key_heads=key_heads,
+            size=layer.key_size,
+            window=layer.cache.window or math.inf,
+            key_bytes=2.0 if layer.cache.kind == "latent" else CACHES[self.layout.cache],
+            appends=True,
+            value_size=layer.value_size,
+        )
+
+    def _decode(self, layer: AttentionLayer, batch: int, keys: int) -> Attention:
+        heads, key_heads = self._heads(layer)
+        is_latent = layer.cache.kind == "latent"
+        size = layer.cache.token if is_latent else layer.key_size
+        return Attention(
+            batch=batch,
+            queries=1,
+            keys=keys,
+            heads=heads,
+            key_heads=1 if is_latent else key_heads,
+            size=size,
+            window=layer.cache.window or math.inf,
+            key_bytes=CACHES[self.layout.cache],
+            value_size=size - (layer.key_size - layer.value_size) if is_latent else layer.value_size,
+            latent=is_latent,
+        )
+
+    def _expert_seconds(self, tokens: int) -> float:
+        layout = self.layout
+        precision = WEIGHTS[layout.weights]
+        divided = layout.tensor * layout.data // layout.expert
+        everyone = tokens * layout.data
+        total = 0.0
+        for layer, count in self.model.experts.items():
+            rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)
+            element = 2.0 if precision.dtype == "bf16" else precision.nbytes
+            inner = max(1, layer.inner // divided)
+            shape = Mixture(
+                everyone, layer.topk, rows, layer.hidden, inner, precision.nbytes, element, gated=layer.gated
+            )
+            total += count * self.kernels.mixture(shape, precision)
+        return total
+
+    def _state_seconds(self, work: Work) -> float:
+        total = 0.0
+        for layer, count in self.model.states.items():
+            heads = max(1, layer.heads // self.layout.tensor)
+            shape = Recurrence(work.decoding, 1, heads, heads, layer.key_size, layer.value_size)
+            if work.decoding:
+                total += count * self.kernels.state(shape)
+            for new, _ in work.chunks:
+                total += count * self.kernels.state(shape._replace(batch=1, tokens=new))
+        return total
+
+    def _moved_seconds(self, tokens: int) -> float:
+        """Return the time of kernels between products: each reads and writes about three times a product's input."""
+        moved: Counter[int] = Counter()
+        for item, count in self._products.items():
+            if not item.per_sequence:
+                moved[item.inner] += count
+        return sum(count * self.kernels.moved(3 * 2.0 * tokens * inner) for inner, count in moved.items())
+
+    def _collective_seconds(self, tokens: int) -> float:
+        model, layout, kernels = self.model, self.layout, self.kernels
+        payload = 2.0 * tokens * model.hidden
+        sums = model.reductions
+        total = 0.0
+        if layout.data > 1 or layout.expert > 1:
+            sums -= model.mixtures
+            ranks = layout.tensor * layout.data
+            if layout.expert > 1:
+                topk = max((layer.topk for layer in model.experts), default=0)
+                sent = payload * min(topk, layout.expert) / max(1, layout.tensor)
+                total += model.mixtures * 2 * kernels.collective("all_to_all", ranks, sent)
+            else:
+                total += model.mixtures * 2 * kernels.collective("all_gather", ranks, payload * layout.data)
+        total += sums * kernels.collective("all_reduce", layout.tensor, payload)
+        return total + (layout.pipeline - 1) * (kernels.collective("send", 2, payload) if layout.pipeline > 1 else 0)
+
+
+def _merge(projections: Mapping[Projection, int], layout: ServingLayout, has_experts: bool) -> Mapping[_Merged, int]:
+    """Return the products of a rank; those of one input are one, as of queries, keys and values."""
+    quantized = WEIGHTS[layout.weights]
+    if quantized.only_experts and has_experts:
+        quantized = _BF16
+    together: dict[tuple[object, ...], list[tuple[Projection, int]]] = defaultdict(list)
+    for item, count in projections.items():
+        parent = item.name.rpartition(".")[0]
+        key = (parent, item.inner, item.divided, count) if item.divided == "columns" else (item, count)
+        together[key].append((item, count))
+    found: Counter[_Merged] = Counter()
+    for items in together.values():
+        first, count = items[0]
+        columns = sum(_divided_columns(item, layout.tensor) for item, _ in items)
+        inner = first.inner // layout.tensor if first.divided == "rows" else first.inner
+        precision = quantized if first.is_quantized else _BF16
+        found[_Merged(columns, max(1, inner), first.per_sequence, precision)] += count
+    return found
+
+
+def _divided_columns(item: Projection, ranks: int) -> int:
+    if item.divided != "columns":
+        return item.columns
+    return math.ceil(item.columns / min(ranks, item.heads or ranks))

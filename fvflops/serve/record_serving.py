@@ -1,0 +1,42 @@
+"""Record a language model's prompt and next token by shapes, and read what serving it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+from torch import nn
+
+from fvflops.analysis.model_counts import parameter_count
+from fvflops.comparison.decoder import Decoder
+from fvflops.formulas import resolve_table
+from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
+from fvflops.serve.serving_model import ServingModel, read_serving_model
+
+# Tokens of the recorded prompt: 67 keys are in no other size of a model.
+_PROMPT = 66
+
+
+def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
+    """Return what serving a causal language model takes, and its cache after a prompt and after one more token.
+
+    `model` is as for `generation_cost`, and may be on the meta device; nothing is computed. Raise ScalingError or
+    ServingError for a model that cannot be served from a cache of one sequence.
+    """
+    snapshots: list[CacheSnapshot] = []
+
+    def look(cache: Any) -> None:
+        snapshots.append(take_snapshot(cache))
+
+    decoder = Decoder(model, 1, resolve_table("default"), {"execution": "shapes"})
+    prefill, decode = decoder.record(_PROMPT, 1, look)
+    before, after = snapshots
+    serving = read_serving_model(
+        name or type(model).__name__,
+        prefill,
+        decode,
+        read_cache(before, after),
+        prompt=_PROMPT,
+        parameters=parameter_count(model)[""],
+    )
+    return serving, (before, after)

@@ -1,0 +1,293 @@
+"""What an inference engine runs for one token of a model: products, attention, mixtures, and states, from a recording."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fvflops.devices.kernel_models.fused_attention import Attention
+from fvflops.plan.step_time.kernel_times import kernel_of
+from fvflops.serve.cache_size import CacheLayer
+from fvflops.trace import TensorSpec, Trace
+
+# The number of a layer in a module's name.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts".
+_LAYER_PART = re.compile(r".*?\.\d+\.[^.]+")
+_GROUPED = "aten::_grouped_mm"
+
+
+class ServingError(ValueError):
+    """A model whose serving cannot be estimated, or a layout that does not divide it."""
+
+
+class Projection(NamedTuple):
+    """A product of tokens with a weight of `columns` by `inner` elements.
+
+    `divided` says how ranks of tensor parallelism divide it: its "columns", its "rows" (the inner dimension, so that
+    results are summed), or "" where each rank has all of it. `heads` of keys limit the division of their columns, 0 for
+    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only.
+    """
+
+    name: str
+    columns: int
+    inner: int
+    divided: str = ""
+    heads: int = 0
+    per_sequence: bool = False
+    is_quantized: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Elements of the weight."""
+        return self.columns * self.inner
+
+
+class AttentionLayer(NamedTuple):
+    """Attention of new tokens to a cache: query heads, and the layer's cache. `latent` heads share one latent key.
+
+    `key_size` and `value_size` are elements of a head of a prompt's attention.
+    """
+
+    heads: int
+    key_size: int
+    value_size: int
+    cache: CacheLayer
+
+
+class ExpertLayer(NamedTuple):
+    """A mixture of experts with matrices of `hidden` by `inner` elements: two up where it is gated, and one down."""
+
+    experts: int
+    topk: int
+    hidden: int
+    inner: int
+    gated: bool
+
+    @property
+    def elements(self) -> int:
+        """Elements of the weights of all experts."""
+        return self.experts * (3 if self.gated else 2) * self.hidden * self.inner
+
+
+class StateLayer(NamedTuple):
+    """A layer whose cache does not grow: a state of recurrent or convolution layers, read and written by each step."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    cache: CacheLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingModel:
+    """What an engine runs for a causal language model: each part with the number of layers that have it.
+
+    `reductions` are sums over the ranks of tensor parallelism a token, and `mixtures` those of layers with experts.
+    `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
+    `embedding` of its input embeddings, 0 where they are tied to the logits' weights.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    parameters: int
+    projections: Mapping[Projection, int]
+    attention: Mapping[AttentionLayer, int]
+    experts: Mapping[ExpertLayer, int]
+    states: Mapping[StateLayer, int]
+    cache: tuple[CacheLayer, ...]
+    reductions: int
+
+    @property
+    def mixtures(self) -> int:
+        """Layers with experts."""
+        return sum(self.experts.values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token is multiplied with."""
+        idle = sum(
+            count * layer.elements * (layer.experts - layer.topk) // layer.experts
+            for layer, count in self.experts.items()
+        )
+        return self.parameters - idle
+
+
+def read_serving_model(
+    name: str, prefill: Trace, decode: Trace, cache: Sequence[CacheLayer], *, prompt: int, parameters: int
+) -> ServingModel:
+    """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
+
+    `cache` are the layers of its cache. A model without products of weights raises ServingError.
+    """
+    calls = list(_list_products(prefill))
+    steps = list(_list_products(decode))
+    weights = [call for call in calls if call.is_weight]
+    if not weights:
+        raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
+    head = weights[-1]
+    projections, reductions = _read_projections(calls, weights, prompt)
+    layers, by_module = _read_attention(steps, cache, prompt + 1)
+    return ServingModel(
+        name=name,
+        layers=len(cache),
+        hidden=head.inner,
+        vocabulary=head.columns,
+        parameters=parameters,
+        projections=Counter(_limit_division(module, item, by_module) for module, item in projections),
+        attention=Counter(by_module.values()),
+        experts=Counter(_read_experts(calls, prompt)),
+        states=Counter(_read_state(layer) for layer in layers if layer.state),
+        cache=layers,
+        reductions=reductions,
+    )
+
+
+class _Call(NamedTuple):
+    """A product of a recording: the module that runs it, its sizes, and whether one operand is a weight.
+
+    `experts` is the number of matrices of a grouped product, 0 for others; `macs` are multiply-adds.
+    """
+
+    module: str
+    rows: int
+    columns: int
+    inner: int
+    batch: int
+    macs: int
+    is_weight: bool
+    experts: int
+    values: int = 0
+
+
+def _list_products(trace: Trace) -> Iterator[_Call]:
+    """Yield the products and attention calls of a recording in order."""
+    scopes = trace.scopes()
+    for event in trace.events:
+        if event.kind != "op":
+            continue
+        signature = trace.signatures[event.item]
+        kernel = kernel_of(signature)
+        if kernel is None or kernel.shape is None or kernel.kind not in ("matmul", "attention"):
+            continue
+        module = scopes[event.stack][-1] if scopes[event.stack] else ""
+        shape = kernel.shape
+        if isinstance(shape, Attention):
+            yield _Call(
+                module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values
+            )
+            continue
+        tensors = [value for value in signature.inputs if isinstance(value, TensorSpec)]
+        experts = tensors[1].shape[0] if signature.packet == _GROUPED else 0
+        is_weight = shape.batch == 1 and not experts and "convolution" not in signature.packet
+        yield _Call(module, shape.rows, shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, experts)
+
+
+def _read_projections(
+    calls: Sequence[_Call], weights: Sequence[_Call], prompt: int
+) -> tuple[list[tuple[str, Projection]], int]:
+    """Return the products with weights and the parents of their modules, and how often ranks of tensor parallelism sum their results in a token."""
+    head = weights[-1]
+    hidden = head.inner
+    branches = defaultdict(list)
+    for call in weights[:-1]:
+        branches[call.module.rpartition(".")[0]].append(call)
+    summed = {_part_of_layer(call.module) for call in calls if call.experts}
+    logits = Projection("logits", head.columns, hidden, "columns", per_sequence=True, is_quantized=False)
+    found = [("", logits)]
+    for branch, items in branches.items():
+        has_rows = len(items) > 1 and items[-1].columns == hidden
+        if has_rows:
+            summed.add(_part_of_layer(branch))
+        for index, call in enumerate(items):
+            divided = "" if not has_rows else "rows" if call is items[-1] else "columns"
+            if divided == "columns" and _is_low_rank(call, items[index + 1 : -1], hidden):
+                divided = ""
+            name = _NUMBER.sub("*", call.module)
+            found.append((branch, Projection(name, call.columns, call.inner, divided, is_quantized=has_rows)))
+    return found, len(summed)
+
+
+def _is_low_rank(call: _Call, later: Sequence[_Call], hidden: int) -> bool:
+    """Return whether a product only reduces the hidden state for another product: all ranks need its whole result."""
+    return call.columns < hidden and any(item.inner != hidden and item.inner <= call.columns for item in later)
+
+
+def _part_of_layer(module: str) -> str:
+    """Return a module's name up to the child of its layer, such as layers.3.mlp."""
+    match = _LAYER_PART.match(module)
+    return match.group() if match else module
+
+
+def _read_experts(calls: Iterable[_Call], prompt: int) -> Iterator[ExpertLayer]:
+    by_module = defaultdict(list)
+    for call in calls:
+        if call.experts:
+            by_module[call.module].append(call)
+    for module, items in by_module.items():
+        if len(items) not in (2, 3):
+            raise ServingError(f"the mixture {module} has {len(items)} grouped products, where 2 or 3 are known")
+        up, down = items[0], items[-1]
+        gated = len(items) == 3 or up.columns == 2 * down.inner
+        yield ExpertLayer(up.experts, up.rows // prompt, up.inner, down.inner, gated)
+
+
+def _read_attention(
+    steps: Sequence[_Call], cache: Sequence[CacheLayer], keys: int
+) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
+    """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
+
+    Attention is what multiplies with `keys` cached tokens. Where a product with a weight has so many rows, it expands
+    what is cached, which is latent.
+    """
+    expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
+    by_module: dict[str, list[_Call]] = defaultdict(list)
+    for call in steps:
+        if not call.is_weight and not call.experts and keys in (call.columns, call.inner) and call.module:
+            by_module[call.module].append(call)
+    growing = [layer for layer in cache if layer.token and layer.kind != "cross attention"]
+    if len(by_module) != len(growing):
+        raise ServingError(
+            f"{len(growing)} layers have a cache that grows, but attention to {keys} tokens was recorded in "
+            f"{len(by_module)} modules"
+        )
+    kinds = iter(
+        layer._replace(kind="latent", heads=1) if module in expanded else layer
+        for module, layer in zip(by_module, growing, strict=True)
+    )
+    layers = tuple(next(kinds) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
+    of_tokens = (layer for layer in layers if layer.token and layer.kind != "cross attention")
+    found = zip(by_module.items(), of_tokens, strict=True)
+    return layers, {module: _read_heads(module, items, keys, layer) for (module, items), layer in found}
+
+
+def _limit_division(branch: str, item: Projection, by_module: Mapping[str, AttentionLayer]) -> Projection:
+    """Return a product with the heads of keys that limit its division, where its results are keys or values."""
+    layer = by_module.get(branch)
+    if layer is None or item.divided != "columns" or layer.cache.kind == "latent":
+        return item
+    heads = layer.cache.heads
+    sizes = {heads * layer.key_size, heads * layer.value_size, heads * (layer.key_size + layer.value_size)}
+    return item._replace(heads=heads) if item.columns in sizes and heads < layer.heads else item
+
+
+def _read_heads(module: str, items: Sequence[_Call], keys: int, layer: CacheLayer) -> AttentionLayer:
+    fused = [call for call in items if call.values]
+    if fused:
+        call = fused[0]
+        return AttentionLayer(call.batch, call.inner, call.values, layer)
+    scores = [call for call in items if call.columns == keys]
+    sums = [call for call in items if call.inner == keys]
+    if len(scores) != 1 or len(sums) != 1:
+        raise ServingError(f"the attention of {module} to a cache has {len(items)} products, where 2 are known")
+    return AttentionLayer(scores[0].batch * scores[0].rows, scores[0].inner, sums[0].columns, layer)
+
+
+def _read_state(layer: CacheLayer) -> StateLayer:
+    heads, keys, values = layer.shape if len(layer.shape) == 3 else (1, 1, 1)
+    return StateLayer(heads, keys, values, layer)
