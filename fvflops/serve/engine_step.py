@@ -18,6 +18,9 @@ from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection,
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
 _BF16 = WEIGHTS["bf16"]
+# Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
+# a convolution and a step of the state; choosing experts and sorting tokens.
+_ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 
 
 class EngineFigures(NamedTuple):
@@ -100,10 +103,11 @@ class EngineStep:
         }
 
     def _launches(self) -> int:
-        """Return the kernels of a step besides those of products: about one for the input of each product."""
+        """Return the kernels of a step: an input is scaled for each product of quantized weights."""
         model = self.model
-        products = sum(self._products.values())
-        return 2 * products + 2 * sum(model.attention.values()) + 4 * model.mixtures + 2 * sum(model.states.values())
+        products = sum((2 if item.precision.nbytes < 2 else 1) * count for item, count in self._products.items())
+        attention = _ATTENTION_KERNELS * sum(model.attention.values()) + _STATE_KERNELS * sum(model.states.values())
+        return products + attention + model.norms + model.activations + _ROUTER_KERNELS * model.mixtures
 
     def _product_seconds(self, work: Work) -> float:
         total = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,11 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts".
 _LAYER_PART = re.compile(r".*?\.\d+\.[^.]+")
 _GROUPED = "aten::_grouped_mm"
+
+
+# Ops of which a normalisation, and an activation function, has one.
+_NORMS = ("aten::rsqrt", "aten::native_layer_norm", "aten::_fused_rms_norm")
+_ACTIVATIONS = ("aten::silu", "aten::gelu", "aten::relu", "aten::sigmoid", "aten::tanh")
 
 
 class ServingError(ValueError):
@@ -86,7 +91,8 @@ class StateLayer(NamedTuple):
 class ServingModel:
     """What an engine runs for a causal language model: each part with the number of layers that have it.
 
-    `reductions` are sums over the ranks of tensor parallelism a token, and `mixtures` those of layers with experts.
+    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, and `activations`
+    activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
     `embedding` of its input embeddings, 0 where they are tied to the logits' weights.
     """
@@ -102,6 +108,8 @@ class ServingModel:
     states: Mapping[StateLayer, int]
     cache: tuple[CacheLayer, ...]
     reductions: int
+    norms: int
+    activations: int
 
     @property
     def mixtures(self) -> int:
@@ -132,6 +140,8 @@ def read_serving_model(
         raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
     head = weights[-1]
     projections, reductions = _read_projections(calls, weights, prompt)
+    mixed = {call.module for call in calls if call.experts}
+    mixed |= {f"{module}.act_fn" for module in mixed}
     layers, by_module = _read_attention(steps, cache, prompt + 1)
     return ServingModel(
         name=name,
@@ -145,7 +155,19 @@ def read_serving_model(
         states=Counter(_read_state(layer) for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
+        norms=sum(_count_ops(decode, _NORMS).values()),
+        activations=sum(number for module, number in _count_ops(decode, _ACTIVATIONS).items() if module not in mixed),
     )
+
+
+def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
+    """Return module → calls of some ops."""
+    scopes = trace.scopes()
+    found: Counter[str] = Counter()
+    for event in trace.events:
+        if event.kind == "op" and trace.signatures[event.item].packet in packets:
+            found[scopes[event.stack][-1] if scopes[event.stack] else ""] += 1
+    return found
 
 
 class _Call(NamedTuple):

@@ -32,7 +32,7 @@ _SHIPPED: dict[str, str | dict[str, str]] = {
     "fp8_block": {gpu: "VLLM vllm_fp8moe" for gpu in ("h100_sxm", "h200_sxm")},
     "nvfp4": "VLLM vllm_compressedtensorsw4a4nvfp4moe",
     "w4a16_mxfp4": {gpu: "VLLM vllm_gptossmxfp4moe" for gpu in ("h100_sxm", "h200_sxm")},
-    "w4a8_mxfp4_mxfp8": {gpu: "TRTLLM" for gpu in ("b200_sxm",)},
+    "w4a8_mxfp4_mxfp8": {"b200_sxm": "SGLang"},
 }
 
 
