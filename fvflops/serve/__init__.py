@@ -1,0 +1,1 @@
+"""What serving a model costs: its cache, the times of its steps, and requests through an engine."""
