@@ -1,1 +1,1 @@
-"""Estimate what serving a language model costs: its cache, the time of tokens, and requests."""
+"""What serving a language model costs: its cache, the times of its steps, and requests through an engine."""

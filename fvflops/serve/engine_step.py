@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
@@ -18,6 +21,8 @@ from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection,
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
 _BF16 = WEIGHTS["bf16"]
+# Ratio of neighbouring numbers of cached tokens for which decoding is computed.
+_GRID = 1.15
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
@@ -26,15 +31,16 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 class EngineFigures(NamedTuple):
     """What an engine adds to its kernels, in seconds.
 
-    `step` is the time of a step on the host in which the GPU waits, `sequence` that for each running sequence,
-    `kernel` the gap between two kernels of a CUDA graph. `slower` are factors of the kernels' times under load: of
-    those that compute, and of those that move memory.
+    `step` is the time of a step on the host in which the GPU waits, `sequence` that for each decoding sequence,
+    `kernel` the gap between two kernels of a CUDA graph, `prompt` what a step with prompts takes more, whose kernels
+    are launched one by one. `start` is the part of kernels' start times that shows in a CUDA graph.
     """
 
     step: float = 0.0
     sequence: float = 0.0
     kernel: float = 0.0
     prompt: float = 0.0
+    start: float = 1.0
 
 
 class Work(NamedTuple):
@@ -77,29 +83,72 @@ class EngineStep:
     figures: EngineFigures = EngineFigures()
     spread: float = 0.0
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
-    _by_tokens: dict[tuple[int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_tokens: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_keys: dict[tuple[int, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_products", _merge(self.model.projections, self.layout, bool(self.model.experts)))
 
-    def seconds(self, work: Work) -> float:
-        """Return the time of a step."""
-        return sum(self.by_class(work).values())
+    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
+        """Return the seconds of a step, as `StepTimes.seconds`."""
+        work = Work(tuple(chunks), decoding, cached)
+        rest = self._by_tokens.get((work.tokens, work.sequences))
+        if rest is None:
+            rest = self._by_tokens[work.tokens, work.sequences] = self._token_seconds(work.tokens, work.sequences)
+        return rest + self._dependent_seconds(work) + self._engine_seconds(work)
+
+    def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
+        """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
+
+        They are computed for a geometric series of cached tokens, and lie on lines between these.
+        """
+        first, last = float(cached.min()), float(cached.max())
+        low = max(0, math.floor(math.log(max(first / decoding, 1.0), _GRID)))
+        high = math.ceil(math.log(max(last / decoding, 1.0), _GRID)) + 1
+        keys = [0.0, *(_GRID**power for power in range(low, high + 1))]
+        if low == high:
+            keys.append(_GRID ** (high + 1))
+        points = torch.tensor(keys, dtype=torch.float64) * decoding
+        values = torch.tensor([self._known(decoding, key) for key in keys], dtype=torch.float64)
+        index = torch.searchsorted(points, cached.to(torch.float64), right=True).clamp(1, len(keys) - 1)
+        part = (cached - points[index - 1]) / (points[index] - points[index - 1])
+        return values[index - 1] + part * (values[index] - values[index - 1])
+
+    def _known(self, decoding: int, keys: float) -> float:
+        seconds = self._by_keys.get((decoding, keys))
+        if seconds is None:
+            seconds = self._by_keys[decoding, keys] = self.seconds((), decoding, keys * decoding)
+        return seconds
+
+    def _token_seconds(self, tokens: int, sequences: int) -> float:
+        """Return the time of what depends on the number of tokens only."""
+        return (
+            self._product_seconds(tokens, sequences)
+            + self._expert_seconds(tokens)
+            + self._moved_seconds(tokens)
+            + self._collective_seconds(tokens)
+        )
+
+    def _dependent_seconds(self, work: Work) -> float:
+        return self._attention_seconds(work) + self._state_seconds(work)
+
+    def _engine_seconds(self, work: Work) -> float:
+        figures = self.figures
+        seconds = figures.step + figures.sequence * work.decoding + figures.kernel * self._launches()
+        return seconds + (figures.prompt if work.chunks else 0.0)
 
     def by_class(self, work: Work) -> dict[str, float]:
         """Return class → seconds of a step, over the stages of a pipeline one after the other."""
         if not work.tokens:
             return dict.fromkeys(CLASSES, 0.0)
-        engine = self.figures.step + self.figures.sequence * work.decoding + self.figures.kernel * self._launches()
-        engine += self.figures.prompt * bool(work.chunks)
         return {
-            "products": self._product_seconds(work),
+            "products": self._product_seconds(work.tokens, work.sequences),
             "attention": self._attention_seconds(work),
             "experts": self._expert_seconds(work.tokens),
             "states": self._state_seconds(work),
             "memory-bound": self._moved_seconds(work.tokens),
             "collectives": self._collective_seconds(work.tokens),
-            "engine": engine,
+            "engine": self._engine_seconds(work),
         }
 
     def _launches(self) -> int:
@@ -109,10 +158,10 @@ class EngineStep:
         attention = _ATTENTION_KERNELS * sum(model.attention.values()) + _STATE_KERNELS * sum(model.states.values())
         return products + attention + model.norms + model.activations + _ROUTER_KERNELS * model.mixtures
 
-    def _product_seconds(self, work: Work) -> float:
+    def _product_seconds(self, tokens: int, sequences: int) -> float:
         total = 0.0
         for item, count in self._products.items():
-            rows = work.sequences if item.per_sequence else work.tokens
+            rows = sequences if item.per_sequence else tokens
             total += count * self.kernels.product(rows, item.columns, item.inner, item.precision)
         return total
 

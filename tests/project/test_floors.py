@@ -26,6 +26,7 @@ FLOORS = (
     ("comparison",),
     ("compat", "integrations"),
     ("sources",),
+    ("serve",),
     ("sweep",),
     ("cli",),
 )

@@ -1,0 +1,298 @@
+"""One replica's scheduler: which sequences take part in the next step, and what they do to the cache."""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+
+import torch
+from torch import Tensor
+
+from fvflops.serve.engine_settings import EngineSettings
+from fvflops.serve.kv_pages import KVPages
+from fvflops.serve.sequences import Sequence, decode_steps
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a replica does in one step, and which sequences get their first or last token by it."""
+
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    decoding: int = 0
+    cached: int | float = 0
+    begun: list[Sequence] = field(default_factory=list)
+    prefilled: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the replica has nothing to do."""
+        return not (self.chunks or self.decoding)
+
+
+class Scheduler:
+    """Queues, running sequences and cache of one replica.
+
+    All sequences that decode take part in every decode step. So each is described by the number of the step at which
+    it joined, and sums over the batch are linear in the number of the step: a step costs nothing for each sequence.
+    """
+
+    def __init__(self, settings: EngineSettings, seed: int) -> None:
+        """Begin empty."""
+        self.settings = settings
+        self.pages = KVPages(settings.pages, settings.page_size)
+        self.preemptions = 0
+        self.queued: dict[int, float] = {}
+        self.running: dict[Sequence, None] = {}
+        self.decoding = 0
+        self._seed = seed
+        self._draft = settings.decode_tokens - 1
+        self._watermark = int(settings.watermark * settings.pages)
+        self._inbox: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: list[Sequence] = []
+        self._step = 0
+        self._finishing: dict[int, list[Sequence]] = {}
+        self._finish_steps: list[int] = []
+        # Tokens in the caches of all that decode, before decode step n: offset + rate * n.
+        self._offset: int | float = 0
+        self._rate: int | float = 0
+        # Pages of sequences that are done, until their end is known to the scheduler.
+        self._leaving: list[tuple[float, int]] = []
+        self._leaving_pages = 0
+        self._final_pages = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether requests wait that did not fit when the last step was planned."""
+        return bool(self._waiting)
+
+    @property
+    def next_release(self) -> float:
+        """When pages and places of a finished sequence become free next."""
+        return self._leaving[0][0] if self._leaving else float("inf")
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Receive a sequence: it is seen when a step is planned at its arrival or later."""
+        needed = self.pages.of_tokens(sequence.final_tokens)
+        if needed > self.pages.total:
+            raise ValueError(
+                f"{sequence.request} needs {needed} pages of the cache, which has {self.pages.total}:"
+                " give the cache more pages or shorten the request"
+            )
+        self._inbox.append(sequence)
+
+    def plan(self, now: float) -> Plan:
+        """Schedule a step at a time, and bring the state to that after the step."""
+        self._look(now)
+        plan = Plan()
+        if self.settings.mixed:
+            made_room = self._make_room()
+            budget = self.settings.max_batched_tokens - self.decoding * self.settings.decode_tokens
+            self._prefill(plan, budget, admit=not made_room)
+            self._decode(plan)
+        else:
+            self._prefill(plan, self.settings.max_batched_tokens, admit=True)
+            if not plan.chunks:
+                self._make_room()
+                self._decode(plan)
+        for sequence in plan.prefilled:
+            sequence.generated += 1
+            if sequence.generated < sequence.output_tokens:
+                self._join(sequence)
+            else:
+                plan.finished.append(sequence)
+        return plan
+
+    def leave(self, sequence: Sequence, end: float) -> None:
+        """Free what a finished sequence holds, once a step is planned at `end` or later."""
+        del self.running[sequence]
+        held = self._held(sequence)
+        self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
+        self._leaving_pages += held
+        heappush(self._leaving, (end, held))
+
+    def quiet_steps(self, most: int) -> int:
+        """Return how many decode steps come before a sequence ends, starts or needs pages that are not free."""
+        if self._inbox or self._prefilling or (self._waiting and self._leaving):
+            return 0
+        if not self.decoding:
+            return 0 if self._waiting else most
+        while self._finish_steps and not self._finishing.get(self._finish_steps[0]):
+            self._finishing.pop(heappop(self._finish_steps), None)
+        return self.pages.steps_that_fit(self._step, min(most, self._finish_steps[0] - self._step - 1))
+
+    def cached_tokens(self, count: int) -> Tensor:
+        """Return the cached tokens of each of the next decode steps."""
+        steps = torch.arange(self._step + 1, self._step + 1 + count, dtype=torch.float64)
+        return steps * self._rate + self._offset
+
+    def advance(self, times: Series[float]) -> None:
+        """Take quiet decode steps, planned at these times."""
+        for sequence in self._inbox:
+            place = bisect_left(times, sequence.arrival)
+            if place < len(times):
+                self.queued.setdefault(sequence.index, times[place])
+        for time in times:
+            if self._leaving:
+                self._release(time)
+            if self.decoding:
+                self._step += 1
+                self.pages.decode_step(self._step)
+
+    def _look(self, now: float) -> None:
+        """Take notice of what ended and arrived."""
+        self._release(now)
+        while self._inbox and self._inbox[0].arrival <= now:
+            sequence = self._inbox.popleft()
+            self.queued.setdefault(sequence.index, now)
+            self._waiting.append(sequence)
+
+    def _release(self, now: float) -> None:
+        while self._leaving and self._leaving[0][0] <= now:
+            held = heappop(self._leaving)[1]
+            self._leaving_pages -= held
+            self.pages.give_back(held)
+
+    def _free(self) -> int:
+        """Return the free pages beside those of the next decode step."""
+        return self.pages.free - self.pages.wanted(self._step + 1)
+
+    def _make_room(self) -> bool:
+        """Preempt the last admitted sequences until the next decode step fits; return whether any was."""
+        before = self.preemptions
+        while self._free() < 0:
+            self._preempt(next(reversed(self.running)))
+        return self.preemptions > before
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Drop a sequence's cache; it is first among those that wait, and computes all its tokens again."""
+        self.preemptions += 1
+        del self.running[sequence]
+        self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
+        self.pages.give_back(self._held(sequence))
+        if sequence.joined < 0:
+            self._prefilling.remove(sequence)
+        else:
+            self._stop_decoding(sequence)
+        sequence.target = sequence.request.input_tokens + sequence.generated
+        sequence.computed = min(sequence.request.prefix_tokens, sequence.target - 1)
+        sequence.pages = 0
+        self._waiting.appendleft(sequence)
+
+    def _stop_decoding(self, sequence: Sequence) -> None:
+        done = self._step - sequence.joined
+        for step in sequence.page_steps(self.pages.page_size, self._draft):
+            if step > done:
+                self.pages.take_at(sequence.joined + step, -1)
+        self._finishing[sequence.joined + sequence.steps].remove(sequence)
+        self._remove_from_sums(sequence)
+        sequence.generated += sequence.tokens_after(done)
+        sequence.joined = -1
+
+    def _held(self, sequence: Sequence) -> int:
+        """Return the pages of a running sequence."""
+        if sequence.joined < 0:
+            return sequence.pages
+        done = self._step - sequence.joined
+        if not done:
+            return sequence.pages
+        tokens = min(sequence.tokens_after(done - 1) + 1 + self._draft, sequence.remaining)
+        return max(sequence.pages, self.pages.of_tokens(sequence.cached + tokens))
+
+    def _prefill(self, plan: Plan, budget: int, *, admit: bool) -> None:
+        """Add chunks of prompts within a budget of tokens: of running sequences first, then of waiting ones."""
+        for sequence in list(self._prefilling):
+            if sequence not in self.running or budget <= 0:
+                continue
+            new = min(budget, sequence.target - sequence.computed)
+            pages = self.pages.of_tokens(sequence.computed + new) - sequence.pages
+            while sequence in self.running and pages > self._free():
+                self._preempt(next(reversed(self.running)))
+                admit = False
+            if sequence in self.running:
+                self._prefilling.remove(sequence)
+                budget -= self._chunk(plan, sequence, new)
+        while admit and self._waiting:
+            new = self._admissible(budget, alone=not plan.chunks)
+            if new is None:
+                return
+            sequence = self._waiting.popleft()
+            self.running[sequence] = None
+            self._final_pages += self.pages.of_tokens(sequence.final_tokens)
+            plan.begun.append(sequence)
+            budget -= self._chunk(plan, sequence, new)
+
+    def _admissible(self, budget: int, *, alone: bool) -> int | None:
+        """Return how many tokens of the first waiting sequence this step computes; None if it cannot be admitted."""
+        sequence, settings = self._waiting[0], self.settings
+        new = sequence.target - sequence.computed
+        if len(self.running) + len(self._leaving) >= settings.max_sequences:
+            return None
+        if new and budget <= 0:
+            return None
+        if new > budget:
+            if settings.chunked_prefill:
+                new = budget
+            elif not alone:
+                return None
+        # A sequence whose cache came from elsewhere decodes at once.
+        own = self.pages.of_tokens(sequence.target + (not new))
+        own += round(settings.reserve_own * (self.pages.of_tokens(sequence.final_tokens) - own))
+        if self.running:
+            outstanding = self._final_pages - (self.pages.used - self._leaving_pages)
+            own += round(settings.reserve_running * outstanding) + self._watermark
+        return new if own <= self._free() else None
+
+    def _chunk(self, plan: Plan, sequence: Sequence, new: int) -> int:
+        """Compute tokens of a prompt in this step."""
+        pages = self.pages.of_tokens(sequence.computed + new)
+        self.pages.take(pages - sequence.pages)
+        sequence.pages = pages
+        if not new:
+            self._join(sequence)
+            return self.settings.decode_tokens
+        plan.chunks.append((new, sequence.computed))
+        sequence.computed += new
+        (self._prefilling if sequence.computed < sequence.target else plan.prefilled).append(sequence)
+        return new
+
+    def _join(self, sequence: Sequence) -> None:
+        """Let a sequence decode from the next decode step on."""
+        tokens = sequence.output_tokens - sequence.generated
+        random = Random(f"{self._seed} {sequence.index} {tokens}") if self.settings.speculation else Random()
+        sequence.begin_decoding(self._step, decode_steps(tokens, self.settings.speculation, random))
+        for step in sequence.page_steps(self.pages.page_size, self._draft):
+            self.pages.take_at(self._step + step)
+        finish = self._step + sequence.steps
+        if finish not in self._finishing:
+            self._finishing[finish] = []
+            heappush(self._finish_steps, finish)
+        self._finishing[finish].append(sequence)
+        self.decoding += 1
+        rate = sequence.tokens_a_step
+        self._rate += rate
+        self._offset += sequence.cached - rate * (sequence.joined + 1)
+
+    def _decode(self, plan: Plan) -> None:
+        """Take one decode step."""
+        if not self.decoding:
+            return
+        self._step += 1
+        self.pages.decode_step(self._step)
+        plan.decoding = self.decoding
+        plan.cached = self._offset + self._rate * self._step
+        for sequence in self._finishing.pop(self._step, ()):
+            self._remove_from_sums(sequence)
+            sequence.generated = sequence.output_tokens
+            plan.finished.append(sequence)
+
+    def _remove_from_sums(self, sequence: Sequence) -> None:
+        rate = sequence.tokens_a_step
+        self.decoding -= 1
+        self._rate -= rate
+        self._offset -= sequence.cached - rate * (sequence.joined + 1)
+        if not self.decoding:
+            self._rate = self._offset = 0
