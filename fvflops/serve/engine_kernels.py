@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fvflops.devices.devices import Device
-from fvflops.devices.kernel_models.collectives import Collective, PeerFigures, peer_seconds
+from fvflops.devices.kernel_models.collectives import Collective, NodeLink, PeerFigures, peer_seconds
 from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
 from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds
@@ -14,7 +14,7 @@ from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
 from fvflops.devices.kernel_models.products import Group, Processor, group_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
-from fvflops.plan.step_time.calibration import Network, NodeLink
+from fvflops.plan.step_time.calibration import Network
 from fvflops.serve.serving_layout import Precision
 from fvflops.serve.serving_model import ServingError
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -150,4 +150,3 @@ class EngineKernels:
             figures: PeerFigures = self.figures.of("peers", "")
             seconds = min(seconds, peer_seconds(Collective(kind, ranks, nbytes), inside.fabric, figures))
         return seconds
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingModel
+from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count

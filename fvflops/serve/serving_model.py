@@ -164,7 +164,7 @@ def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
     """Return module → calls of some ops."""
     scopes = trace.scopes()
     found: Counter[str] = Counter()
-    for event in trace.events:
+    for event in trace.events or ():
         if event.kind == "op" and trace.signatures[event.item].packet in packets:
             found[scopes[event.stack][-1] if scopes[event.stack] else ""] += 1
     return found
@@ -190,7 +190,7 @@ class _Call(NamedTuple):
 def _list_products(trace: Trace) -> Iterator[_Call]:
     """Yield the products and attention calls of a recording in order."""
     scopes = trace.scopes()
-    for event in trace.events:
+    for event in trace.events or ():
         if event.kind != "op":
             continue
         signature = trace.signatures[event.item]
@@ -200,9 +200,7 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
-            yield _Call(
-                module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values
-            )
+            yield _Call(module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
             continue
         tensors = [value for value in signature.inputs if isinstance(value, TensorSpec)]
         experts = tensors[1].shape[0] if signature.packet == _GROUPED else 0
