@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -70,6 +70,14 @@ class ServingLoad:
         """Tokens of the longest sequence."""
         return self.longest or self.input_tokens + self.output_tokens
 
+    def lengths(self, spread: float = 0.0) -> Lengths:
+        """Return the lengths of prompts and outputs, which vary by a share."""
+        bounds = [
+            (max(1, round(tokens * (1 - spread))), round(tokens * (1 + spread)))
+            for tokens in (self.input_tokens, self.output_tokens)
+        ]
+        return Lengths(*bounds, self.hit_rate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -110,7 +118,7 @@ class ServingEstimate(Displayed):
     layout: ServingLayout
     load: ServingLoad
     engine: str
-    settings: EngineSettings | None
+    settings: EngineSettings
     memory: ServingMemory
     prefill: Phase
     decode: tuple[Phase, ...]
@@ -156,15 +164,34 @@ def serve_model(
     >>> estimate.memory.token, estimate.time_per_output_token > estimate.decode[0].bound_seconds
     (131072.0, True)
     """
-    device, layout, load = resolve_device(device), layout or ServingLayout(), load or ServingLoad()
+    load = load or ServingLoad()
     serving = model if isinstance(model, ServingModel) else record_serving(model, name)[0]
+    layout = layout or ServingLayout()
     check_layout(serving, layout)
+    setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
+    return _estimate(setup, load, engine)
+
+
+class EngineSetup(NamedTuple):
+    """An engine with a model: the times of its steps, the memory of each GPU, and its settings.
+
+    Without room for a cache the settings have one page.
+    """
+
+    steps: EngineStep
+    memory: ServingMemory
+    settings: EngineSettings
+
+
+def prepare_engine(
+    model: ServingModel, layout: ServingLayout, device: Device, load: ServingLoad, engine: str, network: Network | None
+) -> EngineSetup:
+    """Return an engine with a model in a layout; arguments are as of `serve_model`."""
     network = network or (assume_network(device) if layout.gpus > 1 else None)
-    kernels = EngineKernels.of(device, network)
-    steps = EngineStep(serving, layout, kernels, EngineFigures())
+    steps = EngineStep(model, layout, EngineKernels.of(device, network), EngineFigures())
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(
-        serving,
+        model,
         layout,
         device,
         length=load.length,
@@ -172,10 +199,8 @@ def serve_model(
         step_tokens=settings.max_batched_tokens,
         step_sequences=settings.max_sequences,
     )
-    if memory.cache < 0:
-        return _estimate(steps, load, engine, None, memory)
-    pages = int(memory.cache / memory.sequence * memory.length / settings.page_size)
-    return _estimate(steps, load, engine, replace(settings, pages=max(1, pages), replicas=layout.data), memory)
+    pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
+    return EngineSetup(steps, memory, replace(settings, pages=max(1, pages), replicas=layout.data))
 
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
@@ -201,15 +226,13 @@ def _settings_of(engine: str, device: Device) -> dict[str, Any]:
     return {"max_batched_tokens": _STEP_TOKENS[engine], "max_sequences": 1024}
 
 
-def _estimate(
-    steps: EngineStep, load: ServingLoad, engine: str, settings: EngineSettings | None, memory: ServingMemory
-) -> ServingEstimate:
+def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
+    steps, memory, settings = setup
     model, kernels = steps.model, steps.kernels
     bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures())
     context = load.input_tokens + load.output_tokens // 2
     fitting = int(memory.cache / (memory.sequence / memory.length * context)) if memory.cache > 0 else 1
     batches = list(takewhile(lambda batch: batch <= max(1, fitting), (_BATCHES**power for power in count())))
-    budget = settings.max_batched_tokens if settings else _STEP_TOKENS[engine]
     return ServingEstimate(
         model=model,
         device=kernels.device,
@@ -218,10 +241,10 @@ def _estimate(
         engine=engine,
         settings=settings,
         memory=memory,
-        prefill=_prefill(steps, bound, load.input_tokens, budget),
+        prefill=_prefill(steps, bound, load.input_tokens, settings.max_batched_tokens),
         decode=tuple(_decode(steps, bound, batch, context) for batch in batches),
         compute_bound=_find_compute_bound(steps, context),
-        requests=_simulate(steps, load, settings),
+        requests=_simulate(steps, load, settings) if memory.sequences >= 1 else None,
         sources=(kernels.figures.source if kernels.figures else "peaks of the device",),
     )
 
@@ -290,11 +313,9 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     return high
 
 
-def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings | None) -> SimulationResult | None:
-    """Return the simulation of a load; None without one, or where nothing fits."""
-    if settings is None:
-        return None
-    lengths = Lengths((load.input_tokens, load.input_tokens), (load.output_tokens, load.output_tokens), load.hit_rate)
+def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings) -> SimulationResult | None:
+    """Return the simulation of a load; None without one."""
+    lengths = load.lengths()
     if load.requests:
         return simulate(load.requests, settings, steps)
     if load.rate is not None:
@@ -303,5 +324,3 @@ def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings | N
         requests = client_requests(load.concurrency * _ROUNDS, lengths)
         return simulate(ClosedLoop(load.concurrency, requests), settings, steps)
     return None
-
-

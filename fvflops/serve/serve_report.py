@@ -113,8 +113,8 @@ def _tabulate_steps(estimate: ServingEstimate) -> Table:
         number_column("context"),
         number_column("seconds", "time", form=format_seconds),
         number_column("bound_seconds", "bound", form=format_seconds),
-        number_column("user", "tokens/s a user", form=format_short),
-        number_column("gpu", "tokens/s a GPU", form=format_short),
+        number_column("user", "tok/s/user", form=format_short),
+        number_column("gpu", "tok/s/GPU", form=format_short),
         text_column("longest", "most time in"),
         *data_only([number_column(name) for name in CLASSES], CLASSES),
     )
@@ -140,7 +140,9 @@ def _explain_bound(estimate: ServingEstimate) -> str:
 
 def _describe_load(estimate: ServingEstimate) -> str:
     load = estimate.load
-    lengths = f"prompts of {format_thousands(load.input_tokens)} tokens, {format_thousands(load.output_tokens)} tokens out"
+    lengths = (
+        f"prompts of {format_thousands(load.input_tokens)} tokens, {format_thousands(load.output_tokens)} tokens out"
+    )
     if load.requests:
         return f"{format_quantity(len(load.requests), 'request')} of a file"
     if load.rate is not None:
@@ -164,11 +166,10 @@ def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Itera
 
 
 def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
-    if estimate.settings is not None:
-        settings = estimate.settings
-        tokens, sequences = format_thousands(settings.max_batched_tokens), format_thousands(settings.max_sequences)
-        engine = ENGINES.get(estimate.engine, estimate.engine)
-        yield f"{engine}: at most {tokens} tokens and {sequences} sequences a step, CUDA graphs for decoding"
+    settings = estimate.settings
+    tokens, sequences = format_thousands(settings.max_batched_tokens), format_thousands(settings.max_sequences)
+    engine = ENGINES[estimate.engine]
+    yield f"{engine}: at most {tokens} tokens and {sequences} sequences a step, CUDA graphs for decoding"
     yield f"times: {'; '.join(estimate.sources)}"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.model.experts:
