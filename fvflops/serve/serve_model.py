@@ -38,8 +38,8 @@ class ServingLoad:
     """What is asked of an engine: prompts of `input_tokens`, answered with `output_tokens`.
 
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
-    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most `longest` tokens, by
-    default a prompt and its output, and `utilisation` is the part of the GPU's memory that the engine takes.
+    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most `longest`
+    tokens, by default a prompt and its output, and `utilisation` is the part of the GPU's memory that the engine takes.
     """
 
     input_tokens: int = 1024
@@ -61,8 +61,8 @@ class ServingLoad:
             raise ServingError("give one of concurrency, rate and requests")
         if self.longest is not None and self.longest < self.input_tokens + self.output_tokens:
             raise ServingError(
-                f"{self.input_tokens} + {self.output_tokens} tokens of a prompt and its output are more than the longest sequence, "
-                f"{self.longest}"
+                f"a prompt of {self.input_tokens} tokens and {self.output_tokens} tokens of output are longer than the "
+                f"longest sequence, {self.longest}"
             )
 
     @property
@@ -72,11 +72,11 @@ class ServingLoad:
 
     def lengths(self, spread: float = 0.0) -> Lengths:
         """Return the lengths of prompts and outputs, which vary by a share."""
-        bounds = [
+        inputs, outputs = (
             (max(1, round(tokens * (1 - spread))), round(tokens * (1 + spread)))
             for tokens in (self.input_tokens, self.output_tokens)
-        ]
-        return Lengths(*bounds, self.hit_rate)
+        )
+        return Lengths(inputs, outputs, self.hit_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +301,7 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
         work = Work((), batch, batch * context)
         touched = [1 - (1 - layer.topk / layer.experts) ** (batch * layout.data) for layer in steps.model.experts]
         moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
-        return 2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth
+        return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
 
     batch = next((2**power for power in range(13) if is_bound(2**power)), None)
     if batch is None or batch == 1:
