@@ -303,7 +303,7 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
         moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
         return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
 
-    batch = next((2**power for power in range(13) if is_bound(2**power)), None)
+    batch: int | None = next((2**power for power in range(13) if is_bound(2**power)), None)
     if batch is None or batch == 1:
         return batch
     low, high = batch // 2, batch

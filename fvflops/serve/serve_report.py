@@ -140,9 +140,8 @@ def _explain_bound(estimate: ServingEstimate) -> str:
 
 def _describe_load(estimate: ServingEstimate) -> str:
     load = estimate.load
-    lengths = (
-        f"prompts of {format_thousands(load.input_tokens)} tokens, {format_thousands(load.output_tokens)} tokens out"
-    )
+    inputs, outputs = format_thousands(load.input_tokens), format_thousands(load.output_tokens)
+    lengths = f"prompts of {inputs} tokens, {outputs} out"
     if load.requests:
         return f"{format_quantity(len(load.requests), 'request')} of a file"
     if load.rate is not None:
