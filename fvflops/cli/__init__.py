@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "fail where a model exceeds its budget",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
     "plan": "plan a training step on a device mesh: work of a rank, and with --device memory, time and cost",
+    "serve": "estimate what serving a language model costs: cache, first token, tokens per second, requests",
     "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
     "peak": "measure the peaks of this machine's device, for utilisations and rooflines",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -86,6 +87,22 @@ def parse_amount(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, such as 15e12 or 2.5; got {text!r}")
     return number
+
+
+def parse_seconds(text: str) -> float:
+    """Return seconds from a text such as 200ms or 1.5s, as argparse's `type`.
+
+    >>> parse_seconds("200ms"), parse_seconds("1.5s"), parse_seconds("50us")
+    (0.2, 1.5, 5e-05)
+    """
+    match = re.fullmatch(r"([0-9.]+) ?(us|ms|s)", text)
+    try:
+        seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"must be a time with its unit, such as 200ms or 1.5s; got {text!r}")
+    return seconds
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fvflops.cli.argument_values import parse_count, parse_depth, parse_sides, parse_trace_name
@@ -69,6 +70,11 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         """,
         type={"batch": parse_count, "seq": parse_count, "image_size": parse_sides, "denoising_steps": parse_count},
     )
+    add_building(parser)
+
+
+def add_building(parser: argparse.ArgumentParser) -> None:
+    """Add the options that build a MODEL."""
     add_options(
         find_group(parser, "building the model"),
         """
@@ -89,21 +95,29 @@ def model_options(
     arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
     """Return the options that build the arguments' MODEL, on a device; `inputs` defaults to the arguments'."""
-    return SourceOptions(
+    return replace(
+        building_options(arguments, device=device),
         inputs=tuple(arguments.input if inputs is None else inputs),
-        config=arguments.config,
-        device=device,
-        args=tuple(arguments.arg),
-        paths=tuple(map(os.path.abspath, arguments.path)),
         batch=arguments.batch,
         seq=arguments.seq,
         image_size=arguments.image_size,
         dtype=arguments.dtype,
+        denoising_steps=arguments.denoising_steps,
+        guidance=arguments.guidance,
+    )
+
+
+def building_options(arguments: argparse.Namespace, *, device: str | None, dtype: str | None = None) -> SourceOptions:
+    """Return the options that build the arguments' MODEL, without its inputs."""
+    return SourceOptions(
+        config=arguments.config,
+        device=device,
+        dtype=dtype,
+        args=tuple(arguments.arg),
+        paths=tuple(map(os.path.abspath, arguments.path)),
         task=arguments.task,
         adapter=None if arguments.adapter is None else os.path.abspath(arguments.adapter),
         trust_remote_code=arguments.trust_remote_code,
-        denoising_steps=arguments.denoising_steps,
-        guidance=arguments.guidance,
         trust=arguments.trust_file,
     )
 

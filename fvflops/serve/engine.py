@@ -73,9 +73,7 @@ class Engine:
 
     def look_ahead(self, plans: list[tuple[Scheduler, Plan]]) -> None:
         """Compute a run of quiet steps after a step that only decodes."""
-        if any(plan.chunks or plan.begun or plan.finished for _, plan in plans):
-            return
-        if not any(plan.decoding for _, plan in plans):
+        if not all(plan.quiet for _, plan in plans) or not any(plan.decoding for _, plan in plans):
             return
         count = self._longest_run
         for scheduler in self.schedulers:

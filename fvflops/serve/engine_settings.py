@@ -30,7 +30,8 @@ class EngineSettings:
 
     A waiting request is admitted when its whole prompt fits in the free pages beside `watermark` of all pages, with
     `reserve_own` of the pages of its output and `reserve_running` of the pages that running requests may still take.
-    If pages run out, the last admitted request is preempted and computed again later.
+    If pages run out, the last admitted request is preempted and computed again later, but for those of its pages that
+    are still in the prefix cache with `prefix_caching`.
 
     `replicas` are attention data-parallel replicas, each with requests and pages of its own, whose steps last as long
     as the slowest one's.
@@ -46,6 +47,7 @@ class EngineSettings:
     watermark: float = 0.0
     reserve_own: float = 0.0
     reserve_running: float = 0.0
+    prefix_caching: bool = True
     replicas: int = 1
     speculation: Speculation | None = None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
+from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
@@ -150,6 +151,21 @@ class EngineStep:
         own = model.mixtures if layout.data > 1 else 0
         return 2 * own + (model.reductions - own if layout.tensor > 1 else 0)
 
+    def macs(self, work: Work) -> float:
+        """Return the multiply-adds of a step on all GPUs of a replica of the weights."""
+        model = self.model
+        total = 0.0
+        for item, count in model.projections.items():
+            total += count * item.elements * (work.sequences if item.per_sequence else work.tokens)
+        for layer, count in model.experts.items():
+            total += count * layer.elements / layer.experts * layer.topk * work.tokens
+        for layer, count in model.attention.items():
+            pairs = sum(_pairs(new, cached, layer.cache) for new, cached in work.chunks)
+            if work.decoding:
+                pairs += work.decoding * layer.cache.kept(round(work.cached / work.decoding) + 1)
+            total += count * layer.heads * (layer.key_size + layer.value_size) * pairs
+        return total * self.layout.data
+
     @property
     def launches(self) -> int:
         """Kernels of a step: an input is scaled for each product of quantized weights."""
@@ -267,6 +283,16 @@ class EngineStep:
                 total += model.mixtures * 2 * kernels.collective("all_gather", ranks, payload * layout.data)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
         return total + (layout.pipeline - 1) * (kernels.collective("send", 2, payload) if layout.pipeline > 1 else 0)
+
+
+def _pairs(new: int, cached: int, cache: CacheLayer) -> int:
+    """Return the pairs of a new token and a token that it attends to, of a prompt under a causal mask."""
+    whole = new * cached + new * (new + 1) // 2
+    beyond = cached + new - cache.window
+    if not cache.window or beyond <= 0:
+        return whole
+    first = max(0, cached - cache.window)
+    return whole - (beyond * (beyond + 1) - first * (first + 1)) // 2
 
 
 def _merge(projections: Mapping[Projection, int], layout: ServingLayout, has_experts: bool) -> Mapping[_Merged, int]:

@@ -50,10 +50,10 @@ def simulate(
 
     >>> from fvflops.serve.engine_settings import engine_settings
     >>> from fvflops.serve.step_times import LinearStepTimes
-    >>> times = LinearStepTimes(weights=0.010, token=1e-4, cached_token=0, attention=0, host=0)
+    >>> times = LinearStepTimes(0.010, prompt_token=1e-4, cached_token=0, mixed_cached_token=0, attention=0)
     >>> result = simulate([Request(0.0, 200, 11)], engine_settings("vllm", 10_000), times)
     >>> round(result.ttft.mean, 4), round(result.tpot.mean, 4)
-    (0.02, 0.01)
+    (0.03, 0.01)
     """
     return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 

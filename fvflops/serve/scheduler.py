@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from random import Random
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -25,6 +25,12 @@ class Plan:
     begun: list[Sequence] = field(default_factory=list)
     prefilled: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    preempted: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the next step can be like this one, if nothing happens: none was admitted, and none could be."""
+        return not (self.chunks or self.begun or self.finished or self.preempted)
 
     @property
     def empty(self) -> bool:
@@ -87,11 +93,11 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """Schedule a step at a time, and bring the state to that after the step."""
         self._look(now)
-        plan = Plan()
+        plan, before = Plan(), self.preemptions
         if self.settings.mixed:
-            made_room = self._make_room()
+            self._make_room()
             budget = self.settings.max_batched_tokens - self.decoding * self.settings.decode_tokens
-            self._prefill(plan, budget, admit=not made_room)
+            self._prefill(plan, budget, admit=self.preemptions == before)
             self._decode(plan)
         else:
             self._prefill(plan, self.settings.max_batched_tokens, admit=True)
@@ -104,6 +110,7 @@ class Scheduler:
                 self._join(sequence)
             else:
                 plan.finished.append(sequence)
+        plan.preempted = self.preemptions > before
         return plan
 
     def leave(self, sequence: Sequence, end: float) -> None:
@@ -160,37 +167,48 @@ class Scheduler:
         """Return the free pages beside those of the next decode step."""
         return self.pages.free - self.pages.wanted(self._step + 1)
 
-    def _make_room(self) -> bool:
-        """Preempt the last admitted sequences until the next decode step fits; return whether any was."""
-        before = self.preemptions
+    def _make_room(self) -> None:
+        """Preempt the last admitted sequences until the next decode step fits."""
         while self._free() < 0:
             self._preempt(next(reversed(self.running)))
-        return self.preemptions > before
 
     def _preempt(self, sequence: Sequence) -> None:
         """Drop a sequence's cache; it is first among those that wait, and computes all its tokens again."""
         self.preemptions += 1
         del self.running[sequence]
         self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
+        sequence.kept_until = self.pages.taken + self.pages.free
         self.pages.give_back(self._held(sequence))
         if sequence.joined < 0:
             self._prefilling.remove(sequence)
         else:
             self._stop_decoding(sequence)
-        sequence.target = sequence.request.input_tokens + sequence.generated
-        sequence.computed = min(sequence.request.prefix_tokens, sequence.target - 1)
+            sequence.target = sequence.request.input_tokens + sequence.generated
+            sequence.computed = sequence.target - 1
+        sequence.kept_pages = sequence.computed // self.pages.page_size
+        sequence.computed = self._found(sequence)
         sequence.pages = 0
         self._waiting.appendleft(sequence)
 
     def _stop_decoding(self, sequence: Sequence) -> None:
         done = self._step - sequence.joined
-        for step in sequence.page_steps(self.pages.page_size, self._draft):
-            if step > done:
-                self.pages.take_at(sequence.joined + step, -1)
+        steps = sequence.page_steps(self.pages.page_size, self._draft)
+        self.pages.take_at([step for step in steps if step > self._step], -1)
         self._finishing[sequence.joined + sequence.steps].remove(sequence)
         self._remove_from_sums(sequence)
         sequence.generated += sequence.tokens_after(done)
         sequence.joined = -1
+
+    def _found(self, sequence: Sequence) -> int:
+        """Return the tokens of a preempted sequence that the prefix cache has.
+
+        Its last pages are the first that others take, after those that were free before.
+        """
+        found = min(sequence.request.prefix_tokens, sequence.request.input_tokens - 1)
+        if not self.settings.prefix_caching:
+            return found
+        kept = sequence.kept_pages - max(0, self.pages.taken - sequence.kept_until)
+        return max(found, min(kept * self.pages.page_size, sequence.target - 1))
 
     def _held(self, sequence: Sequence) -> int:
         """Return the pages of a running sequence."""
@@ -228,6 +246,8 @@ class Scheduler:
     def _admissible(self, budget: int, *, alone: bool) -> int | None:
         """Return how many tokens of the first waiting sequence this step computes; None if it cannot be admitted."""
         sequence, settings = self._waiting[0], self.settings
+        if sequence.kept_pages:
+            sequence.computed = self._found(sequence)
         new = sequence.target - sequence.computed
         if len(self.running) + len(self._leaving) >= settings.max_sequences:
             return None
@@ -240,11 +260,12 @@ class Scheduler:
                 return None
         # A sequence whose cache came from elsewhere decodes at once.
         own = self.pages.of_tokens(sequence.target + (not new))
-        own += round(settings.reserve_own * (self.pages.of_tokens(sequence.final_tokens) - own))
+        own += ceil(settings.reserve_own * (self.pages.of_tokens(sequence.final_tokens) - own))
+        others = self.pages.wanted(self._step + 1)
         if self.running:
             outstanding = self._final_pages - (self.pages.used - self._leaving_pages)
-            own += round(settings.reserve_running * outstanding) + self._watermark
-        return new if own <= self._free() else None
+            others = max(others, ceil(settings.reserve_running * outstanding)) + self._watermark
+        return new if own + others <= self.pages.free else None
 
     def _chunk(self, plan: Plan, sequence: Sequence, new: int) -> int:
         """Compute tokens of a prompt in this step."""
@@ -262,10 +283,9 @@ class Scheduler:
     def _join(self, sequence: Sequence) -> None:
         """Let a sequence decode from the next decode step on."""
         tokens = sequence.output_tokens - sequence.generated
-        random = Random(f"{self._seed} {sequence.index} {tokens}") if self.settings.speculation else Random()
-        sequence.begin_decoding(self._step, decode_steps(tokens, self.settings.speculation, random))
-        for step in sequence.page_steps(self.pages.page_size, self._draft):
-            self.pages.take_at(self._step + step)
+        steps = decode_steps(tokens, self.settings.speculation, f"{self._seed} {sequence.index} {tokens}")
+        sequence.begin_decoding(self._step, steps)
+        self.pages.take_at(sequence.page_steps(self.pages.page_size, self._draft))
         finish = self._step + sequence.steps
         if finish not in self._finishing:
             self._finishing[finish] = []

@@ -1,5 +1,6 @@
 """A request inside an engine: its tokens in the cache, and the decode steps that it takes."""
 
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from math import log
 from random import Random
@@ -14,7 +15,8 @@ class Sequence:
 
     `target` tokens have to be in the cache before the next token comes out: the prompt, or also the generated tokens
     after a preemption. While it decodes, `joined` is the number of the decode step before its first, and it takes
-    `steps` steps for `remaining` tokens, spread evenly.
+    `steps` steps for `remaining` tokens, spread evenly. After a preemption `kept_pages` full pages are in the prefix
+    cache, of which others take one after the other once they have taken `kept_until` pages in all.
     """
 
     index: int
@@ -29,6 +31,8 @@ class Sequence:
     remaining: int = 0
     cached: int = 0
     pages: int = 0
+    kept_pages: int = 0
+    kept_until: int = 0
 
     @property
     def final_tokens(self) -> int:
@@ -44,14 +48,21 @@ class Sequence:
         """Return the tokens that so many decode steps yielded."""
         return steps * self.remaining // self.steps
 
-    def page_steps(self, page_size: int, draft_tokens: int) -> range | list[int]:
-        """Return, for each page still to take, the decode step that takes it, counted from 1.
+    def page_steps(self, page_size: int, draft_tokens: int) -> Series[int]:
+        """Return the decode steps that take a further page.
 
         A step needs room for one token and the draft tokens after those that it found.
         """
-        final = self.cached + self.remaining
-        missing = [page * page_size - self.cached - draft_tokens for page in range(self.pages, -(-final // page_size))]
-        return [1 + max(0, -(-tokens * self.steps // self.remaining)) for tokens in missing]
+        if self.steps == self.remaining and not draft_tokens:
+            first = self.joined + 1 + self.pages * page_size - self.cached
+            return range(first, self.joined + self.steps + 1, page_size)
+        first_step = self.joined + 1
+        final_pages = -(-(self.cached + self.remaining) // page_size)
+        steps = []
+        for page in range(self.pages, final_pages):
+            tokens = page * page_size - self.cached - draft_tokens
+            steps.append(first_step + max(0, -(-tokens * self.steps // self.remaining)))
+        return steps
 
     def begin_decoding(self, joined: int, steps: int) -> None:
         """Set the state of a sequence whose first decode step comes after step `joined`."""
@@ -61,13 +72,13 @@ class Sequence:
         self.cached = self.request.input_tokens + self.generated - 1
 
 
-def decode_steps(tokens: int, speculation: Speculation | None, random: Random) -> int:
+def decode_steps(tokens: int, speculation: Speculation | None, seed: str) -> int:
     """Return the steps that generate tokens: as many, or fewer at random with speculative decoding.
 
     Each step yields one token and those draft tokens that are accepted, of which the first rejected one ends the rest.
 
-    >>> decode_steps(100, None, Random(0)), decode_steps(100, Speculation(3, 1.0), Random(0))
-    (100, 25)
+    >>> decode_steps(100, None, ""), decode_steps(100, Speculation(3, 1.0), ""), decode_steps(100, Speculation(3, 0.5), "")
+    (100, 25, 56)
     """
     if speculation is None:
         return tokens
@@ -75,6 +86,7 @@ def decode_steps(tokens: int, speculation: Speculation | None, random: Random) -
     if acceptance in (0, 1):
         return -(-tokens // (1 + (draft if acceptance else 0)))
     scale = log(acceptance)
+    random = Random(seed)
     steps = 0
     while tokens > 0:
         tokens -= 1 + min(draft, int(log(1 - random.random()) / scale))

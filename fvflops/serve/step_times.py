@@ -28,30 +28,30 @@ class StepTimes(Protocol):
 class LinearStepTimes:
     """Step times of five figures in seconds: a stand-in for a model, to fit measured steps with.
 
-    A step takes the larger of `weights` (reading the weights) and `token` times its tokens (arithmetic), and in
-    addition `host`, `cached_token` for each cached token that decoding reads, and `attention` for each pair of a new
-    token of a prompt and a token before it.
+    A step takes `step` (reading the weights, and what the host adds), `prompt_token` for each new token of a prompt,
+    `attention` for each pair of such a token and one before it, and `cached_token` for each cached token that decoding
+    reads, or `mixed_cached_token` where the step has prompts too: one attention kernel for both reads more slowly.
 
-    >>> times = LinearStepTimes(weights=0.010, token=1e-4, cached_token=1e-7, attention=1e-9, host=0.001)
+    >>> times = LinearStepTimes(0.010, prompt_token=1e-4, cached_token=1e-7, mixed_cached_token=2e-7, attention=1e-9)
     >>> round(times.seconds([(1000, 0)], decoding=2, cached=10_000), 4)
-    0.1027
+    0.1125
     """
 
-    weights: float
-    token: float
+    step: float
+    prompt_token: float
     cached_token: float
+    mixed_cached_token: float
     attention: float
-    host: float
 
     def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
-        tokens, pairs = decoding, 0.0
-        for new, before in chunks:
-            tokens += new
-            pairs += new * (before + new / 2)
-        read = cached * self.cached_token
-        return read + (max(self.weights, self.token * tokens) + self.host + pairs * self.attention)
+        if not chunks:
+            return self.step + self.cached_token * cached
+        tokens = sum(new for new, _ in chunks)
+        pairs = sum(new * (before + new / 2) for new, before in chunks)
+        read = self.mixed_cached_token * cached
+        return self.step + self.prompt_token * tokens + self.attention * pairs + read
 
     def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`."""
-        return cached * self.cached_token + (max(self.weights, self.token * decoding) + self.host)
+        return cached * self.cached_token + self.step

@@ -1,0 +1,156 @@
+"""`fvflops serve`: what serving a language model costs: cache, first token, tokens per second, requests."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from torch import nn
+
+from fvflops.cli import shared_options
+from fvflops.cli.argument_values import find_chosen, parse_count, parse_seconds
+from fvflops.cli.outputs import write_report
+from fvflops.cli.parser import add_options
+from fvflops.cli.planning.accelerator import choose_network, find_accelerator
+from fvflops.devices.devices import Device
+from fvflops.reports.document import Document
+from fvflops.serve.rate_search import LatencyLimits
+from fvflops.serve.requests import read_requests
+from fvflops.serve.serve_model import ServingLoad, serve_model
+from fvflops.serve.serve_report import ENGINES, serve_report
+from fvflops.serve.serving_layout import CACHES, WEIGHTS, ServingLayout
+from fvflops.serve.serving_search import ServingPoint, search_serving
+from fvflops.serve.serving_search_report import serving_search_report
+from fvflops.sources.load import load_model
+
+EXAMPLES = (
+    "fvflops serve zoo:llama3_8b --device H100",
+    "fvflops serve zoo:llama3_70b --device H100 --tp 4 --weights fp8 --concurrency 64",
+    "fvflops serve transformers:DeepseekV3ForCausalLM --device H200 --tp 8 --ep 8 --weights fp8",
+)
+# Options of --search.
+_OF_FIXED = ("gpus", "ttft", "tpot", "at")
+FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops serve`."""
+    parser.add_argument("model", metavar="MODEL", help="a causal language model, as for count")
+    add_options(
+        parser,
+        f"""
+        device:
+        --device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
+        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: that of the GPU's systems
+        --engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
+
+        layout:
+        --tp N  GPUs that divide heads and matrices (tensor parallelism)
+        --pp N  stages of a pipeline
+        --ep N  GPUs that divide the experts of each layer; default: each has a part of every expert
+        --dp-attention N  groups of --tp GPUs that compute the attention of their own sequences
+        --weights {{{",".join(WEIGHTS)}}}  precision of the weights; default: bf16
+        --cache {{{",".join(CACHES)}}}  precision of the KV cache; default: bf16
+        --utilisation PART  part of the memory that the engine takes; default: 0.9
+        --max-model-len N  tokens of the longest sequence; default: prompt and output
+
+        load:
+        --input-len N  tokens of a prompt; default: 1024
+        --output-len N  tokens of an answer; default: 256
+        --concurrency N  simulate N clients, each of which sends a request after the last one's answer
+        --rate R  simulate requests that arrive at random, R a second
+        --requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
+        --hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
+
+        search:
+        --search  find the layout that serves most on --gpus GPUs, within the limits
+        --gpus N  GPUs of the search
+        --ttft TIME  limit of the time to first token, such as 200ms
+        --tpot TIME  limit of the time per output token, such as 50ms
+        --at {{mean,p50,p90,p95,p99}}  what the limits are of; default: p95
+        """,
+        type=dict.fromkeys(
+            ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
+            parse_count,
+        )
+        | dict.fromkeys(("utilisation", "rate", "hit_rate"), float)
+        | dict.fromkeys(("ttft", "tpot"), parse_seconds),
+    )
+    shared_options.add_building(parser)
+    shared_options.add_report(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Report what serving a model costs; return the exit code."""
+    if arguments.device is None:
+        raise ValueError("serve needs --device, the GPU, such as H100; 'fvflops list devices' lists them")
+    device = find_accelerator(arguments.device)
+    if device is None:
+        raise ValueError(f"--device {arguments.device}: name the GPU, such as H100; 'fvflops list devices' lists them")
+    load = ServingLoad(
+        input_tokens=arguments.input_len or 1024,
+        output_tokens=arguments.output_len or 256,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        requests=tuple(read_requests(arguments.requests)) if arguments.requests else (),
+        hit_rate=arguments.hit_rate or 0.0,
+        longest=arguments.max_model_len,
+        utilisation=arguments.utilisation or 0.9,
+    )
+    options = shared_options.building_options(arguments, device="meta", dtype="bf16")
+    model = load_model(arguments.model, options).model.eval()
+    if arguments.search:
+        write_report(_search(arguments, model, device, load), arguments)
+        return 0
+    if option := find_chosen(arguments, _OF_FIXED):
+        raise ValueError(f"{option} is about --search: add it")
+    layout = ServingLayout(
+        tensor=arguments.tp or 1,
+        pipeline=arguments.pp or 1,
+        expert=arguments.ep or 1,
+        data=arguments.dp_attention or 1,
+        weights=arguments.weights or "bf16",
+        cache=arguments.cache or "bf16",
+    )
+    estimate = serve_model(
+        model,
+        device=device,
+        layout=layout,
+        load=load,
+        engine=arguments.engine or "vllm",
+        network=choose_network(arguments.network),
+        name=arguments.model,
+    )
+    write_report(serve_report(estimate, name=arguments.model), arguments)
+    return 0
+
+
+def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:
+    """Return the report of a search."""
+    if arguments.gpus is None:
+        raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
+    for name in ("tp", "pp", "ep", "dp_attention", "concurrency", "rate", "requests"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--search tries every --{name.replace('_', '-')}: omit it")
+    weights = [arguments.weights] if arguments.weights else ["bf16", "fp8"]
+    found = search_serving(
+        model,
+        device=device,
+        gpus=arguments.gpus,
+        load=load,
+        limits=LatencyLimits(arguments.ttft or math.inf, arguments.tpot or math.inf, arguments.at or "p95"),
+        precisions=[(name, arguments.cache or ("fp8" if name == "fp8" else "bf16")) for name in weights],
+        engine=arguments.engine or "vllm",
+        network=choose_network(arguments.network),
+    )
+    best = found.best(1)
+    command = "" if not best else f"fvflops serve {arguments.model} --device '{device.name}' {_options_of(best[0])}"
+    return serving_search_report(found, name=arguments.model, command=command)
+
+
+def _options_of(point: ServingPoint) -> str:
+    layout = point.layout
+    sizes = {"tp": layout.tensor, "ep": layout.expert, "dp-attention": layout.data}
+    shown = [f"--{name} {size}" for name, size in sizes.items() if size > 1]
+    precision = f"--weights {layout.weights} --cache {layout.cache}"
+    return " ".join([*shown, precision, f"--concurrency {max(1, point.clients // max(1, point.engines))}"])

@@ -1,0 +1,327 @@
+"""Estimate what serving a language model costs on a device: memory, first token, further tokens, and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fvflops.devices.devices import Device, resolve_device
+from fvflops.plan.step_time.calibration import Network, assume_network
+from fvflops.reports.display import Displayed
+from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_step import EngineStep, Work
+from fvflops.serve.record_serving import record_serving
+from fvflops.serve.request_simulation import simulate
+from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
+from fvflops.serve.serving_layout import CACHES, ServingLayout
+from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
+from fvflops.serve.serving_model import ServingError, ServingModel
+from fvflops.serve.simulation_result import SimulationResult
+from fvflops.text import short_repr
+from fvflops.units import format_seconds
+
+# Tokens of a step at a time of the largest GPUs' default; smaller ones have fewer.
+_STEP_TOKENS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
+# Simulated requests of each client of a closed loop, and of a rate.
+_ROUNDS, _ARRIVALS = 6, 2000
+# Batches of decoding that are shown: powers of this number.
+_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLoad:
+    """What is asked of an engine: prompts of `input_tokens`, answered with `output_tokens`.
+
+    `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
+    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most `longest`
+    tokens, by default a prompt and its output, and `utilisation` is the part of the GPU's memory that the engine takes.
+    """
+
+    input_tokens: int = 1024
+    output_tokens: int = 256
+    concurrency: int | None = None
+    rate: float | None = None
+    requests: tuple[Request, ...] = ()
+    hit_rate: float = 0.0
+    longest: int | None = None
+    utilisation: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens"):
+            if getattr(self, name) < 1:
+                raise ServingError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if not 0 < self.utilisation <= 1:
+            raise ServingError(f"utilisation must be above 0, and at most 1; got {self.utilisation}")
+        if sum(given is not None for given in (self.concurrency, self.rate)) + bool(self.requests) > 1:
+            raise ServingError("give one of concurrency, rate and requests")
+        if self.longest is not None and self.longest < self.input_tokens + self.output_tokens:
+            raise ServingError(
+                f"a prompt of {self.input_tokens} tokens and {self.output_tokens} tokens of output are longer than the "
+                f"longest sequence, {self.longest}"
+            )
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.longest or self.input_tokens + self.output_tokens
+
+    def lengths(self, spread: float = 0.0) -> Lengths:
+        """Return the lengths of prompts and outputs, which vary by a share."""
+        inputs, outputs = (
+            (max(1, round(tokens * (1 - spread))), round(tokens * (1 + spread)))
+            for tokens in (self.input_tokens, self.output_tokens)
+        )
+        return Lengths(inputs, outputs, self.hit_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Time and work of steps: `batch` sequences of `context` tokens; of a prompt, `batch` prompts are 1.
+
+    `bound_seconds` is the time with each kernel at the peak or the bandwidth of the device. `macs` are multiply-adds of
+    all GPUs, `weight_bytes` and `cache_bytes` what each GPU reads. `classes` is class → seconds.
+    """
+
+    batch: int
+    context: int
+    seconds: float
+    bound_seconds: float
+    macs: float
+    weight_bytes: float
+    cache_bytes: float
+    classes: Mapping[str, float]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of one replica: decoded, or of a prompt."""
+        return self.batch / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ServingEstimate(Displayed):
+    """What serving costs: see `serve_model`.
+
+    `prefill` is a prompt alone, `decode` steps by batch, at a context of the prompt and half of the output.
+    `compute_bound` is the smallest batch whose decoding is bound by compute, None without one up to 4,096. `requests`
+    is the simulation of the load, None without a load.
+    """
+
+    _report = "fvflops.serve.serve_report:serve_report"
+
+    model: ServingModel
+    device: Device
+    layout: ServingLayout
+    load: ServingLoad
+    engine: str
+    settings: EngineSettings
+    memory: ServingMemory
+    prefill: Phase
+    decode: tuple[Phase, ...]
+    compute_bound: int | None
+    requests: SimulationResult | None
+    sources: tuple[str, ...] = field(default=())
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Seconds from a request to its first token, of a prompt alone on the engine."""
+        return self.prefill.seconds
+
+    @property
+    def time_per_output_token(self) -> float:
+        """Seconds between tokens of one sequence alone."""
+        return self.decode[0].seconds
+
+    def __repr__(self) -> str:
+        first, further = format_seconds(self.time_to_first_token), format_seconds(self.time_per_output_token)
+        return short_repr(self, self.model.name, self.device.name, f"first token {first}", f"then {further}")
+
+
+def serve_model(
+    model: nn.Module | ServingModel,
+    *,
+    device: str | Device,
+    layout: ServingLayout | None = None,
+    load: ServingLoad | None = None,
+    engine: str = "vllm",
+    network: Network | None = None,
+    name: str = "",
+) -> ServingEstimate:
+    """Return what serving a causal language model costs on a device: memory, time of tokens, and requests.
+
+    `model` is as for `generation_cost`, and may be on the meta device; or what `record_serving` returned, which is
+    shared by several estimates. `device` is a name, as for `mfu`, or a Device. `layout` says how GPUs divide the model,
+    and in which precision they keep weights and cache; `network` links them, by default the one of the device's
+    systems. `engine` is "vllm", "sglang" or "trtllm". Times rest on measured kernels (configs/kernel_figures.yaml).
+    A model that cannot be served, a layout that does not divide it, and weights that do not fit raise ServingError.
+
+    >>> from fvflops.zoo import build
+    >>> estimate = serve_model(build("llama3_8b", device="meta"), device="H100")
+    >>> estimate.memory.token, estimate.time_per_output_token > estimate.decode[0].bound_seconds
+    (131072.0, True)
+    """
+    load = load or ServingLoad()
+    serving = model if isinstance(model, ServingModel) else record_serving(model, name)[0]
+    layout = layout or ServingLayout()
+    check_layout(serving, layout)
+    setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
+    return _estimate(setup, load, engine)
+
+
+class EngineSetup(NamedTuple):
+    """An engine with a model: the times of its steps, the memory of each GPU, and its settings.
+
+    Without room for a cache the settings have one page.
+    """
+
+    steps: EngineStep
+    memory: ServingMemory
+    settings: EngineSettings
+
+
+def prepare_engine(
+    model: ServingModel, layout: ServingLayout, device: Device, load: ServingLoad, engine: str, network: Network | None
+) -> EngineSetup:
+    """Return an engine with a model in a layout; arguments are as of `serve_model`."""
+    network = network or (assume_network(device) if layout.gpus > 1 else None)
+    steps = EngineStep(model, layout, EngineKernels.of(device, network), EngineFigures())
+    settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
+    memory = find_memory(
+        model,
+        layout,
+        device,
+        length=load.length,
+        utilisation=load.utilisation,
+        step_tokens=settings.max_batched_tokens,
+        step_sequences=settings.max_sequences,
+    )
+    pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
+    return EngineSetup(steps, memory, replace(settings, pages=max(1, pages), replicas=layout.data))
+
+
+def check_layout(model: ServingModel, layout: ServingLayout) -> None:
+    """Raise ServingError where a layout does not divide a model's heads, experts and layers."""
+    heads = {layer.heads for layer in model.attention}
+    for number in heads:
+        if number % layout.tensor:
+            raise ServingError(f"tensor parallelism of {layout.tensor} must divide the {number} heads of attention")
+    for layer in model.experts:
+        if layer.experts % layout.expert:
+            raise ServingError(f"{layout.expert} ranks of experts must divide the {layer.experts} experts of a layer")
+    if layout.expert > 1 and not model.experts:
+        raise ServingError(f"{model.name} has no experts to divide among {layout.expert} ranks")
+    if layout.pipeline > model.layers:
+        raise ServingError(f"{layout.pipeline} stages of a pipeline are more than the {model.layers} layers")
+
+
+def _settings_of(engine: str, device: Device) -> dict[str, Any]:
+    """Return the settings that an engine chooses by the GPU's memory: vLLM's of its server, from 70 GiB."""
+    is_large = device.memory is not None and device.memory >= 70 * 2**30
+    if engine != "vllm" or not is_large:
+        return {}
+    return {"max_batched_tokens": _STEP_TOKENS[engine], "max_sequences": 1024}
+
+
+def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
+    steps, memory, settings = setup
+    model, kernels = steps.model, steps.kernels
+    bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures())
+    context = load.input_tokens + load.output_tokens // 2
+    fitting = int(memory.cache / (memory.sequence / memory.length * context)) if memory.cache > 0 else 1
+    batches = list(takewhile(lambda batch: batch <= max(1, fitting), (_BATCHES**power for power in count())))
+    return ServingEstimate(
+        model=model,
+        device=kernels.device,
+        layout=steps.layout,
+        load=load,
+        engine=engine,
+        settings=settings,
+        memory=memory,
+        prefill=_prefill(steps, bound, load.input_tokens, settings.max_batched_tokens),
+        decode=tuple(_decode(steps, bound, batch, context) for batch in batches),
+        compute_bound=_find_compute_bound(steps, context),
+        requests=_simulate(steps, load, settings) if memory.sequences >= 1 else None,
+        sources=(kernels.figures.source if kernels.figures else "peaks of the device",),
+    )
+
+
+def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, budget: int) -> Phase:
+    """Return the phase of one prompt, in chunks of at most `budget` tokens."""
+    chunks = [(min(budget, prompt - start), start) for start in range(0, prompt, budget)]
+    classes: dict[str, float] = {}
+    for chunk in chunks:
+        for name, seconds in steps.by_class(Work((chunk,))).items():
+            classes[name] = classes.get(name, 0.0) + seconds
+    works = [Work((chunk,)) for chunk in chunks]
+    return Phase(
+        batch=1,
+        context=prompt,
+        seconds=sum(classes.values()),
+        bound_seconds=sum(bound.seconds(work.chunks, 0, 0) for work in works),
+        macs=sum(steps.macs(work) for work in works),
+        weight_bytes=len(chunks) * weights_read(steps.model, steps.layout, 1.0),
+        cache_bytes=_cache_bytes(steps, 1, prompt),
+        classes=classes,
+    )
+
+
+def _decode(steps: EngineStep, bound: EngineStep, batch: int, context: int) -> Phase:
+    """Return the phase of a step of `batch` sequences on each replica."""
+    work = Work((), batch, batch * context)
+    touched = [1 - (1 - layer.topk / layer.experts) ** (batch * steps.layout.data) for layer in steps.model.experts]
+    return Phase(
+        batch=batch,
+        context=context,
+        seconds=sum(steps.by_class(work).values()),
+        bound_seconds=bound.seconds((), batch, batch * context),
+        macs=steps.macs(work),
+        weight_bytes=weights_read(steps.model, steps.layout, touched[0] if touched else 1.0),
+        cache_bytes=_cache_bytes(steps, batch, context),
+        classes=steps.by_class(work),
+    )
+
+
+def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
+    layout = steps.layout
+    element = CACHES[layout.cache]
+    each = sum(layer.nbytes(context, element, ranks=layout.tensor) for layer in steps.model.cache)
+    return batch * each / layout.pipeline
+
+
+def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
+    """Return the smallest batch whose multiply-adds take longer than its bytes; None where none does up to 4,096."""
+    gpu = steps.kernels.processor("bf16")
+    layout = steps.layout
+
+    def is_bound(batch: int) -> bool:
+        work = Work((), batch, batch * context)
+        touched = [1 - (1 - layer.topk / layer.experts) ** (batch * layout.data) for layer in steps.model.experts]
+        moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
+        return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
+
+    batch: int | None = next((2**power for power in range(13) if is_bound(2**power)), None)
+    if batch is None or batch == 1:
+        return batch
+    low, high = batch // 2, batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_bound(middle) else (middle, high)
+    return high
+
+
+def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings) -> SimulationResult | None:
+    """Return the simulation of a load; None without one."""
+    lengths = load.lengths()
+    if load.requests:
+        return simulate(load.requests, settings, steps)
+    if load.rate is not None:
+        return simulate(poisson_requests(load.rate, _ARRIVALS, lengths), settings, steps)
+    if load.concurrency is not None:
+        requests = client_requests(load.concurrency * _ROUNDS, lengths)
+        return simulate(ClosedLoop(load.concurrency, requests), settings, steps)
+    return None

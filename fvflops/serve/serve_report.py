@@ -1,0 +1,202 @@
+"""Report of a serving estimate: memory, cache, first token, further tokens, and requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from fvflops.reports.document import Document, Items, Part, Table, data_only, number_column, text_column
+from fvflops.reports.escaping import plain_name
+from fvflops.serve.cache_size import CacheLayer
+from fvflops.serve.engine_step import CLASSES
+from fvflops.serve.serve_model import Phase, ServingEstimate
+from fvflops.serve.serving_layout import CACHES
+from fvflops.serve.simulation_result import SimulationResult
+from fvflops.text import record_data
+from fvflops.units import (
+    format_bytes,
+    format_parameters,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_short,
+    format_thousands,
+)
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+_MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
+_PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes")
+
+
+def serve_report(estimate: ServingEstimate, *, name: str = "") -> Document:
+    """Return the report of an estimate for the model `name`."""
+    subject = plain_name(name or estimate.model.name)
+    parts: list[Part] = [_judge(estimate), Items("Memory of each GPU:", list(_list_memory(estimate)))]
+    parts.append(_tabulate_cache(estimate))
+    parts.append(_tabulate_steps(estimate))
+    parts.append(_explain_bound(estimate))
+    if estimate.requests is not None:
+        parts.append(Items(f"{_describe_load(estimate)}:", list(_list_requests(estimate, estimate.requests))))
+    parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
+    first, further = format_seconds(estimate.time_to_first_token), format_seconds(estimate.time_per_output_token)
+    title = f"{subject} on {_describe_gpus(estimate)}: first token after {first}, then {further} a token"
+    return Document("serve", title, parts, main="steps", data=_encode(estimate), about=_describe(estimate))
+
+
+def _describe_gpus(estimate: ServingEstimate) -> str:
+    gpus, device = estimate.layout.gpus, plain_name(estimate.device.name)
+    return device if gpus == 1 else f"{gpus} × {device}"
+
+
+def _describe(estimate: ServingEstimate) -> dict[str, Any]:
+    layout = record_data(estimate.layout, "tensor", "pipeline", "expert", "data", "weights", "cache")
+    return {"model": estimate.model.name, "device": estimate.device.name, "engine": estimate.engine, **layout}
+
+
+def _judge(estimate: ServingEstimate) -> str:
+    memory, length = estimate.memory, format_thousands(estimate.memory.length)
+    if memory.cache <= 0:
+        missing = format_bytes(memory.weights + memory.activations + memory.graphs + memory.reserve - memory.usable)
+        return f"It does not fit: each GPU lacks {missing} without any cache. More GPUs or smaller weights are needed."
+    if memory.sequences < 1:
+        return (
+            f"No sequence of {length} tokens fits: the cache holds {format_thousands(memory.tokens)} tokens. A shorter "
+            "sequence, more GPUs, or a cache in fp8 fit."
+        )
+    tokens = format_thousands(memory.tokens)
+    return f"It fits: {tokens} tokens of cache, which are {int(memory.sequences)} sequences of {length} tokens."
+
+
+def _list_memory(estimate: ServingEstimate) -> Iterator[str]:
+    memory, layout = estimate.memory, estimate.layout
+    used = format_share(estimate.load.utilisation)
+    yield f"{format_bytes(memory.total)}, of which the engine takes {used}: {format_bytes(memory.usable)}"
+    parameters = format_parameters(estimate.model.parameters)
+    yield f"weights {format_bytes(memory.weights)}: {parameters} parameters in {layout.weights}"
+    rest = memory.graphs + memory.reserve
+    yield f"activations of the largest step {format_bytes(memory.activations)}, context and graphs {format_bytes(rest)}"
+    yield f"cache {format_bytes(max(0.0, memory.cache))} in {layout.cache}: {format_bytes(memory.token)} a token"
+
+
+def _tabulate_cache(estimate: ServingEstimate) -> Table:
+    element, ranks = CACHES[estimate.layout.cache], estimate.layout.tensor
+    columns = (
+        text_column("layers"),
+        number_column("count", "number"),
+        number_column("token_bytes", "bytes a token", form=format_bytes),
+        number_column("window", "tokens kept", form=_format_window),
+        number_column("state_bytes", "state", form=format_bytes),
+    )
+    rows = []
+    for layer, count in Counter(estimate.model.cache).items():
+        shown = layer._replace(window=0)
+        token = count * (shown.nbytes(1, element, ranks=ranks) - shown.nbytes(0, element, ranks=ranks))
+        rows.append((_describe_layer(layer), count, token, layer.window, count * layer.state / ranks))
+    return Table("cache", columns, rows, noun="kind of layer")
+
+
+def _describe_layer(layer: CacheLayer) -> str:
+    heads = f", {format_quantity(layer.heads, 'head')} of keys" if layer.heads and layer.kind != "latent" else ""
+    return layer.kind + heads
+
+
+def _format_window(tokens: int) -> str:
+    return format_thousands(tokens) if tokens else "all"
+
+
+def _tabulate_steps(estimate: ServingEstimate) -> Table:
+    gpus = estimate.layout.gpus
+    columns = (
+        text_column("step"),
+        number_column("batch"),
+        number_column("context"),
+        number_column("seconds", "time", form=format_seconds),
+        number_column("bound_seconds", "bound", form=format_seconds),
+        number_column("user", "tok/s/user", form=format_short),
+        number_column("gpu", "tok/s/GPU", form=format_short),
+        text_column("longest", "most time in"),
+        *data_only([number_column(name) for name in CLASSES], CLASSES),
+    )
+    rows = [_row("prompt", estimate.prefill, gpus, 1)]
+    rows += [_row("decode", phase, gpus, estimate.layout.data) for phase in estimate.decode]
+    return Table("steps", columns, rows, noun="step")
+
+
+def _row(step: str, phase: Phase, gpus: int, replicas: int) -> tuple[Any, ...]:
+    tokens = phase.context if step == "prompt" else phase.batch
+    user = None if step == "prompt" else 1 / phase.seconds
+    longest = max(phase.classes, key=lambda name: phase.classes[name])
+    times = (phase.seconds, phase.bound_seconds, user, replicas * tokens / phase.seconds / gpus)
+    return (step, phase.batch, phase.context, *times, longest, *(phase.classes[name] for name in CLASSES))
+
+
+def _explain_bound(estimate: ServingEstimate) -> str:
+    batch = estimate.compute_bound
+    if batch is None:
+        return "Decoding is bound by memory at every batch up to 4,096: the cache grows with the batch."
+    return f"Decoding is bound by memory below a batch of {format_thousands(batch)}, and by compute from there on."
+
+
+def _describe_load(estimate: ServingEstimate) -> str:
+    load = estimate.load
+    inputs, outputs = format_thousands(load.input_tokens), format_thousands(load.output_tokens)
+    lengths = f"prompts of {inputs} tokens, {outputs} out"
+    if load.requests:
+        return f"{format_quantity(len(load.requests), 'request')} of a file"
+    if load.rate is not None:
+        return f"{load.rate:g} requests a second, {lengths}"
+    return f"{format_quantity(load.concurrency or 0, 'client')} one request after the other, {lengths}"
+
+
+def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
+    for title, times in (
+        ("time to first token", result.ttft),
+        ("time per output token", result.tpot),
+        ("request", result.end_to_end),
+    ):
+        values = [format_seconds(getattr(times, key)) for key in ("mean", "p50", "p95", "p99")]
+        yield f"{title}: mean {values[0]}, median {values[1]}, 95 % {values[2]}, 99 % {values[3]}"
+    tokens = result.steady_tokens_per_second()
+    each = format_short(tokens / estimate.layout.gpus)
+    yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {result.requests_per_second:.3g} requests/s"
+    busy, pages = format_share(result.utilisation), format_share(result.peak_pages / result.pages)
+    yield f"busy {busy} of the time; at most {pages} of the cache in use; {result.preemptions} preemptions"
+
+
+def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
+    settings = estimate.settings
+    tokens, sequences = format_thousands(settings.max_batched_tokens), format_thousands(settings.max_sequences)
+    engine = ENGINES[estimate.engine]
+    yield f"{engine}: at most {tokens} tokens and {sequences} sequences a step, CUDA graphs for decoding"
+    yield f"times: {'; '.join(estimate.sources)}"
+    yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
+    if estimate.model.experts:
+        yield "each token chooses its experts at random, all equally often"
+
+
+def _encode(estimate: ServingEstimate) -> dict[str, Any]:
+    """Return the estimate as data."""
+    return {
+        "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
+        "cache": [
+            {"count": count, **layer._asdict(), "shape": list(layer.shape)}
+            for layer, count in Counter(estimate.model.cache).items()
+        ],
+        "prefill": _encode_phase(estimate.prefill),
+        "decode": [_encode_phase(phase) for phase in estimate.decode],
+        "compute_bound_batch": estimate.compute_bound,
+        "requests": None if estimate.requests is None else _encode_requests(estimate.requests),
+    }
+
+
+def _encode_phase(phase: Phase) -> dict[str, Any]:
+    return {**record_data(phase, *_PHASE), "classes": dict(phase.classes)}
+
+
+def _encode_requests(result: SimulationResult) -> dict[str, Any]:
+    keys = ("mean", "p50", "p90", "p95", "p99")
+    times = {name: record_data(getattr(result, name), *keys) for name in ("ttft", "tpot", "end_to_end")}
+    rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
+    steady = {"steady_tokens_per_second": result.steady_tokens_per_second()}
+    return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}
