@@ -21,6 +21,7 @@ from fvflops.trace.process_group import ProcessGroupSpec
 
 # Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
 _PEERS = 8 * 2**20
+_HOPPER = 9  # CUDA's compute capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,13 @@ class EngineKernels:
     device: Device
     network: Network | None
     figures: KernelFigures | None
+    engine: str = ""
     _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, device: Device, network: Network | None, start: float = 1.0) -> EngineKernels:
+    def of(
+        cls, device: Device, network: Network | None, start: float = 1.0, engine: str = ""
+    ) -> EngineKernels:
         """Return the kernels of a device, from its figures, those of its generation, or the mean of all.
 
         `start` is the part of their start times that shows when one kernel follows another in a CUDA graph.
@@ -48,7 +52,7 @@ class EngineKernels:
                 for kind, by_dtype in figures.by_class.items()
             }
             figures = replace(figures, by_class=by_class)
-        return cls(device, network, figures)
+        return cls(device, network, figures, engine)
 
     def bound(self) -> EngineKernels:
         """Return the same with the bound of each kernel."""
@@ -103,7 +107,15 @@ class EngineKernels:
             keys = min(shape.keys, shape.window)
             work = 2 * shape.batch * shape.heads * keys * (shape.size + shape.values)
             return max(work / gpu.peak, (shape.query_bytes + shape.batch * keys * shape.token_bytes) / gpu.bandwidth)
-        return decode_seconds(shape, gpu, self.figures.of("latent decode" if shape.latent else "decode", dtype))
+        return decode_seconds(shape, gpu, self.figures.of(self._decoding(shape, dtype), dtype))
+
+    def _decoding(self, shape: Attention, dtype: str) -> str:
+        """Return the class of kernels: of TensorRT-LLM those of an fp8 cache on Hopper are its own."""
+        if shape.latent:
+            return "latent decode"
+        major, _ = self.device.capability or (0, 0)
+        is_own = self.engine == "trtllm" and dtype == "fp8" and major == _HOPPER
+        return "trtllm decode" if is_own else "decode"
 
     def mixture(self, mixture: Mixture, precision: Precision) -> float:
         """Return the time of a rank's experts."""

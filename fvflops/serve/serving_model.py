@@ -91,8 +91,8 @@ class StateLayer(NamedTuple):
 class ServingModel:
     """What an engine runs for a causal language model: each part with the number of layers that have it.
 
-    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, and `activations`
-    activation functions outside of mixtures.
+    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
+    `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
     `embedding` of its input embeddings, 0 where they are tied to the logits' weights.
     """
@@ -110,6 +110,7 @@ class ServingModel:
     reductions: int
     norms: int
     activations: int
+    divided_norms: int = 0
 
     @property
     def mixtures(self) -> int:
@@ -156,6 +157,7 @@ def read_serving_model(
         cache=layers,
         reductions=reductions,
         norms=sum(_count_ops(decode, _NORMS).values()),
+        divided_norms=_count_divided_norms(decode, projections),
         activations=sum(number for module, number in _count_ops(decode, _ACTIVATIONS).items() if module not in mixed),
     )
 
@@ -167,6 +169,20 @@ def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
     for event in trace.events or ():
         if event.kind == "op" and trace.signatures[event.item].packet in packets:
             found[scopes[event.stack][-1] if scopes[event.stack] else ""] += 1
+    return found
+
+
+def _count_divided_norms(trace: Trace, projections: Iterable[tuple[str, Projection]]) -> int:
+    """Return the normalisations of all heads of queries or keys, which are over columns that ranks divide."""
+    widths = {(branch, item.columns) for branch, item in projections if item.divided == "columns"}
+    scopes = trace.scopes()
+    found = 0
+    for event in trace.events or ():
+        if event.kind != "op" or trace.signatures[event.item].packet != "aten::mean" or not scopes[event.stack]:
+            continue
+        value = next((item for item in trace.signatures[event.item].inputs if isinstance(item, TensorSpec)), None)
+        branch = scopes[event.stack][-1].rpartition(".")[0]
+        found += value is not None and bool(value.shape) and (branch, value.shape[-1]) in widths
     return found
 
 
