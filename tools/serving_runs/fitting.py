@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_step import Work
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, least_squares
 from serving_runs.prediction import Predictor, Times, is_asynchronous
 from serving_runs.serving_run import ServingRun
 
@@ -28,20 +28,21 @@ class Bounds(NamedTuple):
 
 _MS, _US = 1e-3, 1e-6
 FITTED: dict[str, Bounds] = {
-    "start": Bounds(0, 1.2, 0.6, 0.3),
-    "kernel": Bounds(0, 8 * _US, 1.5 * _US, 1.5 * _US),
-    "meet": Bounds(0, 30 * _US, 3 * _US, 3 * _US),
-    "step": Bounds(0, 6 * _MS, 0.3 * _MS, 0.3 * _MS),
+    "start": Bounds(0, 1.2, 0.6, 0.2),
+    "kernel": Bounds(0, 8 * _US, 1.5 * _US, 1 * _US),
+    "meet": Bounds(0, 30 * _US, 4 * _US, 3 * _US),
+    "step": Bounds(0, 6 * _MS, 0.1 * _MS, 0.2 * _MS),
     "sequence": Bounds(0, 60 * _US, 1 * _US, 3 * _US),
-    "synchronous": Bounds(0, 10 * _MS, 2 * _MS, 2 * _MS),
+    "synchronous": Bounds(0, 10 * _MS, 1 * _MS, 1 * _MS),
     "synchronous_sequence": Bounds(0, 100 * _US, 10 * _US, 10 * _US),
-    "launch": Bounds(0, 40 * _US, 10 * _US, 5 * _US),
-    "computing": Bounds(0.7, 2, 1.15, 0.15),
-    "experts": Bounds(0.7, 4, 1.3, 0.4),
+    "launch": Bounds(0, 60 * _US, 30 * _US, 15 * _US),
+    "computing": Bounds(0.7, 2, 1.12, 0.1),
+    "experts": Bounds(0.7, 4, 1.8, 0.4),
     "request": Bounds(0, 0.3, 0.02, 0.03),
-    "token": Bounds(0, 100 * _US, 3 * _US, 5 * _US),
+    "token": Bounds(0, 100 * _US, 4 * _US, 3 * _US),
 }
 _PRIOR = 0.3
+_LAUNCHES = (5 * _US, 15 * _US, 30 * _US, 45 * _US)
 # Weights of residuals, which are relative errors: of TTFT, and how much larger groups of runs count.
 _TTFT = 0.35
 _SCALE = 5.0
@@ -181,14 +182,15 @@ class Batch:
                 ]
             )
 
-        found = least_squares(
-            residuals,
-            np.clip(point_of(self.figures), bounds[:, 0], bounds[:, 1]),
-            bounds=(bounds[:, 0], bounds[:, 1]),
-            x_scale=bounds[:, 3],
-            loss="soft_l1",
-            f_scale=0.3,
-        )
+        def search(launch: float) -> OptimizeResult:
+            first = np.clip(point_of(replace(self.figures, launch=launch)), bounds[:, 0], bounds[:, 1])
+            limits = bounds[:, 0], bounds[:, 1]
+            return least_squares(
+                residuals, first, bounds=limits, x_scale=bounds[:, 3], loss="soft_l1", f_scale=0.3, max_nfev=60
+            )
+
+        # Below the time of kernels a launch changes nothing, so that no step leads from there.
+        found = min(map(search, _LAUNCHES), key=lambda item: item.cost)
         return EngineFigures(**dict(zip(FITTED, map(float, found.x), strict=True)), source=source)
 
 

@@ -120,6 +120,7 @@ def _conflicts(runs: Sequence[ServingRun]) -> dict[int, tuple[int, float]]:
 
 def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
     source = row["silicon_data_source"]
+    match = _CLIENTS.search(source)
     publisher = "AIConfigurator" if "gap-analysis" in source else INFERENCEX
     weights = "mxfp4" if "gpt-oss" in row["model_path"] else _WEIGHTS[row["gemm_quant_mode"]]
     unused = ""
@@ -127,8 +128,9 @@ def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
         # Of fp8 the same times are in rows with as many ranks of experts as GPUs.
         row = {**row, "attention_dp_size": "1", "moe_ep_size": row["tp_size"]}
         unused = "its columns do not tell the number of GPUs" if weights == "nvfp4" else ""
+    if match is None:
+        unused = "its number of clients is not given"
     tensor, data, expert = read_layout(row, is_product=publisher == INFERENCEX)
-    match = _CLIENTS.search(source)
     clients = int(match.group(1)) if match else round(float(row["batch_size"])) * data
     prompt, output = int(row["isl"]), int(row["osl"])
     version = row["backend_version"]
