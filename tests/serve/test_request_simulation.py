@@ -50,7 +50,9 @@ def test_an_engine_equals_one_that_goes_through_every_sequence(seed, steps_ahead
     random = Random(seed)
     requests = list(poisson_requests(random.choice([2, 8, 50]), 60, LENGTHS, seed=seed))
     pages = random.choice([70, 120, 400])
-    settings = replace(SMALL, pages=pages, steps_ahead=steps_ahead, page_size=random.choice([1, 16]) if pages > 80 else 16)
+    settings = replace(
+        SMALL, pages=pages, steps_ahead=steps_ahead, page_size=random.choice([1, 16]) if pages > 80 else 16
+    )
     if settings.page_size == 1:
         settings = replace(settings, pages=16 * pages)
     result = simulate(requests, settings, TIMES)
@@ -107,13 +109,17 @@ def test_what_goes_in_comes_out(engine, load):
         assert observed.prompt_tokens == sum(times.input_tokens)
         assert observed.decoded == sum(times.output_tokens) - len(times)
     assert observed.largest <= settings.max_batched_tokens
-    assert result.output_tokens_per_second <= settings.max_sequences * settings.replicas * settings.decode_tokens / 0.010
+    assert (
+        result.output_tokens_per_second <= settings.max_sequences * settings.replicas * settings.decode_tokens / 0.010
+    )
 
 
 def test_disaggregated_runs_equal_single_steps():
     for load in LOADS.values():
         results = [
-            simulate(load(), SMALL, TIMES, disaggregation=Disaggregation(2, 3, SMALL, TIMES, 0.01, 1e-6), longest_run=run)
+            simulate(
+                load(), SMALL, TIMES, disaggregation=Disaggregation(2, 3, SMALL, TIMES, 0.01, 1e-6), longest_run=run
+            )
             for run in (0, 1024)
         ]
         assert columns(results[0]) == columns(results[1])
@@ -283,7 +289,9 @@ def test_first_tokens_of_a_measured_run_are_reproduced():
     times = LinearStepTimes(0.01276, 3.85e-5, 1.028e-7, 1.501e-7, 6.2e-10)
     result = simulate(requests, engine_settings("vllm", 500_000, max_sequences=128), times)
     measured = [float(row["first_token_s"]) - float(row["queued_s"]) for row in rows]
-    simulated = [first - queued for first, queued in zip(result.requests.first_token, result.requests.queued, strict=True)]
+    simulated = [
+        first - queued for first, queued in zip(result.requests.first_token, result.requests.queued, strict=True)
+    ]
     # The first request runs on a cold device.
     ratios = [ttft / real for ttft, real in zip(simulated, measured, strict=True)][1:]
     assert sorted(abs(ratio - 1) for ratio in ratios)[len(ratios) // 2] < 0.05
