@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from fvflops.reports.document import Document, Items, Part, Table, data_only, number_column, text_column
+from fvflops.reports.document import Command, Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_step import CLASSES
+from fvflops.serve.launch_command import launch_command
 from fvflops.serve.serve_model import Phase, ServingEstimate
 from fvflops.serve.serving_layout import CACHES
 from fvflops.serve.simulation_result import SimulationResult
@@ -38,6 +39,8 @@ def serve_report(estimate: ServingEstimate, *, name: str = "") -> Document:
     parts.append(_explain_bound(estimate))
     if estimate.requests is not None:
         parts.append(Items(f"{_describe_load(estimate)}:", list(_list_requests(estimate, estimate.requests))))
+    if estimate.memory.sequences >= 1:
+        parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
     parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
     first, further = format_seconds(estimate.time_to_first_token), format_seconds(estimate.time_per_output_token)
     title = f"{subject} on {_describe_gpus(estimate)}: first token after {first}, then {further} a token"

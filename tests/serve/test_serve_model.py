@@ -9,6 +9,7 @@ from fvflops.plan.step_time.calibration import assume_network
 from fvflops.reports.formats import write_document
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
+from fvflops.serve.launch_command import launch_command
 from fvflops.serve.rate_search import LatencyLimits
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serve_model import ServingLoad, serve_model
@@ -32,9 +33,9 @@ def mixture():
     return record_serving(build("mixtral_8x7b", device="meta"), "mixtral_8x7b")[0]
 
 
-def steps(model, layout=ServingLayout(), *, bound=False):
+def steps(model, layout=None, *, bound=False):
     kernels = EngineKernels.of(H100, assume_network(H100))
-    return EngineStep(model, layout, kernels.bound() if bound else kernels)
+    return EngineStep(model, layout or ServingLayout(), kernels.bound() if bound else kernels)
 
 
 def test_structure_of_llama(llama):
@@ -165,6 +166,20 @@ def test_report_as_data(llama):
     assert data["memory"]["token"] == 131072 and data["decode"][0]["batch"] == 1
     assert data["requests"]["requests_per_second"] == pytest.approx(2.0, rel=0.1)
     assert sum(data["prefill"]["classes"].values()) == pytest.approx(data["prefill"]["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "command"),
+    [
+        ("vllm", ServingLayout(tensor=4, cache="fp8"), "vllm serve NAME --tensor-parallel-size 4 --max-model-len 1280"),
+        ("sglang", ServingLayout(), "python -m sglang.launch_server --model-path NAME --context-length 1280"),
+        ("trtllm", ServingLayout(tensor=2), "trtllm-serve NAME --tp_size 2 --max_seq_len 1280"),
+    ],
+)
+def test_launch_command(llama, engine, layout, command):
+    estimate = serve_model(llama, device=H100, layout=layout, engine=engine)
+    assert launch_command(estimate, "NAME").startswith(command)
+    assert ("fp8" in launch_command(estimate, "NAME")) == (layout.cache == "fp8")
 
 
 def test_search_keeps_to_the_limits_and_finds_the_best(llama):
