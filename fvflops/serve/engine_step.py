@@ -159,8 +159,8 @@ class EngineStep:
         total = 0.0
         for item, count in model.projections.items():
             total += count * item.elements * (work.sequences if item.per_sequence else work.tokens)
-        for layer, count in model.experts.items():
-            total += count * layer.elements / layer.experts * layer.topk * work.tokens
+        for mixture, count in model.experts.items():
+            total += count * mixture.elements / mixture.experts * mixture.topk * work.tokens
         for layer, count in model.attention.items():
             pairs = sum(_pairs(new, cached, layer.cache) for new, cached in work.chunks)
             if work.decoding:
