@@ -107,7 +107,7 @@ class EngineKernels:
 
     def mixture(self, mixture: Mixture, precision: Precision) -> float:
         """Return the time of a rank's experts."""
-        gpu = self.processor(precision.dtype)
+        gpu = self.processor(self.expert_dtype(precision))
         if self.figures is None:
             columns = (2 if mixture.gated else 1) * mixture.inner + mixture.inner
             tokens = sum(height * count for height, count in mixture.rows)
@@ -116,6 +116,10 @@ class EngineKernels:
             moved = touched * mixture.hidden * columns * mixture.weight_bytes + 4.0 * tokens * mixture.hidden
             return max(work / gpu.peak, moved / gpu.bandwidth)
         return mixture_seconds(mixture, gpu, self.figures.of("mixture", precision.figures or precision.dtype))
+
+    def expert_dtype(self, precision: Precision) -> str:
+        """Return the dtype of experts' products: GPUs with units for four bits multiply weights of mxfp4 in fp8."""
+        return "fp8" if precision.figures == "mxfp4" and "fp4" in self.device.dtypes() else precision.dtype
 
     def state(self, shape: Recurrence) -> float:
         """Return the time of a recurrent layer on new tokens of sequences with a state."""

@@ -15,6 +15,7 @@ from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
 from fvflops.serve.cache_size import CacheLayer
+from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
@@ -28,21 +29,6 @@ _AHEAD = 5  # numbers more than needed, so that a longer cache seldom needs a ne
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
-
-
-class EngineFigures(NamedTuple):
-    """What an engine adds to its kernels, in seconds.
-
-    `step` is the time of a step on the host in which the GPU waits, `sequence` that for each decoding sequence,
-    `kernel` the gap between two kernels of a CUDA graph, `prompt` what a step with prompts takes more, whose kernels
-    are launched one by one. `start` is the part of kernels' start times that shows in a CUDA graph.
-    """
-
-    step: float = 0.0
-    sequence: float = 0.0
-    kernel: float = 0.0
-    prompt: float = 0.0
-    start: float = 1.0
 
 
 class Work(NamedTuple):
@@ -77,13 +63,17 @@ class _Merged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """Times of steps of a model in a layout; `figures` are of the engine."""
+    """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
+
+    `spread` is the standard deviation of the logarithms of how often experts are chosen.
+    """
 
     model: ServingModel
     layout: ServingLayout
     kernels: EngineKernels
     figures: EngineFigures = EngineFigures()
     spread: float = 0.0
+    is_asynchronous: bool = True
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
     _by_tokens: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
@@ -136,7 +126,9 @@ class EngineStep:
 
     def _engine_seconds(self, work: Work) -> float:
         figures = self.figures
-        seconds = figures.step + figures.sequence * work.decoding + figures.kernel * self._launches()
+        step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
+        seconds = step + sequence * work.decoding + figures.kernel * self.launches
+        seconds += figures.meet * self.collectives
         return seconds + (figures.prompt if work.chunks else 0.0)
 
     def by_class(self, work: Work) -> dict[str, float]:
@@ -153,6 +145,13 @@ class EngineStep:
             "engine": self._engine_seconds(work),
         }
 
+    @property
+    def collectives(self) -> int:
+        """Collectives of a step."""
+        layout, model = self.layout, self.model
+        own = model.mixtures if layout.data > 1 else 0
+        return 2 * own + (model.reductions - own if layout.tensor > 1 else 0)
+
     def macs(self, work: Work) -> float:
         """Return the multiply-adds of a step on all GPUs of a replica of the weights."""
         model = self.model
@@ -168,8 +167,9 @@ class EngineStep:
             total += count * layer.heads * (layer.key_size + layer.value_size) * pairs
         return total * self.layout.data
 
-    def _launches(self) -> int:
-        """Return the kernels of a step: an input is scaled for each product of quantized weights."""
+    @property
+    def launches(self) -> int:
+        """Kernels of a step: an input is scaled for each product of quantized weights."""
         model = self.model
         products = sum((2 if item.precision.nbytes < 2 else 1) * count for item, count in self._products.items())
         attention = _ATTENTION_KERNELS * sum(model.attention.values()) + _STATE_KERNELS * sum(model.states.values())
@@ -240,7 +240,8 @@ class EngineStep:
         total = 0.0
         for layer, count in self.model.experts.items():
             rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)
-            element = 2.0 if precision.dtype == "bf16" else precision.nbytes
+            dtype = self.kernels.expert_dtype(precision)
+            element = 2.0 if dtype == "bf16" else 1.0 if dtype == "fp8" else precision.nbytes
             inner = max(1, layer.inner // divided)
             shape = Mixture(
                 everyone, layer.topk, rows, layer.hidden, inner, precision.nbytes, element, gated=layer.gated
@@ -272,7 +273,7 @@ class EngineStep:
         payload = 2.0 * tokens * model.hidden
         sums = model.reductions
         total = 0.0
-        if layout.data > 1 or layout.expert > 1:
+        if layout.data > 1:
             sums -= model.mixtures
             ranks = layout.tensor * layout.data
             if layout.expert > 1:

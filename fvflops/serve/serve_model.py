@@ -14,7 +14,8 @@ from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_settings import EngineSettings, engine_settings
-from fvflops.serve.engine_step import EngineFigures, EngineStep, Work
+from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.request_simulation import simulate
 from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests

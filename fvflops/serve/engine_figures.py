@@ -1,0 +1,100 @@
+"""What each inference engine adds to the times of its kernels, read from a YAML file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from fvflops import paths
+from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.text import suggest, truncate
+
+ENGINES = paths.SCHEME + "engines.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """What an engine adds to its kernels; times are in seconds.
+
+    `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
+    gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
+    are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
+    `synchronous_sequence` what they are more without asynchronous scheduling. `prompt` is what a step with prompts
+    takes more, and `computing` the factor of its kernels' time: 1 as measured alone. `request` is what the server takes
+    for a request before the engine, and `token` for each token of its prompt. `source` says where the figures are from.
+
+    >>> EngineFigures().start, EngineFigures().step
+    (1.0, 0.0)
+    """
+
+    start: float = 1.0
+    kernel: float = 0.0
+    meet: float = 0.0
+    step: float = 0.0
+    sequence: float = 0.0
+    synchronous: float = 0.0
+    synchronous_sequence: float = 0.0
+    prompt: float = 0.0
+    computing: float = 1.0
+    request: float = 0.0
+    token: float = 0.0
+    source: str = "no time besides that of kernels"
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
+
+    def host(self, *, is_asynchronous: bool) -> tuple[float, float]:
+        """Return the seconds of a step on the host, and of each decoding sequence in it, in which the GPU waits."""
+        if is_asynchronous:
+            return self.step, self.sequence
+        return self.step + self.synchronous, self.sequence + self.synchronous_sequence
+
+
+NUMBERS = tuple(item.name for item in fields(EngineFigures) if item.name != "source")
+
+
+def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:
+    """Return the figures of an engine; an unknown one raises ValueError with the nearest, or all.
+
+    >>> find_engine_figures("vllm").source.partition(" ")[0]
+    'fitted'
+    """
+    engines = load_engines(file)
+    if engine not in engines:
+        hint = suggest(engine, engines) or f": {file} has {', '.join(engines)}"
+        raise ValueError(f"no figures of the engine {engine!r}{hint}")
+    return engines[engine]
+
+
+@lru_cache(maxsize=4)
+def load_engines(file: str = ENGINES) -> Mapping[str, EngineFigures]:
+    """Return engine → its figures; a mistake in the file raises TableError with the file and the line."""
+    document = read_document(file)
+    entries = document.fields("a file of engines", ("description", "engines"))
+    if "engines" not in entries:
+        raise document.error("there are no engines: add engines, and under it a name")
+    return {name: _read(node, name) for name, node in entries["engines"].fields("engines").items()}
+
+
+def _read(node: Node, name: str) -> EngineFigures:
+    found = node.fields(f"the figures of {name}", (*NUMBERS, "source"))
+    if "source" not in found:
+        raise node.error(f"{name} has no source: say where its figures are from")
+    numbers: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in NUMBERS if key in found}
+    try:
+        return EngineFigures(source=found["source"].text(f"source of {name}"), **numbers)
+    except ValueError as error:
+        raise node.error(f"{name}: {error}") from None
+
+
+def _number(node: Node, what: str) -> float:
+    text = node.text(what)
+    try:
+        return float(text)
+    except ValueError:
+        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6") from None

@@ -1,0 +1,1 @@
+"""Measured serving runs for tools/serving_times.py."""

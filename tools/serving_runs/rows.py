@@ -1,0 +1,140 @@
+"""Rows of measured serving runs, as AIConfigurator 0.12 (NVIDIA, Apache-2.0) ships them in silicon_sample.csv."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fvflops.serve.serving_layout import ServingLayout
+from serving_runs.launch_scripts import INFERENCEX, find_launch
+from serving_runs.serving_run import ServingRun
+
+# Names of the devices.
+GPUS = {"h100_sxm": "H100 SXM", "h200_sxm": "H200", "b200_sxm": "B200"}
+_WEIGHTS = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "": "bf16"}
+_CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
+# Connections that aiohttp opens unless told otherwise.
+_CONNECTIONS = 101
+# How much longer a token may take with fewer sequences than with more, before a row of both is not believed.
+_FALLING = 1.15
+
+
+def read_runs(path: Path) -> list[ServingRun]:
+    """Return the runs of a file with prefill and decode on the same GPUs.
+
+    A row that cannot be read raises ValueError with the file and the line. Rows that contradict themselves are
+    returned with the reason in `unused`.
+    """
+    found: list[ServingRun] = []
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        for row in rows:
+            if row["mode"] != "agg":
+                continue
+            try:
+                found.append(_read_run(rows.line_num, row))
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"{path}:{rows.line_num}: {error}") from error
+    return _mark_contradictions([_mark_few_connections(run) for run in found])
+
+
+def _mark_few_connections(run: ServingRun) -> ServingRun:
+    """Return a run, marked where so few of many clients run that the benchmark had no more connections."""
+    if run.clients > 2 * _CONNECTIONS and run.running <= _CONNECTIONS:
+        return replace(run, unused=f"of {run.clients} clients only {run.running:.0f} ran: the client's connections")
+    return run
+
+
+def _mark_contradictions(runs: Sequence[ServingRun]) -> list[ServingRun]:
+    """Return the runs, with those marked that contradict others of the same model, GPUs, layout and lengths.
+
+    A token must not take clearly longer with fewer running sequences than with more. Of rows that contradict each
+    other, that with the most contradictions is marked first, else that which differs most from its neighbours.
+    """
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        if not run.unused:
+            groups[run.engine, run.model, run.gpu, run.layout, run.prompt, run.output].append(index)
+    marked = list(runs)
+    for indexes in groups.values():
+        left = sorted(set(indexes), key=lambda index: runs[index].running)
+        while conflicts := _conflicts([runs[index] for index in left]):
+            worst = max(conflicts, key=lambda place: conflicts[place])
+            index = left.pop(worst)
+            marked[index] = replace(runs[index], unused="a token takes longer with fewer sequences than with more")
+    return marked
+
+
+def _conflicts(runs: Sequence[ServingRun]) -> dict[int, tuple[int, float]]:
+    """Return place → with how many runs one conflicts, and by how much in all; runs are by running sequences."""
+    found: dict[int, tuple[int, float]] = {}
+    for first, fewer in enumerate(runs):
+        for second in range(first + 1, len(runs)):
+            ratio = fewer.tpot / runs[second].tpot
+            if ratio > _FALLING:
+                for place in (first, second):
+                    number, total = found.get(place, (0, 0.0))
+                    found[place] = number + 1, total + ratio
+    return found
+
+
+def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
+    source = row["silicon_data_source"]
+    publisher = "AIConfigurator" if "gap-analysis" in source else INFERENCEX
+    weights = "mxfp4" if "gpt-oss" in row["model_path"] else _WEIGHTS[row["gemm_quant_mode"]]
+    unused = ""
+    if row["tp_size"] == row["attention_dp_size"] and float(row["moe_ep_size"] or 1) == float(row["tp_size"]) ** 2 > 1:
+        # Of fp8 the same times are in rows with as many ranks of experts as GPUs.
+        row = {**row, "attention_dp_size": "1", "moe_ep_size": row["tp_size"]}
+        unused = "its columns do not tell the number of GPUs" if weights == "nvfp4" else ""
+    tensor, data, expert = read_layout(row, is_product=publisher == INFERENCEX)
+    match = _CLIENTS.search(source)
+    clients = int(match.group(1)) if match else round(float(row["batch_size"])) * data
+    prompt, output = int(row["isl"]), int(row["osl"])
+    version = row["backend_version"]
+    launch = find_launch(
+        publisher, row["backend"], row["model_path"], row["system"], weights, (prompt, output), clients, tensor * data
+    )
+    layout = ServingLayout(tensor=tensor, data=data, expert=expert, weights=weights, cache=launch.cache)
+    return ServingRun(
+        line=line,
+        publisher=publisher,
+        engine=row["backend"],
+        version=version,
+        model=row["model_path"],
+        gpu=GPUS[row["system"]],
+        layout=layout,
+        launch=launch,
+        prompt=prompt,
+        output=output,
+        clients=clients,
+        ttft=float(row["silicon_ttft_ms"]) / 1e3,
+        tpot=float(row["silicon_tpot_ms"]) / 1e3,
+        unused=unused,
+    )
+
+
+def read_layout(row: Mapping[str, str], *, is_product: bool = True) -> tuple[int, int, int]:
+    """Return the ranks of tensor, attention data and expert parallelism of a row.
+
+    Where as many ranks divide the experts as each expert, a file of InferenceX's has the product of both as ranks of
+    the attention: its times equal those of rows with so few GPUs.
+
+    >>> names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    >>> rows = [dict(zip(names, values.split())) for values in ("8 1 8 1", "64 1 8 8", "1 64 8 8", "2 1 1 2")]
+    >>> [read_layout(row) for row in rows]
+    [(8, 1, 1), (8, 1, 8), (1, 8, 8), (2, 1, 2)]
+    """
+    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    tensor, data, inner, expert = (max(1, round(float(row[name] or 1))) for name in names)
+    if is_product and inner == expert > 1 and tensor * data == inner * expert:
+        tensor, data = (expert, 1) if tensor > 1 else (1, expert)
+    elif data == 1 and inner * expert > tensor:
+        data = inner * expert // tensor
+    if tensor * data % expert:
+        raise ValueError(f"{expert} ranks of experts for {tensor} x {data} GPUs")
+    return tensor, data, expert
