@@ -43,7 +43,7 @@ def serve_report(
         items = list(_list_requests(estimate, estimate.requests))
         if price is not None or watts is not None:
             items.append(_describe_cost(estimate.cost_of_tokens(price=price, watts=watts)))
-        parts.append(Items(f"{_describe_load(estimate)}:", items))
+        parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate.requests)]
     if estimate.memory.sequences >= 1:
         parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
     parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
@@ -164,14 +164,19 @@ def _describe_load(estimate: ServingEstimate) -> str:
     return f"{format_quantity(load.concurrency or 0, 'client')} one request after the other, {lengths}"
 
 
+def _tabulate_latency(result: SimulationResult) -> Table:
+    shares = ("mean", "p50", "p90", "p95", "p99")
+    columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in shares))
+    times = {
+        "time to first token": result.ttft,
+        "time per output token": result.tpot,
+        "whole request": result.end_to_end,
+    }
+    rows = [(title, *(getattr(item, share) for share in shares)) for title, item in times.items()]
+    return Table("latency", columns, rows, noun="latency")
+
+
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
-    for title, times in (
-        ("time to first token", result.ttft),
-        ("time per output token", result.tpot),
-        ("request", result.end_to_end),
-    ):
-        values = [format_seconds(getattr(times, key)) for key in ("mean", "p50", "p95", "p99")]
-        yield f"{title}: mean {values[0]}, median {values[1]}, 95 % {values[2]}, 99 % {values[3]}"
     tokens = result.steady_tokens_per_second()
     each = format_short(tokens / estimate.layout.gpus)
     yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {result.requests_per_second:.3g} requests/s"
