@@ -25,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from tabulate import tabulate  # noqa: E402
 
-from fvflops.serve.engine_settings import EngineSettings, engine_settings  # noqa: E402
-from fvflops.serve.request_simulation import simulate  # noqa: E402
-from fvflops.serve.requests import Request  # noqa: E402
-from fvflops.serve.simulation_result import RequestTimes  # noqa: E402
-from fvflops.serve.step_times import LinearStepTimes, StepTimes  # noqa: E402
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings  # noqa: E402
+from fvflops.serve.simulation.request_simulation import simulate  # noqa: E402
+from fvflops.serve.simulation.requests import Request  # noqa: E402
+from fvflops.serve.simulation.simulation_result import RequestTimes  # noqa: E402
+from fvflops.serve.simulation.step_times import LinearStepTimes, StepTimes  # noqa: E402
 
 # Where a fit begins: an 8B model in bf16 on a GPU of 1.5 TB/s.
 BEGIN = (0.015, 5e-5, 1e-7, 1.5e-7, 1e-9)

@@ -12,17 +12,17 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
-from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
 from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
+from fvflops.serve.simulation.simulation_result import SimulationResult
 from fvflops.text import short_repr
 from fvflops.units import format_seconds
 

@@ -13,7 +13,7 @@ from fvflops.serve.engine_step import CLASSES
 from fvflops.serve.launch_command import launch_command
 from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
 from fvflops.serve.serving_layout import CACHES
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import SimulationResult
 from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
