@@ -163,13 +163,18 @@ def _fit(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, job
 def _write(path: Path, figures: Figures) -> None:
     """Write figures as configs/engines.yaml has them, below the comments that the file begins with."""
     engines = {
-        engine: {**{name: float(f"{getattr(item, name):.3g}") for name in FITTED}, "source": item.source}
+        engine: {**{name: _rounded(getattr(item, name)) for name in FITTED}, "source": item.source}
         for engine, item in figures.items()
     }
     head = [line for line in path.read_text().splitlines() if line.startswith("#")] if path.exists() else []
     document = {"description": "What inference engines add to the times of kernels", "engines": engines}
     text = yaml.safe_dump(document, sort_keys=False, width=110)
     path.write_text("\n".join([*head, "", text] if head else [text]))
+
+
+def _rounded(value: float) -> float:
+    """Return a figure with three digits, 0 below a nanosecond."""
+    return float(f"{value:.3g}") if value >= 1e-9 else 0.0
 
 
 if __name__ == "__main__":

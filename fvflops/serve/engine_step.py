@@ -27,6 +27,7 @@ _BF16 = WEIGHTS["bf16"]
 SPREAD = 0.7
 # Ratio of neighbouring numbers of cached tokens for which decoding is computed.
 _GRID = 1.15
+_AHEAD = 5  # numbers more than needed, so that a longer cache seldom needs a new table
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
@@ -77,7 +78,9 @@ class EngineStep:
     is_asynchronous: bool = True
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
     _by_tokens: dict[tuple[int, int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _by_keys: dict[tuple[int, float], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_products", _merge(self.model.projections, self.layout, bool(self.model.experts)))
@@ -95,25 +98,23 @@ class EngineStep:
     def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
 
-        They are computed for a geometric series of cached tokens, and lie on lines between these.
+        `cached` does not fall. Times are computed for a geometric series of cached tokens, with lines between these.
         """
-        first, last = float(cached.min()), float(cached.max())
-        low = max(0, math.floor(math.log(max(first / decoding, 1.0), _GRID)))
-        high = math.ceil(math.log(max(last / decoding, 1.0), _GRID)) + 1
-        keys = [0.0, *(_GRID**power for power in range(low, high + 1))]
-        if low == high:
-            keys.append(_GRID ** (high + 1))
-        points = torch.tensor(keys, dtype=torch.float64) * decoding
-        values = torch.tensor([self._known(decoding, key) for key in keys], dtype=torch.float64)
-        index = torch.searchsorted(points, cached.to(torch.float64), right=True).clamp(1, len(keys) - 1)
-        part = (cached - points[index - 1]) / (points[index] - points[index - 1])
-        return values[index - 1] + part * (values[index] - values[index - 1])
+        points, values, slopes = self._table(decoding, float(cached[-1]) / decoding)
+        index = torch.searchsorted(points, cached, right=True).sub_(1).clamp_(0, len(slopes) - 1)
+        return values[index] + slopes[index] * (cached - points[index])
 
-    def _known(self, decoding: int, keys: float) -> float:
-        seconds = self._by_keys.get((decoding, keys))
-        if seconds is None:
-            seconds = self._by_keys[decoding, keys] = self.seconds((), decoding, keys * decoding)
-        return seconds
+    def _table(self, decoding: int, keys: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return numbers of cached tokens up to `keys` a sequence, the seconds of a step with each, and the slopes."""
+        known = self._tables.get(decoding)
+        if known is None or float(known[0][-1]) < keys * decoding:
+            last = math.ceil(math.log(max(keys, 2.0), _GRID)) + _AHEAD
+            lengths = [0.0, *(_GRID**power for power in range(last))]
+            points = torch.tensor([length * decoding for length in lengths], dtype=torch.float64)
+            seconds = [self.seconds((), decoding, length * decoding) for length in lengths]
+            values = torch.tensor(seconds, dtype=torch.float64)
+            known = self._tables[decoding] = points, values, values.diff() / points.diff()
+        return known
 
     def _token_classes(self, work: Work) -> dict[str, float]:
         """Return class → seconds of what depends on the number of tokens only."""
@@ -158,8 +159,8 @@ class EngineStep:
         total = 0.0
         for item, count in model.projections.items():
             total += count * item.elements * (work.sequences if item.per_sequence else work.tokens)
-        for layer, count in model.experts.items():
-            total += count * layer.elements / layer.experts * layer.topk * work.tokens
+        for mixture, count in model.experts.items():
+            total += count * mixture.elements / mixture.experts * mixture.topk * work.tokens
         for layer, count in model.attention.items():
             pairs = sum(_pairs(new, cached, layer.cache) for new, cached in work.chunks)
             if work.decoding:

@@ -12,17 +12,17 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
-from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
 from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
+from fvflops.serve.simulation.simulation_result import SimulationResult
 from fvflops.text import short_repr
 from fvflops.units import format_seconds
 
@@ -30,6 +30,8 @@ from fvflops.units import format_seconds
 _STEP_TOKENS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
 # Simulated requests of each client of a closed loop, and of a rate.
 _ROUNDS, _ARRIVALS = 6, 2000
+# Lengths of simulated prompts and answers vary by this share, so that clients do not stay in step.
+SPREAD = 0.2
 # Batches of decoding that are shown: powers of this number.
 _BATCHES = 4
 
@@ -137,9 +139,33 @@ class ServingEstimate(Displayed):
         """Seconds between tokens of one sequence alone."""
         return self.decode[0].seconds
 
+    def cost_of_tokens(
+        self, tokens: float = 1e6, *, price: float | None = None, watts: float | None = None
+    ) -> TokenCost:
+        """Return what so many output tokens cost under the load: `price` is of a GPU hour, `watts` the power of a GPU.
+
+        Without a load it raises ServingError.
+        """
+        if self.requests is None:
+            raise ServingError("a cost of tokens needs a load that fits: give concurrency, rate or requests")
+        hours = tokens / self.requests.output_tokens_per_second * self.layout.gpus / 3600
+        return TokenCost(
+            gpu_hours=hours,
+            cost=None if price is None else price * hours,
+            kilowatt_hours=None if watts is None else watts * hours / 1000,
+        )
+
     def __repr__(self) -> str:
         first, further = format_seconds(self.time_to_first_token), format_seconds(self.time_per_output_token)
         return short_repr(self, self.model.name, self.device.name, f"first token {first}", f"then {further}")
+
+
+class TokenCost(NamedTuple):
+    """What output tokens cost: GPU hours, the price, and the energy in kilowatt hours; None where it was not asked."""
+
+    gpu_hours: float
+    cost: float | None
+    kilowatt_hours: float | None
 
 
 def serve_model(
@@ -316,7 +342,7 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
 
 def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings) -> SimulationResult | None:
     """Return the simulation of a load; None without one."""
-    lengths = load.lengths()
+    lengths = load.lengths(SPREAD)
     if load.requests:
         return simulate(load.requests, settings, steps)
     if load.rate is not None:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from fvflops.reports.document import Document, Items, Part, Table, data_only, number_column, text_column
+from fvflops.reports.document import Command, Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_step import CLASSES
-from fvflops.serve.serve_model import Phase, ServingEstimate
+from fvflops.serve.launch_command import launch_command
+from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
 from fvflops.serve.serving_layout import CACHES
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import SimulationResult
 from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
@@ -29,15 +30,22 @@ _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "ca
 _PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes")
 
 
-def serve_report(estimate: ServingEstimate, *, name: str = "") -> Document:
-    """Return the report of an estimate for the model `name`."""
+def serve_report(
+    estimate: ServingEstimate, *, name: str = "", price: float | None = None, watts: float | None = None
+) -> Document:
+    """Return the report of an estimate for the model `name`; `price` and `watts` are as of `cost_of_tokens`."""
     subject = plain_name(name or estimate.model.name)
     parts: list[Part] = [_judge(estimate), Items("Memory of each GPU:", list(_list_memory(estimate)))]
     parts.append(_tabulate_cache(estimate))
     parts.append(_tabulate_steps(estimate))
     parts.append(_explain_bound(estimate))
     if estimate.requests is not None:
-        parts.append(Items(f"{_describe_load(estimate)}:", list(_list_requests(estimate, estimate.requests))))
+        items = list(_list_requests(estimate, estimate.requests))
+        if price is not None or watts is not None:
+            items.append(_describe_cost(estimate.cost_of_tokens(price=price, watts=watts)))
+        parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate.requests)]
+    if estimate.memory.sequences >= 1:
+        parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
     parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
     first, further = format_seconds(estimate.time_to_first_token), format_seconds(estimate.time_per_output_token)
     title = f"{subject} on {_describe_gpus(estimate)}: first token after {first}, then {further} a token"
@@ -138,10 +146,17 @@ def _explain_bound(estimate: ServingEstimate) -> str:
     return f"Decoding is bound by memory below a batch of {format_thousands(batch)}, and by compute from there on."
 
 
+def _describe_cost(cost: TokenCost) -> str:
+    shown = [f"{cost.gpu_hours:.3g} GPU hours"]
+    shown += [] if cost.cost is None else [f"a cost of {cost.cost:.3g}"]
+    shown += [] if cost.kilowatt_hours is None else [f"{cost.kilowatt_hours:.3g} kWh"]
+    return f"a million output tokens take {', '.join(shown)}"
+
+
 def _describe_load(estimate: ServingEstimate) -> str:
     load = estimate.load
     inputs, outputs = format_thousands(load.input_tokens), format_thousands(load.output_tokens)
-    lengths = f"prompts of {inputs} tokens, {outputs} out"
+    lengths = f"prompts of about {inputs} tokens, {outputs} out"
     if load.requests:
         return f"{format_quantity(len(load.requests), 'request')} of a file"
     if load.rate is not None:
@@ -149,14 +164,19 @@ def _describe_load(estimate: ServingEstimate) -> str:
     return f"{format_quantity(load.concurrency or 0, 'client')} one request after the other, {lengths}"
 
 
+def _tabulate_latency(result: SimulationResult) -> Table:
+    shares = ("mean", "p50", "p90", "p95", "p99")
+    columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in shares))
+    times = {
+        "time to first token": result.ttft,
+        "time per output token": result.tpot,
+        "whole request": result.end_to_end,
+    }
+    rows = [(title, *(getattr(item, share) for share in shares)) for title, item in times.items()]
+    return Table("latency", columns, rows, noun="latency")
+
+
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
-    for title, times in (
-        ("time to first token", result.ttft),
-        ("time per output token", result.tpot),
-        ("request", result.end_to_end),
-    ):
-        values = [format_seconds(getattr(times, key)) for key in ("mean", "p50", "p95", "p99")]
-        yield f"{title}: mean {values[0]}, median {values[1]}, 95 % {values[2]}, 99 % {values[3]}"
     tokens = result.steady_tokens_per_second()
     each = format_short(tokens / estimate.layout.gpus)
     yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {result.requests_per_second:.3g} requests/s"

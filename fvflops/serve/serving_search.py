@@ -12,20 +12,18 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network
 from fvflops.reports.display import Displayed
-from fvflops.serve.rate_search import LatencyLimits
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.request_simulation import Disaggregation, simulate
-from fvflops.serve.requests import ClosedLoop, client_requests
-from fvflops.serve.serve_model import EngineSetup, ServingLoad, check_layout, prepare_engine
+from fvflops.serve.serve_model import SPREAD, EngineSetup, ServingLoad, check_layout, prepare_engine
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation_result import Distribution, SimulationResult
+from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.requests import ClosedLoop, client_requests
+from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import short_repr
 
 # Requests of each client of a simulation; the first wave starts at once, which the others do not.
 _ROUNDS = 4
-# Lengths of prompts and answers vary by this share, so that clients do not stay in step.
-_SPREAD = 0.2
 _LARGEST = 4096  # clients of an engine
 # A doubled number of clients that adds less than this share of throughput is the last one.
 _LEAST_GAIN = 0.03
@@ -190,7 +188,7 @@ def _raise_clients(
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad, clients: int, prefill: int, decoding: int) -> SimulationResult:
-    lengths = load.lengths(_SPREAD)
+    lengths = load.lengths(SPREAD)
     loop = ClosedLoop(clients, client_requests(max(_ROUNDS * clients, 8), lengths))
     if not prefill:
         return simulate(loop, setup.settings, setup.steps)

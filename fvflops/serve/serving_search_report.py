@@ -48,7 +48,8 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
 
 
 def _about(search: ServingSearch) -> dict[str, Any]:
-    limits = record_data(search.limits, "ttft", "tpot", "at")
+    limits: dict[str, Any] = record_data(search.limits, "ttft", "tpot", "at")
+    limits = {key: None if value == float("inf") else value for key, value in limits.items()}
     load = record_data(search.load, "input_tokens", "output_tokens", "hit_rate")
     return {"device": search.device.name, "gpus": search.gpus, "engine": search.engine, **load, "limits": limits}
 

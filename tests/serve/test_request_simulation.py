@@ -2,17 +2,24 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
 
-from fvflops.serve.engine_settings import EngineSettings, Speculation, engine_settings
-from fvflops.serve.rate_search import LatencyLimits, largest_rate
-from fvflops.serve.request_simulation import Disaggregation, simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests, read_requests
-from fvflops.serve.step_times import LinearStepTimes
-from tests.serve.naive_engine import naive_times
+from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation, engine_settings
+from fvflops.serve.simulation.rate_search import LatencyLimits, largest_rate
+from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.requests import (
+    ClosedLoop,
+    Lengths,
+    Request,
+    client_requests,
+    poisson_requests,
+    read_requests,
+)
+from fvflops.serve.simulation.step_times import LinearStepTimes
+from tests.support.checkout import ROOT
+from tests.support.naive_engine import naive_times
 
 TIMES = LinearStepTimes(0.010, prompt_token=5e-5, cached_token=1e-7, mixed_cached_token=2e-7, attention=1e-9)
 FLAT = LinearStepTimes(0.010, prompt_token=1e-4, cached_token=0, mixed_cached_token=0, attention=0)
@@ -49,10 +56,8 @@ def columns(result):
 def test_an_engine_equals_one_that_goes_through_every_sequence(seed, steps_ahead):
     random = Random(seed)
     requests = list(poisson_requests(random.choice([2, 8, 50]), 60, LENGTHS, seed=seed))
-    pages = random.choice([70, 120, 400])
-    settings = replace(SMALL, pages=pages, steps_ahead=steps_ahead, page_size=random.choice([1, 16]) if pages > 80 else 16)
-    if settings.page_size == 1:
-        settings = replace(settings, pages=16 * pages)
+    tokens, page_size = random.choice([1120, 1920, 6400]), random.choice([1, 16])
+    settings = replace(SMALL, pages=tokens // page_size, page_size=page_size, steps_ahead=steps_ahead)
     result = simulate(requests, settings, TIMES)
     rows, preemptions, peak = naive_times(requests, settings, TIMES)
     assert columns(result) == rows
@@ -107,15 +112,14 @@ def test_what_goes_in_comes_out(engine, load):
         assert observed.prompt_tokens == sum(times.input_tokens)
         assert observed.decoded == sum(times.output_tokens) - len(times)
     assert observed.largest <= settings.max_batched_tokens
-    assert result.output_tokens_per_second <= settings.max_sequences * settings.replicas * settings.decode_tokens / 0.010
+    most_tokens = settings.max_sequences * settings.replicas * settings.decode_tokens
+    assert result.output_tokens_per_second <= most_tokens / TIMES.step
 
 
 def test_disaggregated_runs_equal_single_steps():
+    stage = Disaggregation(2, 3, SMALL, TIMES, 0.01, 1e-6)
     for load in LOADS.values():
-        results = [
-            simulate(load(), SMALL, TIMES, disaggregation=Disaggregation(2, 3, SMALL, TIMES, 0.01, 1e-6), longest_run=run)
-            for run in (0, 1024)
-        ]
+        results = [simulate(load(), SMALL, TIMES, disaggregation=stage, longest_run=run) for run in (0, 1024)]
         assert columns(results[0]) == columns(results[1])
         assert len(results[0].requests) == 150
 
@@ -277,13 +281,14 @@ def test_requests_are_read_from_a_file(tmp_path):
 def test_first_tokens_of_a_measured_run_are_reproduced():
     # The first 60 of 300 requests through vLLM 0.19.0 on an RTX PRO 6000: Llama-3.1-8B in bf16, 128 sequences and 2,048
     # tokens a step at most, from the examples of LLMServingSim (MIT). The step times are fitted to the first half.
-    with open(Path(__file__).parent / "llama_8b_requests.csv", newline="") as file:
+    with open(ROOT / "tests/data/serving/llama_8b_requests.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     requests = [Request(float(row["queued_s"]), int(row["input_tokens"]), int(row["output_tokens"])) for row in rows]
     times = LinearStepTimes(0.01276, 3.85e-5, 1.028e-7, 1.501e-7, 6.2e-10)
     result = simulate(requests, engine_settings("vllm", 500_000, max_sequences=128), times)
     measured = [float(row["first_token_s"]) - float(row["queued_s"]) for row in rows]
-    simulated = [first - queued for first, queued in zip(result.requests.first_token, result.requests.queued, strict=True)]
+    queued, _, first_token, _ = columns(result)
+    simulated = [first - time for first, time in zip(first_token, queued, strict=True)]
     # The first request runs on a cold device.
     ratios = [ttft / real for ttft, real in zip(simulated, measured, strict=True)][1:]
     assert sorted(abs(ratio - 1) for ratio in ratios)[len(ratios) // 2] < 0.05

@@ -8,19 +8,19 @@ import math
 from torch import nn
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_count, parse_seconds
+from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_seconds
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
 from fvflops.devices.devices import Device
 from fvflops.reports.document import Document
-from fvflops.serve.rate_search import LatencyLimits
-from fvflops.serve.requests import read_requests
 from fvflops.serve.serve_model import ServingLoad, serve_model
 from fvflops.serve.serve_report import ENGINES, serve_report
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, ServingLayout
 from fvflops.serve.serving_search import ServingPoint, search_serving
 from fvflops.serve.serving_search_report import serving_search_report
+from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.requests import read_requests
 from fvflops.sources.load import load_model
 
 EXAMPLES = (
@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
         --hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
 
+        --price X  price of a GPU hour, for the cost of a million output tokens
+        --watts W  power of a GPU, for their energy
+
         search:
         --search  find the layout that serves most on --gpus GPUs, within the limits
         --gpus N  GPUs of the search
@@ -73,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
             parse_count,
         )
-        | dict.fromkeys(("utilisation", "rate", "hit_rate"), float)
+        | dict.fromkeys(("utilisation", "rate", "hit_rate"), parse_amount)
+        | dict.fromkeys(("price", "watts"), parse_amount)
         | dict.fromkeys(("ttft", "tpot"), parse_seconds),
     )
     shared_options.add_building(parser)
@@ -121,7 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
         network=choose_network(arguments.network),
         name=arguments.model,
     )
-    write_report(serve_report(estimate, name=arguments.model), arguments)
+    report = serve_report(estimate, name=arguments.model, price=arguments.price, watts=arguments.watts)
+    write_report(report, arguments)
     return 0
 
 

@@ -10,9 +10,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fvflops.serve.engine_settings import EngineSettings
-from fvflops.serve.kv_pages import KVPages
-from fvflops.serve.sequences import Sequence, decode_steps
+from fvflops.serve.simulation.engine_settings import EngineSettings
+from fvflops.serve.simulation.kv_pages import KVPages
+from fvflops.serve.simulation.sequences import Sequence, decode_steps
 
 
 @dataclass(slots=True)
@@ -234,14 +234,14 @@ class Scheduler:
                 self._prefilling.remove(sequence)
                 budget -= self._chunk(plan, sequence, new)
         while admit and self._waiting:
-            new = self._admissible(budget, alone=not plan.chunks)
-            if new is None:
+            admitted = self._admissible(budget, alone=not plan.chunks)
+            if admitted is None:
                 return
             sequence = self._waiting.popleft()
             self.running[sequence] = None
             self._final_pages += self.pages.of_tokens(sequence.final_tokens)
             plan.begun.append(sequence)
-            budget -= self._chunk(plan, sequence, new)
+            budget -= self._chunk(plan, sequence, admitted)
 
     def _admissible(self, budget: int, *, alone: bool) -> int | None:
         """Return how many tokens of the first waiting sequence this step computes; None if it cannot be admitted."""
@@ -251,13 +251,10 @@ class Scheduler:
         new = sequence.target - sequence.computed
         if len(self.running) + len(self._leaving) >= settings.max_sequences:
             return None
-        if new and budget <= 0:
-            return None
-        if new > budget:
-            if settings.chunked_prefill:
-                new = budget
-            elif not alone:
+        if new > max(budget, 0):
+            if budget <= 0 or not (settings.chunked_prefill or alone):
                 return None
+            new = budget if settings.chunked_prefill else new
         # A sequence whose cache came from elsewhere decodes at once.
         own = self.pages.of_tokens(sequence.target + (not new))
         own += ceil(settings.reserve_own * (self.pages.of_tokens(sequence.final_tokens) - own))

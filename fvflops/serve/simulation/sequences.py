@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import log
 from random import Random
 
-from fvflops.serve.engine_settings import Speculation
-from fvflops.serve.requests import Request
+from fvflops.serve.simulation.engine_settings import Speculation
+from fvflops.serve.simulation.requests import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +77,8 @@ def decode_steps(tokens: int, speculation: Speculation | None, seed: str) -> int
 
     Each step yields one token and those draft tokens that are accepted, of which the first rejected one ends the rest.
 
-    >>> decode_steps(100, None, ""), decode_steps(100, Speculation(3, 1.0), ""), decode_steps(100, Speculation(3, 0.5), "")
-    (100, 25, 56)
+    >>> [decode_steps(100, Speculation(3, acceptance), "") for acceptance in (0, 0.5, 1)]
+    [100, 56, 25]
     """
     if speculation is None:
         return tokens

@@ -36,7 +36,7 @@ class NaiveEngine:
         self.settings, self.times = settings, times
         self.coming = [NaiveSequence(index, request) for index, request in enumerate(requests)]
         self.waiting, self.running, self.leaving = [], [], []
-        self.columns = [dict() for _ in range(4)]
+        self.columns = [{} for _ in range(4)]
         self.count, self.preemptions, self.peak = len(self.coming), 0, 0
         self.allocated = {}
 

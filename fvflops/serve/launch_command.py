@@ -1,0 +1,74 @@
+"""The command that starts an engine with the model and layout of an estimate."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from fvflops.serve.serve_model import ServingEstimate
+
+# Engine → its command and options: vLLM's `vllm serve`, SGLang's launch_server, TensorRT-LLM's trtllm-serve.
+_COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "vllm": (
+        "vllm serve",
+        {
+            "tensor": "--tensor-parallel-size",
+            "pipeline": "--pipeline-parallel-size",
+            "data": "--data-parallel-size",
+            "expert": "--enable-expert-parallel",
+            "length": "--max-model-len",
+            "utilisation": "--gpu-memory-utilization",
+            "sequences": "--max-num-seqs",
+            "cache": "--kv-cache-dtype",
+        },
+    ),
+    "sglang": (
+        "python -m sglang.launch_server --model-path",
+        {
+            "tensor": "--tp-size",
+            "pipeline": "--pp-size",
+            "data": "--enable-dp-attention --dp-size",
+            "expert": "--ep-size",
+            "length": "--context-length",
+            "utilisation": "--mem-fraction-static",
+            "sequences": "--max-running-requests",
+            "cache": "--kv-cache-dtype",
+        },
+    ),
+    "trtllm": (
+        "trtllm-serve",
+        {
+            "tensor": "--tp_size",
+            "pipeline": "--pp_size",
+            "expert": "--ep_size",
+            "length": "--max_seq_len",
+            "utilisation": "--kv_cache_free_gpu_memory_fraction",
+            "sequences": "--max_batch_size",
+        },
+    ),
+}
+# Formats of a cache in fp8, where the engine has an option for it.
+_CACHE = {"vllm": "fp8", "sglang": "fp8_e4m3"}
+# Engines whose number of tensor-parallel ranks includes those of all groups of attention.
+_COUNTS_ALL = ("sglang", "trtllm")
+
+
+def launch_command(estimate: ServingEstimate, model: str) -> str:
+    """Return the command of an engine that serves `model`, the name or folder of a checkpoint in its precision."""
+    layout, memory, engine = estimate.layout, estimate.memory, estimate.engine
+    command, options = _COMMANDS[engine]
+    tensor = layout.tensor * layout.data if engine in _COUNTS_ALL else layout.tensor
+    values = {
+        "tensor": tensor if tensor > 1 else None,
+        "pipeline": layout.pipeline if layout.pipeline > 1 else None,
+        "data": layout.data if layout.data > 1 else None,
+        "expert": ("" if engine == "vllm" else layout.expert) if layout.expert > 1 else None,
+        "length": memory.length,
+        "utilisation": estimate.load.utilisation,
+        "sequences": int(memory.sequences) if memory.sequences < estimate.settings.max_sequences else None,
+        "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
+    }
+    shown = [
+        f"{options[name]} {value}".strip() for name, value in values.items() if value is not None and name in options
+    ]
+    return " ".join([command, shlex.quote(model), *shown])

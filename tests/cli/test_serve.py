@@ -1,0 +1,84 @@
+"""`fvflops serve`: what a person types, and what comes out."""
+
+import json
+import shlex
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.reports.formats import FORMATS
+from tests.support.reports.report_formats import check_report
+
+SERVE = ["serve", "zoo:llama_tiny", "--device", "H100", "--input-len", "64", "--output-len", "16"]
+LOADS = {"serve": ["--concurrency", "2"], "serving_search": ["--search", "--gpus", "2", "--weights", "bf16"]}
+
+
+@pytest.fixture(scope="module", params=LOADS)
+def reports(request, tmp_path_factory):
+    """The kind of a report, and the report in each format, as written to a file."""
+    folder = tmp_path_factory.mktemp("serve")
+    texts = {}
+    for format in FORMATS:
+        command = [*SERVE, *LOADS[request.param], "--format", format, "--output", str(folder / format)]
+        assert main(command) == 0
+        texts[format] = (folder / format).read_text()
+    return request.param, texts
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format(reports, format):
+    kind, texts = reports
+    report = check_report(format, texts[format], kind)
+    if format == "json" and kind == "serve":
+        assert report["requests"]["ttft"]["p99"] >= report["requests"]["ttft"]["p50"] > 0
+        assert report["weights"] == "bf16" and report["memory"]["tokens"] > 1000
+    if format == "json" and kind == "serving_search":
+        assert report["gpus"] == 2 and report["best"][0]["per_gpu"] >= report["best"][-1]["per_gpu"]
+    if format == "html" and kind == "serving_search":
+        assert report.count("<circle") > 3
+
+
+def test_the_first_layout_of_a_search_can_be_estimated(capsys):
+    assert main([*SERVE, *LOADS["serving_search"], "--format", "text"]) == 0
+    text = capsys.readouterr().out.replace(" \\\n", "")
+    command = next(line for line in text.splitlines() if "fvflops serve" in line)
+    assert main(shlex.split(command)[1:]) == 0
+    assert "To start the engine so" in capsys.readouterr().out
+
+
+def test_requests_of_a_file(tmp_path, capsys):
+    file = tmp_path / "requests.csv"
+    file.write_text("arrival,input_tokens,output_tokens\n0,40,8\n0.5,20,4\n")
+    assert main([*SERVE, "--requests", str(file), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"]["ttft"]["mean"] > 0 and report["requests"]["preemptions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("zoo:llama_tiny", "serve needs --device, the GPU, such as H100"),
+        ("zoo:llama_tiny --device cpu", "--device cpu: name the GPU, such as H100"),
+        ("zoo:llama_tiny --device H100 --tp 3", "tensor parallelism of 3 must divide the 4 heads"),
+        ("zoo:llama_tiny --device H100 --ttft 200ms", "--ttft is about --search: add it"),
+        ("zoo:llama_tiny --device H100 --search", "--search needs --gpus"),
+        ("zoo:llama_tiny --device H100 --search --gpus 2 --tp 2", "--search tries every --tp: omit it"),
+        ("zoo:llama_tiny --device H100 --tpot 20 --search --gpus 1", "must be a time with its unit, such as 200ms"),
+        ("zoo:resnet50 --device H100", "ResNet50 takes no"),
+        ("zoo:llama_tiny --device H100 --input-len 2000 --max-model-len 100", "longer than the longest sequence, 100"),
+        ("zoo:llama_tiny --device MI300X --tp 2", "2 GPUs of MI300X need a network: name one by --network"),
+    ],
+)
+def test_mistakes(options, message, capsys):
+    with pytest.raises(SystemExit) if "20 --search" in options else _nothing():
+        assert main(["serve", *options.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in " ".join(error.split()) and error.count("\n") <= 3
+
+
+class _nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        return False
