@@ -27,8 +27,12 @@ _SHIPPED: dict[str, str | dict[str, str]] = {
     "bfloat16": {
         gpu: "TRTLLM moe_torch_flow 1.0.0" if gpu == "a100_sxm" else "VLLM vllm_unquantizedfusedmoe" for gpu in DEVICES
     },
-    "fp8": "VLLM vllm_modeloptfp8moe",
+    # On Hopper, kernels of one scale for each weight (modelopt) take four times as long as those of blocks.
+    "fp8": dict.fromkeys(("b200_sxm", "l40s", "rtx_pro_6000_server"), "VLLM vllm_modeloptfp8moe"),
+    "fp8_block": dict.fromkeys(("h100_sxm", "h200_sxm"), "VLLM vllm_fp8moe"),
     "nvfp4": "VLLM vllm_compressedtensorsw4a4nvfp4moe",
+    "w4a16_mxfp4": dict.fromkeys(("h100_sxm", "h200_sxm"), "VLLM vllm_gptossmxfp4moe"),
+    "w4a8_mxfp4_mxfp8": {"b200_sxm": "SGLang"},
 }
 
 

@@ -47,7 +47,7 @@ CLASSES = (
             "overlap": (1.2, 3, 20),
         },
         fixed={},
-        shipped={"bfloat16": "", "fp8": "TRTLLM"},
+        shipped={"bfloat16": "", "fp8": "TRTLLM", "nvfp4": "VLLM"},
         extra=_scaling,
     ),
 )

@@ -28,7 +28,6 @@ CLASSES: Mapping[str, type] = {
     "latent": AttentionFigures,
     "latent decode": DecodeFigures,
     "recurrent": RecurrentFigures,
-    "short convolution": MemoryFigures,
     "mixture": MixtureFigures,
     "memory": MemoryFigures,
     "collective": CollectiveFigures,

@@ -25,6 +25,9 @@ class Product(NamedTuple):
     """`batch` products of (rows, inner) by (inner, columns), and the bytes of an element of operands and result.
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
+    `column_bytes` are those of the second operand where it is stored in another dtype, such as weights in int4. `moved`
+    are the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
+    products of unequal rows in one kernel, such as of experts; `rows` are their mean.
     """
 
     rows: int
@@ -34,16 +37,26 @@ class Product(NamedTuple):
     operand_bytes: float = 2.0
     result_bytes: float = 2.0
     alignment: int = 16
+    column_bytes: float = 0.0
+    moved: float = 0.0
+    is_grouped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the operands and the result."""
+        second = self.columns * (self.column_bytes or self.operand_bytes)
+        operands = self.inner * (self.rows * self.operand_bytes + second)
+        return int(self.batch * (operands + self.rows * self.columns * self.result_bytes))
 
 
 class Group(NamedTuple):
     """Products of (rows, inner) by (inner, columns) in one kernel, such as of a mixture's experts.
 
     `counts` are pairs of rows and how many products have them. Bytes are those of an element of each operand, and of
-    the result. `missed` is the part of the second operands that is not in the cache, `alignment` as of a Product.
+    the result. `missed` is the part of the second operands that is not in the cache, the others are as of a Product.
     """
 
-    counts: tuple[tuple[int, int], ...]
+    counts: tuple[tuple[int, float], ...]
     columns: int
     inner: int
     row_bytes: float = 2.0
@@ -51,6 +64,7 @@ class Group(NamedTuple):
     result_bytes: float = 2.0
     missed: float = 1.0
     alignment: int = 16
+    moved: float = 0.0
 
 
 class Processor(NamedTuple):
@@ -96,14 +110,22 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
     >>> round(2 * 8192**3 / seconds / 1e12)
     789
     """
-    rows, columns, inner, batch, operand_bytes, result_bytes, alignment = product
-    group = Group(((rows, batch),), columns, inner, operand_bytes, operand_bytes, result_bytes, alignment=alignment)
+    group = Group(
+        ((product.rows, product.batch),),
+        product.columns,
+        product.inner,
+        product.operand_bytes,
+        product.column_bytes or product.operand_bytes,
+        product.result_bytes,
+        alignment=product.alignment,
+        moved=product.moved,
+    )
     return figures.start + group_seconds(group, gpu, figures)
 
 
 def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
     """Return the seconds of products in one kernel besides its start, with the fastest tiles and split."""
-    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment = group
+    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment, moved = group
     rows = sum(height * count for height, count in counts)
     matrices = sum(count for height, count in counts if height)
     result = rows * columns
@@ -111,7 +133,7 @@ def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> floa
         return 0.0
     bandwidth = gpu.bandwidth * figures.bandwidth
     operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
-    moving = (operands + result * result_bytes) / bandwidth
+    moving = (moved or operands + result * result_bytes) / bandwidth
     rate = gpu.peak / gpu.multiprocessors * figures.large
     slower = (16 / alignment) ** _MISALIGNED
     best = float("inf")
@@ -135,11 +157,11 @@ def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> floa
 
 
 @lru_cache(maxsize=4096)
-def _rows_of_tiles(counts: tuple[tuple[int, int], ...], height: int) -> int:
+def _rows_of_tiles(counts: tuple[tuple[int, float], ...], height: int) -> float:
     return sum(ceil(rows / height) * count for rows, count in counts)
 
 
-def _waves(blocks: int, gpu: Processor, figures: ProductFigures) -> float:
+def _waves(blocks: float, gpu: Processor, figures: ProductFigures) -> float:
     """Return how many times a multiprocessor's blocks follow each other."""
     waves = blocks / gpu.multiprocessors
     return 1.0 if waves <= 1 else figures.whole_waves * ceil(waves) + (1 - figures.whole_waves) * waves
