@@ -410,7 +410,7 @@ def assume_network(device: Device) -> Network | None:
 
     >>> from fvflops import find_device
     >>> network = assume_network(find_device("H100"))
-    >>> network.name, network.source.partition(":")[0], assume_network(find_device("MI300X"))
+    >>> network.name, network.source.partition(":")[0], assume_network(find_device("TPU v4"))
     ('HGX H100 3200G', 'assumed for H100 SXM, since none is given', None)
     """
     network = next((network for network in load_networks().values() if device.name in network.gpus), None)
