@@ -70,11 +70,31 @@ def test_small_kernels_bound_by_memory_run_from_the_cache_and_take_at_least_a_st
 
 def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so():
     figures = find_figures(find_device("H100 PCIe"))
-    assert figures.devices["product"] == "H100 SXM"
-    assert figures.source.startswith("not measured for H100 PCIe: of H100 SXM")
-    assert find_figures(find_device("A100")).devices["memory"] != "A100 SXM 80GB"  # not measured
-    without = find_figures(find_device("H100"), without=("H100 SXM", "H200"))
-    assert not {"H100 SXM", "H200"} & set(without.devices.values())
+    assert figures.devices["product"] == "H100 SXM and H200"
+    measured = "kernels measured by NVIDIA's AIConfigurator 0.12"
+    assert figures.source == f"not measured for H100 PCIe: of H100 SXM and H200, {measured}"
+    both = [load_figures()[name].of("product", "bf16").tile for name in ("H100 SXM", "H200")]
+    assert figures.of("product", "bf16").tile == pytest.approx(math.sqrt(both[0] * both[1]))
+    assert figures.of("attention", "bf16").rows == 128  # chosen, not a mean
+    mean = "the mean of 6 GPUs (products, attention) and the mean of 5 GPUs (memory-bound kernels)"
+    assert find_figures(find_device("MI300X")).source == f"not measured for MI300X: of {mean}, {measured}"
+
+
+@pytest.mark.parametrize(
+    ("device", "left", "attention", "mixture"),
+    [
+        ("H100", ("H100 SXM", "H200"), "A100 SXM 80GB and B200", "the mean of 4 GPUs"),
+        ("A100", ("A100 SXM 80GB",), "H100 SXM and H200", "the mean of 5 GPUs"),
+        ("V100", (), "A100 SXM 80GB", "the mean of 6 GPUs"),
+        ("B300", (), "B200", "B200"),
+        ("RTX 3090", (), "L40S", "L40S"),
+        ("T4", (), "L40S", "the mean of 6 GPUs"),
+        ("RTX 5090", (), *["RTX PRO 6000 Blackwell Server Edition"] * 2),
+    ],
+)
+def test_kernels_of_a_chip_are_as_on_chips_of_its_family(device, left, attention, mixture):
+    devices = find_figures(find_device(device), without=left).devices
+    assert (devices["attention"], devices["mixture"]) == (attention, mixture)
 
 
 @pytest.mark.parametrize(
