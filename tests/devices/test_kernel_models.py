@@ -30,9 +30,10 @@ def product_figures(name, dtype="bf16"):
 @pytest.mark.parametrize("name", GPUS)
 @given(rows=sizes, columns=sizes, inner=sizes)
 def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, rows, columns, inner):
-    gpu = gpu_of(name)
-    seconds = product_seconds(Product(rows, columns, inner), gpu, product_figures(name))
-    moved = 2 * (rows * inner + columns * inner + rows * columns)
+    gpu, figures = gpu_of(name), product_figures(name)
+    seconds = product_seconds(Product(rows, columns, inner), gpu, figures)
+    written = 2 * rows * columns
+    moved = 2 * (rows + columns) * inner + written * (written > 1.3 * figures.held)
     assert seconds > max(2 * rows * columns * inner / gpu.peak / 1.1, moved / gpu.bandwidth / 1.1)
 
 
@@ -46,6 +47,18 @@ def test_a_larger_product_is_not_faster(name, rows, columns, inner, factor):
     for product in larger:
         assert product_seconds(product, gpu, figures) >= 0.999 * base
     assert product_seconds(Product(columns, rows, inner), gpu, figures) == pytest.approx(base, rel=0.35)
+
+
+def test_benchmarks_find_small_operands_in_the_cache_and_leave_results_there():
+    gpu, figures = gpu_of("L40S"), product_figures("L40S")
+    for columns, factor in ((1024, 0.6), (65536, 1)):  # 8 and 512 MiB of weights
+        once, again = (Product(16, columns, 4096, is_repeated=each) for each in (False, True))
+        assert product_seconds(again, gpu, figures) == pytest.approx(
+            factor * product_seconds(once, gpu, figures), rel=0.2
+        )
+    # 64 MB of a result are in the cache of 96 MB, and 512 MB are not.
+    assert product_seconds(Product(4096, 8192, 16), gpu, figures) < 0.8 * 2 * 4096 * 8192 / gpu.bandwidth
+    assert product_seconds(Product(32768, 8192, 16), gpu, figures) > 2 * 32768 * 8192 / gpu.bandwidth
 
 
 def test_an_empty_product_takes_the_start_of_a_kernel():

@@ -159,6 +159,10 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
         batch = groups if isinstance(groups, int) else 1
         columns = shape[1] // batch
         alignment = math.gcd(16, int(columns * size) or 1)
+        weight = given.get("weight")
+        if isinstance(weight, TensorSpec) and inner * weight.shape[0] == weight.numel:
+            step = int(_CHANNEL_BYTES / size)
+            inner = inner // weight.shape[1] * math.ceil(weight.shape[1] / step) * step
         return Product(result.numel // shape[1], columns, inner, batch, size, result_size, alignment, moved=nbytes)
     if "grouped_mm" in signature.packet:
         count, rows, columns = _experts(given, shape)
@@ -176,6 +180,8 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
     return Product(math.prod(shape[:-1]), columns, inner, 1, size, result_size, alignment, stored)
 
 
+# A convolution's kernels take the channels of one position of the window in whole steps of so many bytes.
+_CHANNEL_BYTES = 64
 _WEIGHTS = ("mat2", "weight")
 # Products with weights that are stored in fewer bits than the dtype of their multiply-adds.
 _STORED = frozenset(

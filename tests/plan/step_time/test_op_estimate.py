@@ -82,6 +82,9 @@ def test_convolutions_move_their_input_once():
     assert full.bound_seconds < full.seconds <= one.seconds
     each = estimate_op("aten::convolution", [image, (256, 1, 3, 3), *rest, 256], device="H100")
     assert each.kind == "memory"
+    patches = [(4, 3, 224, 224), (768, 3, 16, 16), None, [16, 16], [0, 0], [1, 1], False, [0, 0], 1]
+    padded = estimate_op("aten::convolution", patches, device="H100").kernel
+    assert (padded.macs, padded.shape.inner) == (784 * 768 * 3 * 256, 32 * 256)  # 3 channels take a step of 32
     backward = [image, image, (256, 256, 3, 3), [0], *rest[1:], 1, [True, True, False]]
     both = estimate_op("aten::convolution_backward", backward, device="H100")
     assert both.seconds == pytest.approx(2 * full.seconds, rel=0.15)
