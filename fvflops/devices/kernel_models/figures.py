@@ -36,7 +36,7 @@ CLASSES: Mapping[str, type] = {
 _CAPABILITY = "capability"
 # Classes of most kernels of a training step, and their names.
 _STEPS = {"product": "products", "attention": "attention", "memory": "memory-bound kernels"}
-# Classes whose kernels are written for a chip: those of other chips of its family are nearer than the mean of all. Errors
+# Classes whose kernels are written for a chip: those of other chips of its family are nearer than the mean. Errors
 # of the others with a GPU left out are smaller with the mean (tools/kernel_times.py).
 _OF_CHIPS = ("product", "attention", "encoder", "decode", "latent", "latent decode", "recurrent")
 # Figures that are chosen from a few values.
@@ -65,7 +65,7 @@ class KernelFigures:
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
     """Return the figures of a GPU, by class else the mean of the nearest generation's or of all measured GPUs.
 
-    None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken. The mean is geometric.
+    None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken. Means are geometric.
 
     >>> from fvflops import find_device
     >>> find_figures(find_device("H100 PCIe")).devices["product"], find_figures(find_device("TPU v4"))

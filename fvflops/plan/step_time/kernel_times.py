@@ -18,7 +18,7 @@ from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import collective_of, is_communication
-from fvflops.trace import Signature, Status, TensorSpec, Trace, Value
+from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_in
 
 # Kinds of kernels, each with an efficiency of its own.
 KINDS = ("matmul", "attention", "attention backward", "memory")
@@ -122,7 +122,7 @@ def _is_depthwise(signature: Signature) -> bool:
     weight, groups = given.get("weight"), given.get("groups")
     if "depthwise" in signature.packet or "causal_conv" in signature.packet:
         return True
-    return "conv" in signature.packet and isinstance(weight, TensorSpec) and weight.shape[1] == 1 != groups
+    return "conv" in signature.packet and isinstance(weight, TensorSpec) and weight.shape[1:2] == (1,) and groups != 1
 
 
 def _has_gathered_keys(signature: Signature) -> bool:
@@ -146,7 +146,7 @@ def _skipping(signature: Signature) -> Signature:
 def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
     """Return the shape of a product from its result's and its multiply-adds, a cube where they do not tell it."""
     given = dict(zip(signature.names, signature.inputs, strict=True))
-    size = min(_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel)
+    size = min(_element_size(spec) for spec in tensors_in(signature.inputs) if spec.numel)
     results = [value for value in signature.outputs if isinstance(value, TensorSpec)]
     if len(results) != 1 or len(results[0].shape) < 2 or not results[0].numel or macs % results[0].numel:
         side = max(1, round(macs ** (1 / 3)))

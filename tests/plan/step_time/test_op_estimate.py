@@ -66,6 +66,11 @@ def test_products_with_weights_in_int8_read_half_of_the_bytes():
     assert one.seconds == pytest.approx(plain.seconds, rel=0.05)
 
 
+def test_operands_in_a_list_are_those_of_a_product():
+    operands = [meta(8, 512, 512), meta(8, 512, 512)]
+    assert estimate_op("aten::einsum", ["bij,bjk->bik", operands], device="H100").kernel.macs == 8 * 512**3
+
+
 def test_latent_attention_of_a_new_token_is_decoding():
     cached = [(8, 128, 1, 576), (8, 1, 8192, 576), (8, 1, 8192, 512)]
     latent = estimate_op("aten::scaled_dot_product_attention", cached, device="H100", enable_gqa=True)
