@@ -218,10 +218,12 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         if isinstance(shape, Attention):
             yield _Call(module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
             continue
-        tensors = [value for value in signature.inputs if isinstance(value, TensorSpec)]
-        experts = tensors[1].shape[0] if signature.packet == _GROUPED else 0
-        is_weight = shape.batch == 1 and not experts and "convolution" not in signature.packet
-        yield _Call(module, shape.rows, shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, experts)
+        if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
+            rows, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
+            yield _Call(module, rows[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
+            continue
+        is_weight = shape.batch == 1 and "convolution" not in signature.packet
+        yield _Call(module, round(shape.rows), shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, 0)
 
 
 def _read_projections(
