@@ -223,7 +223,7 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
             yield _Call(module, rows[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
             continue
         is_weight = shape.batch == 1 and "convolution" not in signature.packet
-        yield _Call(module, round(shape.rows), shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, 0)
+        yield _Call(module, round(shape.rows), round(shape.columns), shape.inner, shape.batch, kernel.macs, is_weight, 0)
 
 
 def _read_projections(
