@@ -216,7 +216,7 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
-            yield _Call(module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
+            yield _Call(module, shape.queries, round(shape.keys), shape.size, shape.heads, kernel.macs, False, 0, shape.values)
             continue
         if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
             rows, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
