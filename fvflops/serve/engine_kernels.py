@@ -40,9 +40,7 @@ class EngineKernels:
     _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(
-        cls, device: Device, network: Network | None, start: float = 1.0, engine: str = ""
-    ) -> EngineKernels:
+    def of(cls, device: Device, network: Network | None, start: float = 1.0, engine: str = "") -> EngineKernels:
         """Return the kernels of a device, from its figures, those of its generation, or the mean of all.
 
         `start` is the part of their start times that shows when one kernel follows another in a CUDA graph.
