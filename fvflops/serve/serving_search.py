@@ -212,7 +212,7 @@ def _describe_point(
     copies = 1 if prefill else engines
     gpus = setup.steps.layout.gpus * engines
     # The first wave arrives at once.
-    ttft = Distribution.of(result.requests.time_to_first_token()[clients:])
+    ttft = Distribution.of(result.requests.time_to_first_token()[clients:]) + setup.server
     tpot = Distribution.of(result.requests.time_per_output_token()[clients:])
     return ServingPoint(
         layout=setup.steps.layout,
