@@ -11,13 +11,13 @@ from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
 from fvflops.serve.engine_step import EngineStep
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, client_requests
 from fvflops.serve.serving_memory import find_memory
 from fvflops.serve.serving_model import ServingModel
-from fvflops.serve.simulation_result import RequestTimes
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import ClosedLoop, Lengths, client_requests
+from fvflops.serve.simulation.simulation_result import RequestTimes
 from serving_runs.serving_run import ServingRun
 
 # The last version of vLLM that schedules a step after the one before it, unless told otherwise.
