@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -164,6 +164,8 @@ def record_actions(
     )
     if is_fully_sharded(first.module) and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
+    # What follows are frees of what is dropped, such as the graph of a forward pass without a backward pass.
+    trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
     trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **_list_phases(walks)})
     expansion = _expand(trace, stages)
     if expansion is None:
@@ -251,8 +253,9 @@ class _ActionRecorder:
 
     def walk(self, order: Iterable[Action]) -> dict[Action, _Step]:
         """Return the recorded step of each action in an order, except actions that end a stage's step."""
-        states = [_State(self._list_gathered(index), False) for index in range(len(self._stages))]
-        sharded = [_State((False,) * len(state.gathered), True) for state in states]
+        modules = [(False,) * len(self._list_gathered(index)) for index in range(len(self._stages))]
+        states = [_State(gathered, has_gradients=False) for gathered in modules]
+        sharded = [_State(gathered, has_gradients=True) for gathered in modules]
         steps: dict[Action, _Step] = {}
         for action in order:
             if action.kind == "reduce":

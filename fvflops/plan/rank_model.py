@@ -154,8 +154,10 @@ class RankModel:
         # A mapping names each layer's experts.
         if shortened and not isinstance(options.routing, Mapping) and not loops_over_experts(stage.module):
             hidden = stage.received if stage.received is None or names_all else self._whole_hidden
-            kwargs = stage.kwargs_with(hidden)
-            found = shorten(stage.module, stage.args, kwargs, marked=stage.checkpointed, assume=options.assume)
+            inputs = stage.args, stage.kwargs_with(hidden)
+            if self._precision is not None:  # the whole parameters are not cast
+                inputs = cast_floats(inputs, self._precision.parameters)
+            found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=options.assume)
             if found is not None:
                 left = {id(module) for module in stage.module.modules()}
                 kept = [item for item in stage.checkpointed if id(item) in left]

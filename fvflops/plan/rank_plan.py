@@ -17,6 +17,7 @@ from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.formulas import FormulaTable
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.communication import Communication, read_communication
@@ -170,6 +171,7 @@ class StepPlan(Displayed):
         return short_repr(self, mesh, f"{len(self.ranks):,} pipeline ranks")
 
 
+@gc_paused()
 def plan_ranks(
     model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
 ) -> tuple[RankPlan, ...]:
