@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fvflops.garbage_collector import gc_paused
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import MemoryPrediction
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
@@ -101,7 +100,6 @@ class RankMemory:
     timeline: MemoryPrediction
 
 
-@gc_paused()
 def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
     """Return the memory of each rank, one prediction for ranks that hold the same."""
     memories: list[RankMemory] = []
