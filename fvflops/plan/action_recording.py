@@ -129,8 +129,8 @@ def record_actions(
     first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
     equal layers of a shortened stage did not run equally.
     """
-    first = stages[0]
-    root = first.module
+    first, root = stages[0], stages[0].module
+    is_sharded = is_fully_sharded(root)  # FSDP2 needs parameters on a device that this machine has
     if len(stages) > 1:
         root = nn.ModuleDict({f"stage{index}": stage.module for index, stage in enumerate(stages)})
     walks: list[dict[Action, _Step]] = []
@@ -157,12 +157,11 @@ def record_actions(
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=options.stops_at,
-        # FSDP2 needs parameters on a device that this machine has.
-        device=None if is_fully_sharded(first.module) else options.device,
+        device=None if is_sharded else options.device,
         kernels=options.device,
         assume=options.assume,
     )
-    if is_fully_sharded(first.module) and options.device is not None:
+    if is_sharded and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
     # What follows are frees of what is dropped, such as the graph of a forward pass without a backward pass.
     trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
@@ -171,11 +170,10 @@ def record_actions(
     if expansion is None:
         return None
     trace, positions = expansion.trace, expansion.positions
-    passes = [
+    return trace, [
         {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
         for walk in walks
     ]
-    return trace, passes
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
