@@ -81,10 +81,10 @@ class Predictor:
             (int(shortest * run.prompt), run.prompt), (max(2, int(shortest * run.output)), max(2, run.output))
         )
         count = max(_SIMULATED * clients, _FEWEST)
-        load = ClosedLoop(clients, client_requests(count, lengths))
+        server = figures.request + figures.token * run.tokens[0]
+        load = ClosedLoop(clients, client_requests(count, lengths), pause=server)
         requests = simulate(load, self.settings(run), self.step(run, figures)).requests
         times = _weighted(requests, clients, run.launch.bursts)
-        server = figures.request + figures.token * run.tokens[0]
         return Times(times.ttft + server + run.launch.waits * times.tpot, times.tpot)
 
 
