@@ -21,12 +21,14 @@ ATTENTIONS = ("flash", "fused softmax", "separate ops")
 class MeasuredLlamaConfig(llama.LlamaConfig):
     """Sizes of a Llama, its kernels of attention (of `ATTENTIONS`) and norms, and the kind of its MLP.
 
-    With `gated` false the MLP has two linears around a squared ReLU, as Nemotron's.
+    With `gated` false the MLP has two linears around a squared ReLU, as Nemotron's. With `gathers_logits` the ranks of
+    tp gather the logits, and each computes the whole loss.
     """
 
     attention: str = "flash"
     fused_norms: bool = True
     gated: bool = True
+    gathers_logits: bool = False
 
     def __post_init__(self) -> None:
         llama.LlamaConfig.__post_init__(self)
@@ -143,6 +145,16 @@ class PlainLlama(MeasuredLlama):
     )
 
 
+class GatheringLlama(MeasuredLlama):
+    """A MeasuredLlama whose ranks of tp have all logits."""
+
+    zoo_parallelism = MeasuredLlama.zoo_parallelism._replace(
+        tensor=llama.Llama.zoo_parallelism.tensor, sequence=llama.Llama.zoo_parallelism.sequence
+    )
+
+
 def build_llama(config: MeasuredLlamaConfig) -> MeasuredLlama:
     """Return the model of a config."""
+    if config.gathers_logits:
+        return GatheringLlama(config)
     return (MeasuredLlama if config.gated else PlainLlama)(config)
