@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plan_options import PlanOptions, order_step
@@ -128,6 +129,7 @@ _KEYS = (
     "sharded_optimizer",
     "all_reduced_in",
     "stage_layers",
+    "recomputes_all",
 )
 
 
@@ -180,20 +182,21 @@ def _plan(run: TrainingRun) -> StepProgram:
     model = model.to(torch.float32 if "fsdp" in run.mesh else _DTYPES[run.precision])
     tokens = torch.ones(run.micro_batch or 1, run.sequence // run.mesh.get("cp", 1), dtype=torch.int64)
     virtual = _virtual_stages(run)
-    plan = plan_step(
-        model,
-        (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
-        mesh=dict(run.mesh),
-        microbatches=run.microbatches or 1,
-        schedule="interleaved" if virtual > 1 else None,
-        stages_per_rank=virtual if virtual > 1 else None,
-        stage_layers=_stage_layers(run),
-        sequence_parallel=run.sequence_parallel,
-        checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
-        optimizer=_optimizer(run),
-        device="cuda",
-        **_options(run),
-    )
+    with set_checkpoint_early_stop(not run.recomputes_all):
+        plan = plan_step(
+            model,
+            (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
+            mesh=dict(run.mesh),
+            microbatches=run.microbatches or 1,
+            schedule="interleaved" if virtual > 1 else None,
+            stages_per_rank=virtual if virtual > 1 else None,
+            stage_layers=_stage_layers(run),
+            sequence_parallel=run.sequence_parallel,
+            checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
+            optimizer=_optimizer(run),
+            device="cuda",
+            **_options(run),
+        )
     # torch.compile makes one kernel of the ops between products.
     fused = [*_FUSED[type(run.config)], *([_BLOCKS[type(run.config)]] if run.compiled else [])]
     names = [f"{item.__module__}.{item.__qualname__}" for item in fused]

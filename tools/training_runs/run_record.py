@@ -47,7 +47,8 @@ class TrainingRun:
     formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who
     measured it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1), and scatter gradients;
     with `all_reduced_in` each gets all of them, reduced in that dtype. `stage_layers` are the layers of each pipeline
-    stage where they are not divided evenly.
+    stage where they are not divided evenly. With `recomputes_all` a checkpointed layer is recomputed to its end, as
+    before torch 2.1, whose checkpoints stop at the last tensor that the backward pass needs (pytorch/pytorch#96866).
     """
 
     dataset: str
@@ -79,6 +80,7 @@ class TrainingRun:
     sharded_optimizer: bool = False
     all_reduced_in: str | None = None
     stage_layers: tuple[int, ...] | None = None
+    recomputes_all: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("checkpointing", CHECKPOINTING), ("sharding", SHARDING), ("quantity", QUANTITIES)):

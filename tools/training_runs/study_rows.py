@@ -67,6 +67,7 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
         sequence_parallel=row["sequence_parallel"] == "True" and tp > 1,
         sharded_optimizer=True,
         all_reduced_in="float32",
+        recomputes_all=True,
         stage_layers=divide_evenly(layers, pp),
         quantity="step seconds",
         value=float(row["step_s"]),
