@@ -216,14 +216,18 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
-            yield _Call(module, shape.queries, round(shape.keys), shape.size, shape.heads, kernel.macs, False, 0, shape.values)
+            yield _Call(
+                module, shape.queries, round(shape.keys), shape.size, shape.heads, kernel.macs, False, 0, shape.values
+            )
             continue
         if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
             rows, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
             yield _Call(module, rows[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
             continue
         is_weight = shape.batch == 1 and "convolution" not in signature.packet
-        yield _Call(module, round(shape.rows), round(shape.columns), shape.inner, shape.batch, kernel.macs, is_weight, 0)
+        yield _Call(
+            module, round(shape.rows), round(shape.columns), shape.inner, shape.batch, kernel.macs, is_weight, 0
+        )
 
 
 def _read_projections(
