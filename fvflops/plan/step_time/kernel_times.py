@@ -27,7 +27,7 @@ KINDS = ("matmul", "attention", "attention backward", "memory")
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    `shape` is that of a product or of fused attention, None where it is unknown. `bytes_only` is True for an op without
+    `shape` is a Product or an Attention, None for others. `bytes_only` is True for an op without
     a formula: of its work only the bytes are known.
     """
 
@@ -132,7 +132,7 @@ def _product_shape(signature: Signature, macs: int) -> Product | None:
     elif signature.packet in ("aten::bmm", "aten::baddbmm"):
         batch, rows, columns = shape[0], shape[1], shape[2]
     size = min(_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel)
-    # Rows of tokens are no rows in memory, but those of attention's weights are.
+    # The rows of a product may be strided in memory; the rows of a batch of products are contiguous.
     contiguous = (rows, columns, inner) if batch > 1 else (columns,)
     alignment = math.gcd(16, *(int(length * size) or 1 for length in contiguous))
     return Product(rows, columns, inner, batch, size, _element_size(result), alignment)
