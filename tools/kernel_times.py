@@ -40,7 +40,7 @@ from kernel_fitting import (  # noqa: E402
     product_rows,
     recurrent_rows,
 )
-from kernel_fitting.kernel_class import DEVICES, PEAKS, KernelClass, Sample  # noqa: E402
+from kernel_fitting.kernel_class import DEVICES, KEYS, KernelClass, Sample  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
@@ -54,6 +54,7 @@ _MOST = 700  # samples of a fit
 _LONG = 10e-6
 _PRIOR = 0.3
 _FEWEST = 20
+_FEWEST_FITTED = 12  # of a fit
 _SAME_CHIP = dict.fromkeys(("H100 SXM", "H200"), ("H100 SXM", "H200"))
 
 
@@ -144,7 +145,7 @@ def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
     device = find_device(DEVICES[sample.gpu])
     own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
     assert own is not None and other is not None
-    dtype = PEAKS[sample.dtype]
+    dtype = KEYS[sample.dtype]
     errors, borrowed = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
     return KernelErrors(
         kind=kind,
@@ -172,16 +173,16 @@ def _write(file: Path, groups: _Groups) -> None:
     for (kind, *_), samples in groups.items():
         sample = samples[0]
         fitted = [sample for sample in samples if not is_held_out(sample)]
-        if len(fitted) < 3 * _FEWEST:
+        if len(fitted) < _FEWEST_FITTED:
             continue
         found = fit(CLASSES[kind], fitted)
         names = (*CLASSES[kind].bounds, *CLASSES[kind].fixed)
         entry = document["figures"][DEVICES[sample.gpu]]
-        entry.setdefault(kind, {})[PEAKS[sample.dtype]] = {name: float(f"{getattr(found, name):.3g}") for name in names}
+        entry.setdefault(kind, {})[KEYS[sample.dtype]] = {name: float(f"{getattr(found, name):.3g}") for name in names}
         header = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
         file.write_text(header + "\n" + yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None))
         load_figures.cache_clear()  # a class rests on those before it
-        print(kind, PEAKS[sample.dtype], DEVICES[sample.gpu], flush=True)
+        print(kind, KEYS[sample.dtype], DEVICES[sample.gpu], flush=True)
 
 
 if __name__ == "__main__":

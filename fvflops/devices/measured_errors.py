@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ class ErrorEstimate(NamedTuple):
 
     text: str
     mean: float | None = None
-    count: int | None = None
+    measured: int | None = None
 
 
 def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> ErrorEstimate:
@@ -188,13 +188,19 @@ def load_errors(file: str = ERRORS) -> Errors:
     )
 
 
-def _read(node: Node, kind: type) -> Any:
-    known = {item.name: item for item in fields(kind)}
-    found = node.fields("a row of errors", known)
+def _read(node: Node, kind: type[Any]) -> Any:
+    readers = {item.name: _READ[str(item.type)] for item in fields(kind)}
+    found = node.fields("a row of errors", list(readers))
     try:
-        return kind(**{name: _READ[str(known[name].type)](value.text(name)) for name, value in found.items()})
+        return kind(**{name: readers[name](value.text(name)) for name, value in found.items()})
     except (TypeError, ValueError) as error:
         raise node.error(f"a row of errors: {error}") from None
 
 
-_READ = {"str": str, "int": int, "float": float, "float | None": float, "bool": "true".__eq__}
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "float | None": float,
+    "bool": lambda text: text == "true",
+}

@@ -66,7 +66,7 @@ def test_the_error_of_a_step_is_of_the_runs_that_are_most_like_it(errors, softwa
 
 def test_figures_of_a_user_have_no_measured_error(errors):
     found = expect_step_error("", find_device("A100"), is_one_node=True)
-    assert found.text.startswith("Error unknown") and found.mean is found.count is None
+    assert found.text.startswith("Error unknown") and found.mean is found.measured is None
 
 
 def test_the_error_of_a_kernel_is_its_own_gpus_or_that_without_own_figures(errors):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor
 from kernel_fitting.kernel_class import DEVICES, US, KernelClass, Row, processor
+from kernel_fitting.product_rows import BOUNDS
 
 # Bytes of an element of the weights with its share of scales, and what they are multiplied in.
 _DTYPES = {
@@ -27,8 +28,12 @@ _SHIPPED: dict[str, str | dict[str, str]] = {
     "bfloat16": {
         gpu: "TRTLLM moe_torch_flow 1.0.0" if gpu == "a100_sxm" else "VLLM vllm_unquantizedfusedmoe" for gpu in DEVICES
     },
-    "fp8": "VLLM vllm_modeloptfp8moe",
+    # On Hopper, kernels of one scale for each weight (modelopt) take four times as long as those of blocks.
+    "fp8": dict.fromkeys(("b200_sxm", "l40s", "rtx_pro_6000_server"), "VLLM vllm_modeloptfp8moe"),
+    "fp8_block": dict.fromkeys(("h100_sxm", "h200_sxm"), "VLLM vllm_fp8moe"),
     "nvfp4": "VLLM vllm_compressedtensorsw4a4nvfp4moe",
+    "w4a16_mxfp4": dict.fromkeys(("h100_sxm", "h200_sxm"), "VLLM vllm_gptossmxfp4moe"),
+    "w4a8_mxfp4_mxfp8": {"b200_sxm": "SGLang"},
 }
 
 
@@ -63,15 +68,11 @@ CLASSES = (
         seconds=mixture_seconds,
         figures=MixtureFigures,
         bounds={
+            **{name: bounds for name, bounds in BOUNDS.items() if name not in ("split", "held")},
             "large": (0.1, 0.6, 1.1),
-            "medium": (0.3, 0.9, 1.3),
-            "small": (0.05, 0.6, 1.5),
             "start": (1 * US, 20 * US, 300 * US),
             "tile": (0.01 * US, 1 * US, 20 * US),
             "bandwidth": (0.2, 0.8, 1.1),
-            "feed": (5e9, 100e9, 600e9),
-            "whole_waves": (0.01, 0.3, 1),
-            "overlap": (1.2, 3, 20),
             "moves": (0.01, 1, 10),
             "elsewhere": (0.001, 0.1, 10),
             "cache": (1e6, 40e6, 200e6),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
+from fvflops.devices.kernel_models.memory_bound import missed_part
 from fvflops.devices.kernel_models.products import Group, Processor, ProductFigures, group_seconds
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# How sharply the cache stops to help as the bytes of weights exceed it.
-_SHARPNESS = 8
 # A power law with an exponent of 1 is the limit of those near it.
 _NEAR_ONE = 1e-6
+# Numbers of rows that are told apart of experts that tokens choose at random.
+_DRAWN = 16
+_GROUPS = 5
 # How often experts are dealt to ranks to find a typical busiest one.
 _DEALS = 9
 
@@ -31,7 +35,7 @@ class Mixture(NamedTuple):
 
     tokens: int
     topk: int
-    rows: tuple[tuple[int, int], ...]
+    rows: tuple[tuple[int, float], ...]
     hidden: int
     inner: int
     weight_bytes: float = 2.0
@@ -46,12 +50,11 @@ class MixtureFigures(ProductFigures):
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
     tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
-    experts of other ranks are, by kernels that have rows for them too. `cache` is the bytes of weights that it holds.
+    experts of other ranks are, by kernels that have rows for them too.
     """
 
     moves: float
     elsewhere: float
-    cache: float
 
 
 def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -> float:
@@ -59,7 +62,7 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
     rows, hidden, inner = mixture.rows, mixture.hidden, mixture.inner
     columns = (2 if mixture.gated else 1) * inner
     weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
-    missed = 1 / (1 + (figures.cache / weights) ** _SHARPNESS) if mixture.is_repeated and weights else 1.0
+    missed = missed_part(weights * mixture.is_repeated, figures.cache)
     operands = mixture.element_bytes, mixture.weight_bytes
     up = Group(rows, columns, hidden, *operands, missed=missed)
     down = Group(rows, hidden, inner, *operands, missed=missed)
@@ -90,6 +93,51 @@ def expert_rows(tokens: int, experts: int, topk: int, ranks: int = 1, skew: floa
     deals = [_busiest(loads, own, seed) for seed in range(_DEALS if skew else 1)]
     chosen = sorted(deals, key=sum)[len(deals) // 2]
     return tuple(sorted(Counter(_rounded(chosen)).items()))
+
+
+@lru_cache(maxsize=4096)
+def drawn_rows(
+    tokens: int, experts: int, topk: int, ranks: int = 1, spread: float = 0.0
+) -> tuple[tuple[int, float], ...]:
+    """Return pairs of rows and how many of one rank's experts get so many, on average, if tokens choose at random.
+
+    Experts are not chosen equally often: the logarithms of their probabilities have the standard deviation `spread`.
+
+    >>> [(rows, round(count, 2)) for rows, count in drawn_rows(2, 8, 2)]
+    [(0, 4.5), (1, 3.0), (2, 0.5)]
+    """
+    groups: dict[int, float] = defaultdict(float)
+    chances = _chances(experts, topk, spread)
+    for chance in chances:
+        for rows, probability in _binomial(tokens, chance):
+            groups[rows] += experts / ranks / len(chances) * probability
+    return tuple(sorted(groups.items()))
+
+
+def _chances(experts: int, topk: int, spread: float) -> list[float]:
+    """Return how likely a token chooses an expert, of equally large groups of experts."""
+    if not spread:
+        return [topk / experts]
+    levels = [NormalDist().inv_cdf((index + 0.5) / _GROUPS) for index in range(_GROUPS)]
+    weights = [math.exp(spread * level) for level in levels]
+    mean = topk / experts * _GROUPS / sum(weights)
+    return [min(1.0, mean * weight) for weight in weights]
+
+
+def _binomial(tokens: int, chance: float) -> list[tuple[int, float]]:
+    """Return numbers of chosen tokens with their probabilities; large numbers are put together."""
+    if chance >= 1:
+        return [(tokens, 1.0)]
+    mean, deviation = tokens * chance, math.sqrt(tokens * chance * (1 - chance))
+    low, high = max(0, math.floor(mean - 4 * deviation)), min(tokens, math.ceil(mean + 4 * deviation) + 1)
+    width = max(1, (high - low) // _DRAWN)
+    found: dict[int, float] = defaultdict(float)
+    for rows in range(low, high + 1):
+        logarithm = math.lgamma(tokens + 1) - math.lgamma(rows + 1) - math.lgamma(tokens - rows + 1)
+        group = low + (rows - low) // width * width + width // 2
+        found[group] += math.exp(logarithm + rows * math.log(chance) + (tokens - rows) * math.log1p(-chance))
+    total = sum(found.values())
+    return [(rows, probability / total) for rows, probability in found.items()]
 
 
 def _quantile(low: float, high: float, share: float, skew: float) -> float:
