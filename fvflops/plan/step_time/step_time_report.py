@@ -9,6 +9,7 @@ from typing import Any
 
 from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import describe_verdicts
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
@@ -43,6 +44,7 @@ _FUSED_OPTIMIZERS = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adag
 _NOTED_WAIT = 0.05  # share of a step
 
 
+@gc_paused()
 def estimate_report(
     estimate: StepEstimate,
     *,
