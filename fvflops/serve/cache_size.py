@@ -90,10 +90,15 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield attributes, and the tensors of those that are dicts of tensors, such as of a layer's states."""
+    """Yield attributes: tensors of a dict, such as a layer's states, as its own, and those of a list one by one.
+
+    A list of tensors has one for each layer, and other items for layers without it.
+    """
     for name, value in attributes.items():
         if isinstance(value, Mapping) and value and all(isinstance(item, torch.Tensor) for item in value.values()):
             yield from ((f"{name}[{key}]", item) for key, item in value.items())
+        elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+            yield from ((f"{name}[{index}]", [item]) for index, item in enumerate(value))
         else:
             yield name, value
 

@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count
-from fvflops.comparison.decoder import Decoder
+from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
 from fvflops.serve.serving_model import ServingModel, read_serving_model
 
-# Tokens of the recorded prompt: 67 keys are in no other size of a model.
-_PROMPT = 66
+# Tokens of the recorded prompt, and of an encoder: 67 and 59 keys are in no other size of a model.
+_PROMPT, _ENCODED = 66, 59
 
 
 def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
@@ -27,7 +27,10 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
     def look(cache: Any) -> None:
         snapshots.append(take_snapshot(cache))
 
-    decoder = Decoder(model, 1, resolve_table("default"), {"execution": "shapes"})
+    run = {"execution": "shapes"}
+    table = resolve_table("default")
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    decoder = EncoderDecoder(model, 1, table, run, _ENCODED) if is_encoder_decoder else Decoder(model, 1, table, run)
     prefill, decode = decoder.record(_PROMPT, 1, look)
     before, after = snapshots
     serving = read_serving_model(

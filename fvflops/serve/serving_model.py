@@ -15,8 +15,8 @@ from fvflops.trace import TensorSpec, Trace
 
 # The number of a layer in a module's name.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-# A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts".
-_LAYER_PART = re.compile(r".*?\.\d+\.[^.]+")
+# A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts", "block.3.layer.0" of "block.3.layer.0.wi".
+_LAYER_PART = re.compile(r".*?\.\d+\.[^.]+(?:\.\d+(?=\.|$))?")
 _GROUPED = "aten::_grouped_mm"
 
 
