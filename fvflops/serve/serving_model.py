@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fvflops.devices.kernel_models.fused_attention import Attention
@@ -34,7 +34,8 @@ class Projection(NamedTuple):
 
     `divided` says how ranks of tensor parallelism divide it: its "columns", its "rows" (the inner dimension, so that
     results are summed), or "" where each rank has all of it. `heads` of keys limit the division of their columns, 0 for
-    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only.
+    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only. `of_cached` is
+    True where the model expands all cached tokens at each step, of a latent cache; engines fold it into the queries.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Projection(NamedTuple):
     heads: int = 0
     per_sequence: bool = False
     is_quantized: bool = True
+    of_cached: bool = False
 
     @property
     def elements(self) -> int:
@@ -64,13 +66,17 @@ class AttentionLayer(NamedTuple):
 
 
 class ExpertLayer(NamedTuple):
-    """A mixture of experts with matrices of `hidden` by `inner` elements: two up where it is gated, and one down."""
+    """A mixture of experts with matrices of `hidden` by `inner` elements: two up where it is gated, and one down.
+
+    `runs_all` is True where the model multiplies each token with all experts; engines with `topk` only.
+    """
 
     experts: int
     topk: int
     hidden: int
     inner: int
     gated: bool
+    runs_all: bool = False
 
     @property
     def elements(self) -> int:
@@ -94,7 +100,8 @@ class ServingModel:
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, and `activations`
     activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
-    `embedding` of its input embeddings, 0 where they are tied to the logits' weights.
+    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run once
+    a request for each token of an encoder, keys and values of cross attention among them.
     """
 
     name: str
@@ -110,6 +117,9 @@ class ServingModel:
     reductions: int
     norms: int
     activations: int
+    encoder: Mapping[Projection, int] = field(default_factory=dict)
+    encoder_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
+    cross_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
 
     @property
     def mixtures(self) -> int:
@@ -124,6 +134,26 @@ class ServingModel:
             for layer, count in self.experts.items()
         )
         return self.parameters - idle
+
+    def macs(self, tokens: int, cached: int = 0) -> int:
+        """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
+
+        They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
+        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and the keys
+        of a sliding window from the cache, of which at most window - 1 precede the tokens. 2 times them are FLOPs.
+        """
+        keys = tokens + cached
+        rows = {item: 1 if item.per_sequence else keys if item.of_cached else tokens for item in self.projections}
+        total = sum(count * rows[item] * item.elements for item, count in self.projections.items())
+        for layer, count in self.experts.items():
+            total += count * tokens * layer.elements * (1 if layer.runs_all else layer.topk) // (
+                1 if layer.runs_all else layer.experts
+            )
+        for attention, count in self.attention.items():
+            window = attention.cache.window
+            seen = tokens + min(cached, window - 1) if window else keys
+            total += count * tokens * seen * attention.heads * (attention.key_size + attention.value_size)
+        return total
 
 
 def read_serving_model(
