@@ -71,7 +71,6 @@ from fvflops.plan.step_time.step_estimate import StepEstimate as StepEstimate
 from fvflops.plan.step_time.step_estimate import TrainingCost as TrainingCost
 from fvflops.plan.step_time.step_estimate import estimate_step as estimate_step
 from fvflops.plan.trace_ranks import gather as gather
-from fvflops.serve.rate_search import LatencyLimits as LatencyLimits
 from fvflops.serve.serve_model import ServingEstimate as ServingEstimate
 from fvflops.serve.serve_model import ServingLoad as ServingLoad
 from fvflops.serve.serve_model import serve_model as serve_model
@@ -79,6 +78,7 @@ from fvflops.serve.serving_layout import ServingLayout as ServingLayout
 from fvflops.serve.serving_model import ServingError as ServingError
 from fvflops.serve.serving_search import ServingSearch as ServingSearch
 from fvflops.serve.serving_search import search_serving as search_serving
+from fvflops.serve.simulation.rate_search import LatencyLimits as LatencyLimits
 from fvflops.sources.options import SourceOptions as SourceOptions
 from fvflops.sweep.count_many import count_many as count_many
 from fvflops.sweep.model_count import ModelCount as ModelCount

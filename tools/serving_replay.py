@@ -4,10 +4,11 @@
     tools/serving_replay.py FILE --max-sequences 128 --cache-tokens 500000
     tools/serving_replay.py FILE --step-times 0.0128,3.85e-5,1.03e-7,1.5e-7,6e-10    these figures, not fitted ones
 
-FILE is a CSV file with input_tokens, output_tokens and, in seconds, queued_s, scheduled_s, first_token_s, last_token_s,
-in order of queueing, of vLLM. Five figures of step times (LinearStepTimes) are fitted to the first half of them; the errors of the second half are those of requests that the fit has not seen. Mean is the error of the mean of all
-requests, each the mean error of each request, median the median of these. queued_s is when the engine's loop took a
-request, so times are from there.
+FILE is a CSV file with input_tokens, output_tokens and, in seconds, queued_s, scheduled_s, first_token_s and
+last_token_s, in order of queueing, of vLLM. Five figures of step times (LinearStepTimes) are fitted to the first half
+of the requests; the errors of the second half are those of requests that the fit has not seen. Mean is the error of
+the mean of all requests, each the mean error of each request, median the median of these. queued_s is when the
+engine's loop took a request, so times are from there.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from tabulate import tabulate  # noqa: E402
 
-from fvflops.serve.engine_settings import EngineSettings, engine_settings  # noqa: E402
-from fvflops.serve.request_simulation import simulate  # noqa: E402
-from fvflops.serve.requests import Request  # noqa: E402
-from fvflops.serve.simulation_result import RequestTimes  # noqa: E402
-from fvflops.serve.step_times import LinearStepTimes, StepTimes  # noqa: E402
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings  # noqa: E402
+from fvflops.serve.simulation.request_simulation import simulate  # noqa: E402
+from fvflops.serve.simulation.requests import Request  # noqa: E402
+from fvflops.serve.simulation.simulation_result import RequestTimes  # noqa: E402
+from fvflops.serve.simulation.step_times import LinearStepTimes, StepTimes  # noqa: E402
 
 # Where a fit begins: an 8B model in bf16 on a GPU of 1.5 TB/s.
 BEGIN = (0.015, 5e-5, 1e-7, 1.5e-7, 1e-9)

@@ -106,8 +106,8 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
     """Return what each layer keeps, from its tensors before and after one more token of one sequence.
 
-    A tensor that grows by one in one dimension holds tokens; another one is a state. Caches with other layers after
-    the token than before, and that grow otherwise, raise ValueError.
+    A tensor that grows by one in one dimension, or is as long as the layer's window, holds tokens; others are states.
+    Caches with other layers after the token than before, and that grow otherwise, raise ValueError.
     """
     if [list(layer) for layer in before.layers] != [list(layer) for layer in after.layers]:
         raise ValueError("the cache has other tensors after one more token than before it")
@@ -127,7 +127,7 @@ def _read_layer(
         old = before[name][0]
         grown = [axis for axis, (first, second) in enumerate(zip(old, sizes, strict=True)) if first != second]
         numel = torch.Size(sizes).numel()
-        if grown or crossing:
+        if grown or crossing or (window and len(sizes) == 4 and sizes[-2] in (window - 1, window)):
             axis = grown[0] if grown else -2
             if grown and (len(grown) > 1 or sizes[axis] != old[axis] + 1):
                 raise ValueError(f"a tensor {name} of the cache grew from {old} to {sizes} by one token")

@@ -22,8 +22,9 @@ class EngineFigures:
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
     gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
     are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
-    `synchronous_sequence` what they are more without asynchronous scheduling. `prompt` is what a step with prompts
-    takes more, and `computing` the factor of its kernels' time: 1 as measured alone. `request` is what the server takes
+    `synchronous_sequence` what they are more without asynchronous scheduling. `launch` is the time in which the host launches a kernel of a step with
+    prompts, which is no CUDA graph: the GPU waits where its kernels are shorter. `computing` and `experts` are the factors of the time of its products and attention, and of its
+    mixtures: 1 as measured alone. `request` is what the server takes
     for a request before the engine, and `token` for each token of its prompt. `source` says where the figures are from.
 
     >>> EngineFigures().start, EngineFigures().step
@@ -37,8 +38,9 @@ class EngineFigures:
     sequence: float = 0.0
     synchronous: float = 0.0
     synchronous_sequence: float = 0.0
-    prompt: float = 0.0
+    launch: float = 0.0
     computing: float = 1.0
+    experts: float = 1.0
     request: float = 0.0
     token: float = 0.0
     source: str = "no time besides that of kernels"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.collectives import Collective, NodeLink, PeerFigures, peer_seconds
@@ -21,22 +22,25 @@ from fvflops.trace.process_group import ProcessGroupSpec
 
 # Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
 _PEERS = 8 * 2**20
+_HOPPER = 9  # CUDA's compute capability
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKernels:
     """Times of kernels on a device in seconds; without `figures` each takes its bound.
 
-    The bound of a kernel is the longer of its FLOPs at the peak of its dtype and its bytes at the memory's bandwidth.
+    The bound of a kernel is the longer of its FLOPs at the peak of its dtype, and of the bytes of weights and cache at
+    the memory's bandwidth: what it passes to the next kernel may stay on the chip.
     """
 
     device: Device
     network: Network | None
     figures: KernelFigures | None
+    engine: str = ""
     _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, device: Device, network: Network | None, start: float = 1.0) -> EngineKernels:
+    def of(cls, device: Device, network: Network | None, start: float = 1.0, engine: str = "") -> EngineKernels:
         """Return the kernels of a device, from its figures, those of its generation, or the mean of all.
 
         `start` is the part of their start times that shows when one kernel follows another in a CUDA graph.
@@ -48,7 +52,7 @@ class EngineKernels:
                 for kind, by_dtype in figures.by_class.items()
             }
             figures = replace(figures, by_class=by_class)
-        return cls(device, network, figures)
+        return cls(device, network, figures, engine)
 
     def bound(self) -> EngineKernels:
         """Return the same with the bound of each kernel."""
@@ -76,8 +80,7 @@ class EngineKernels:
         # Activations have the dtype of the product, weights of four bits are converted for it.
         row_bytes = 2.0 if precision.dtype == "bf16" else precision.nbytes
         if self.figures is None:
-            moved = inner * (rows * row_bytes + columns * precision.nbytes) + 2.0 * rows * columns
-            return max(2 * rows * columns * inner / gpu.peak, moved / gpu.bandwidth)
+            return max(2 * rows * columns * inner / gpu.peak, inner * columns * precision.nbytes / gpu.bandwidth)
         figures = self.figures.of("product", precision.dtype)
         group = Group(((rows, 1),), columns, inner, row_bytes, precision.nbytes)
         # Figures of fp8 and fp4 are of a product with the kernels that scale its input; in an engine the normalisation
@@ -91,10 +94,9 @@ class EngineKernels:
         if self.figures is None:
             pairs = min(shape.keys - shape.queries / 2, shape.window) * shape.queries
             work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
-            moved = shape.query_bytes + shape.batch * shape.keys * shape.token_bytes
-            return max(work / gpu.peak, moved / gpu.bandwidth)
+            return max(work / gpu.peak, shape.batch * shape.keys * shape.token_bytes / gpu.bandwidth)
         kind = "latent" if shape.values != shape.size else "attention"
-        return attention_seconds(shape, gpu, self.figures.of(kind, dtype))
+        return attention_seconds(shape, *self._attention(kind, dtype))
 
     def decode(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of one new token of each sequence to its cache."""
@@ -102,8 +104,23 @@ class EngineKernels:
         if self.figures is None:
             keys = min(shape.keys, shape.window)
             work = 2 * shape.batch * shape.heads * keys * (shape.size + shape.values)
-            return max(work / gpu.peak, (shape.query_bytes + shape.batch * keys * shape.token_bytes) / gpu.bandwidth)
-        return decode_seconds(shape, gpu, self.figures.of("latent decode" if shape.latent else "decode", dtype))
+            return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
+        return decode_seconds(shape, *self._attention(self._decoding(shape, dtype), dtype))
+
+    def _attention(self, kind: str, dtype: str) -> tuple[Processor, Any]:
+        """Return the peaks and figures of a class of attention; figures of a dtype are fractions of its peak."""
+        assert self.figures is not None
+        known = self.figures.by_class[kind]
+        own = dtype if dtype in known else next(iter(known))
+        return self.processor(own), known[own]
+
+    def _decoding(self, shape: Attention, dtype: str) -> str:
+        """Return the class of kernels: of TensorRT-LLM those of an fp8 cache on Hopper are its own."""
+        if shape.latent:
+            return "latent decode"
+        major, _ = self.device.capability or (0, 0)
+        is_own = self.engine == "trtllm" and dtype == "fp8" and major == _HOPPER
+        return "trtllm decode" if is_own else "decode"
 
     def mixture(self, mixture: Mixture, precision: Precision) -> float:
         """Return the time of a rank's experts."""
@@ -113,7 +130,7 @@ class EngineKernels:
             tokens = sum(height * count for height, count in mixture.rows)
             touched = sum(count for height, count in mixture.rows if height)
             work = 2 * tokens * mixture.hidden * columns
-            moved = touched * mixture.hidden * columns * mixture.weight_bytes + 4.0 * tokens * mixture.hidden
+            moved = touched * mixture.hidden * columns * mixture.weight_bytes
             return max(work / gpu.peak, moved / gpu.bandwidth)
         return mixture_seconds(mixture, gpu, self.figures.of("mixture", precision.figures or precision.dtype))
 
@@ -125,16 +142,16 @@ class EngineKernels:
         """Return the time of a recurrent layer on new tokens of sequences with a state."""
         gpu = self.processor("bf16")
         if self.figures is None:
-            return (shape.token_bytes + shape.state_bytes) / gpu.bandwidth
+            return shape.state_bytes / gpu.bandwidth
         if shape.tokens == 1:
             return recurrent_step_seconds(shape, gpu, self.figures.of("memory", ""))
         return recurrent_seconds(shape, gpu, self.figures.of("recurrent", ""))
 
     def moved(self, nbytes: float) -> float:
-        """Return the time of a kernel that reads and writes so many bytes."""
+        """Return the time of a kernel that reads and writes so many bytes, 0 as a bound."""
         gpu = self.processor("bf16")
         if self.figures is None:
-            return nbytes / gpu.bandwidth
+            return 0.0
         return memory_seconds(nbytes, gpu.bandwidth, self.figures.of("memory", ""))
 
     def collective(self, kind: str, ranks: int, nbytes: float) -> float:

@@ -23,6 +23,8 @@ from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
 _BF16 = WEIGHTS["bf16"]
+# How unevenly experts are chosen, as `EngineStep.spread`: between runs of models with equal and with a few busy experts.
+SPREAD = 0.7
 # Ratio of neighbouring numbers of cached tokens for which decoding is computed.
 _GRID = 1.15
 _AHEAD = 5  # numbers more than needed, so that a longer cache seldom needs a new table
@@ -72,10 +74,10 @@ class EngineStep:
     layout: ServingLayout
     kernels: EngineKernels
     figures: EngineFigures = EngineFigures()
-    spread: float = 0.0
+    spread: float = SPREAD
     is_asynchronous: bool = True
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
-    _by_tokens: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_tokens: dict[tuple[int, int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -86,10 +88,12 @@ class EngineStep:
     def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
         work = Work(tuple(chunks), decoding, cached)
-        rest = self._by_tokens.get((work.tokens, work.sequences))
+        key = work.tokens, work.sequences, bool(chunks)
+        rest = self._by_tokens.get(key)
         if rest is None:
-            rest = self._by_tokens[work.tokens, work.sequences] = self._token_seconds(work.tokens, work.sequences)
-        return rest + self._dependent_seconds(work) + self._engine_seconds(work)
+            rest = self._by_tokens[key] = sum(self._token_classes(work).values())
+        kernels = rest + sum(self._dependent_classes(work).values())
+        return kernels + self._engine_seconds(work, kernels)
 
     def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
@@ -112,45 +116,42 @@ class EngineStep:
             known = self._tables[decoding] = points, values, values.diff() / points.diff()
         return known
 
-    def _token_seconds(self, tokens: int, sequences: int) -> float:
-        """Return the time of what depends on the number of tokens only."""
-        return (
-            self._product_seconds(tokens, sequences)
-            + self._expert_seconds(tokens)
-            + self._moved_seconds(tokens)
-            + self._collective_seconds(tokens)
-        )
+    def _token_classes(self, work: Work) -> dict[str, float]:
+        """Return class → seconds of what depends on the number of tokens only."""
+        computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
+        return {
+            "products": computing * self._product_seconds(work.tokens, work.sequences),
+            "experts": experts * self._expert_seconds(work),
+            "memory-bound": self._moved_seconds(work.tokens),
+            "collectives": self._collective_seconds(work.tokens),
+        }
 
-    def _dependent_seconds(self, work: Work) -> float:
-        return self._attention_seconds(work) + self._state_seconds(work)
+    def _dependent_classes(self, work: Work) -> dict[str, float]:
+        return {"attention": self._attention_seconds(work), "states": self._state_seconds(work)}
 
-    def _engine_seconds(self, work: Work) -> float:
+    def _engine_seconds(self, work: Work, kernels: float) -> float:
+        """Return what the engine adds to the seconds of kernels of a step."""
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
-        seconds = step + sequence * work.decoding + figures.kernel * self.launches
-        seconds += figures.meet * self.collectives
-        return seconds + (figures.prompt if work.chunks else 0.0)
+        gaps = figures.kernel * self.launches + figures.meet * self.collectives
+        if work.chunks:
+            gaps = max(gaps, figures.launch * self.launches - kernels)
+        return step + sequence * work.decoding + gaps
 
     def by_class(self, work: Work) -> dict[str, float]:
         """Return class → seconds of a step, over the stages of a pipeline one after the other."""
         if not work.tokens:
             return dict.fromkeys(CLASSES, 0.0)
-        return {
-            "products": self._product_seconds(work.tokens, work.sequences),
-            "attention": self._attention_seconds(work),
-            "experts": self._expert_seconds(work.tokens),
-            "states": self._state_seconds(work),
-            "memory-bound": self._moved_seconds(work.tokens),
-            "collectives": self._collective_seconds(work.tokens),
-            "engine": self._engine_seconds(work),
-        }
+        classes = {**self._token_classes(work), **self._dependent_classes(work)}
+        engine = self._engine_seconds(work, sum(classes.values()))
+        return {**dict.fromkeys(CLASSES, 0.0), **classes, "engine": engine}
 
     @property
     def collectives(self) -> int:
         """Collectives of a step."""
         layout, model = self.layout, self.model
         own = model.mixtures if layout.data > 1 else 0
-        return 2 * own + (model.reductions - own if layout.tensor > 1 else 0)
+        return 2 * own + (model.reductions - own + model.divided_norms // 2 if layout.tensor > 1 else 0)
 
     def macs(self, work: Work) -> float:
         """Return the multiply-adds of a step on all GPUs of a replica of the weights."""
@@ -173,7 +174,9 @@ class EngineStep:
         model = self.model
         products = sum((2 if item.precision.nbytes < 2 else 1) * count for item, count in self._products.items())
         attention = _ATTENTION_KERNELS * sum(model.attention.values()) + _STATE_KERNELS * sum(model.states.values())
-        return products + attention + model.norms + model.activations + _ROUTER_KERNELS * model.mixtures
+        # Norms that wait for sums of other ranks are two kernels.
+        norms = model.norms + (model.divided_norms if self.layout.tensor > 1 else 0)
+        return products + attention + norms + model.activations + _ROUTER_KERNELS * model.mixtures
 
     def _product_seconds(self, tokens: int, sequences: int) -> float:
         total = 0.0
@@ -187,7 +190,7 @@ class EngineStep:
         total = 0.0
         for layer, count in self.model.attention.items():
             for new, cached in work.chunks:
-                total += count * self.kernels.prompt(self._prompt(layer, new, cached), dtype)
+                total += self.figures.computing * count * self.kernels.prompt(self._prompt(layer, new, cached), dtype)
             if work.decoding:
                 keys = max(1, round(work.cached / work.decoding) + 1)
                 total += count * self.kernels.decode(self._decode(layer, work.decoding, keys), dtype)
@@ -232,11 +235,12 @@ class EngineStep:
             latent=is_latent,
         )
 
-    def _expert_seconds(self, tokens: int) -> float:
+    def _expert_seconds(self, work: Work) -> float:
+        """Return the time of the experts on the tokens of all replicas, which have as many each."""
         layout = self.layout
         precision = WEIGHTS[layout.weights]
         divided = layout.tensor * layout.data // layout.expert
-        everyone = tokens * layout.data
+        everyone = work.tokens * layout.data
         total = 0.0
         for layer, count in self.model.experts.items():
             rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)
@@ -283,6 +287,8 @@ class EngineStep:
             else:
                 total += model.mixtures * 2 * kernels.collective("all_gather", ranks, payload * layout.data)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
+        # Those of queries and of keys in one, of a number each.
+        total += model.divided_norms // 2 * kernels.collective("all_reduce", layout.tensor, 8.0 * tokens)
         return total + (layout.pipeline - 1) * (kernels.collective("send", 2, payload) if layout.pipeline > 1 else 0)
 
 

@@ -12,17 +12,17 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
+from fvflops.serve.engine_figures import EngineFigures, find_engine_figures
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
-from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
+from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import short_repr
 from fvflops.units import format_seconds
 
@@ -131,8 +131,23 @@ class ServingEstimate(Displayed):
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds from a request to its first token, of a prompt alone on the engine."""
-        return self.prefill.seconds
+        """Seconds from a request to its first token, of a prompt alone on the engine, with the server's own time."""
+        return self.prefill.seconds + self.server_seconds
+
+    @property
+    def server_seconds(self) -> float:
+        """Seconds that the server takes for a request before it reaches the engine."""
+        return server_seconds(self.engine, self.load.input_tokens)
+
+    def latencies(self) -> dict[str, Distribution]:
+        """Return the times of requests under the load, the server's included; empty without a load.
+
+        They are `ttft`, time to first token, `tpot`, time per output token, and `end_to_end`.
+        """
+        if self.requests is None:
+            return {}
+        server, result = self.server_seconds, self.requests
+        return {"ttft": result.ttft + server, "tpot": result.tpot, "end_to_end": result.end_to_end + server}
 
     @property
     def time_per_output_token(self) -> float:
@@ -158,6 +173,12 @@ class ServingEstimate(Displayed):
     def __repr__(self) -> str:
         first, further = format_seconds(self.time_to_first_token), format_seconds(self.time_per_output_token)
         return short_repr(self, self.model.name, self.device.name, f"first token {first}", f"then {further}")
+
+
+def server_seconds(engine: str, tokens: int) -> float:
+    """Return the seconds that an engine's server takes for a request with a prompt of so many tokens."""
+    figures = find_engine_figures(engine)
+    return figures.request + figures.token * tokens
 
 
 class TokenCost(NamedTuple):
@@ -202,12 +223,13 @@ def serve_model(
 class EngineSetup(NamedTuple):
     """An engine with a model: the times of its steps, the memory of each GPU, and its settings.
 
-    Without room for a cache the settings have one page.
+    Without room for a cache the settings have one page. `server` is as of `server_seconds`.
     """
 
     steps: EngineStep
     memory: ServingMemory
     settings: EngineSettings
+    server: float
 
 
 def prepare_engine(
@@ -215,7 +237,8 @@ def prepare_engine(
 ) -> EngineSetup:
     """Return an engine with a model in a layout; arguments are as of `serve_model`."""
     network = network or (assume_network(device) if layout.gpus > 1 else None)
-    steps = EngineStep(model, layout, EngineKernels.of(device, network), EngineFigures())
+    figures = find_engine_figures(engine)
+    steps = EngineStep(model, layout, EngineKernels.of(device, network, figures.start), figures)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(
         model,
@@ -227,7 +250,8 @@ def prepare_engine(
         step_sequences=settings.max_sequences,
     )
     pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
-    return EngineSetup(steps, memory, replace(settings, pages=max(1, pages), replicas=layout.data))
+    settings = replace(settings, pages=max(1, pages), replicas=layout.data)
+    return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
@@ -254,7 +278,7 @@ def _settings_of(engine: str, device: Device) -> dict[str, Any]:
 
 
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
-    steps, memory, settings = setup
+    steps, memory, settings, _ = setup
     model, kernels = steps.model, steps.kernels
     bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures())
     context = load.input_tokens + load.output_tokens // 2
@@ -272,7 +296,10 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
         decode=tuple(_decode(steps, bound, batch, context) for batch in batches),
         compute_bound=_find_compute_bound(steps, context),
         requests=_simulate(steps, load, settings) if memory.sequences >= 1 else None,
-        sources=(kernels.figures.source if kernels.figures else "peaks of the device",),
+        sources=(
+            kernels.figures.source if kernels.figures else "peaks of the device",
+            f"{engine}'s own time {steps.figures.source}",
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from fvflops.serve.engine_step import CLASSES
 from fvflops.serve.launch_command import launch_command
 from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
 from fvflops.serve.serving_layout import CACHES
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import SimulationResult
 from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
@@ -43,7 +43,7 @@ def serve_report(
         items = list(_list_requests(estimate, estimate.requests))
         if price is not None or watts is not None:
             items.append(_describe_cost(estimate.cost_of_tokens(price=price, watts=watts)))
-        parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate.requests)]
+        parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate)]
     if estimate.memory.sequences >= 1:
         parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
     parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
@@ -164,16 +164,16 @@ def _describe_load(estimate: ServingEstimate) -> str:
     return f"{format_quantity(load.concurrency or 0, 'client')} one request after the other, {lengths}"
 
 
-def _tabulate_latency(result: SimulationResult) -> Table:
-    shares = ("mean", "p50", "p90", "p95", "p99")
-    columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in shares))
-    times = {
-        "time to first token": result.ttft,
-        "time per output token": result.tpot,
-        "whole request": result.end_to_end,
-    }
-    rows = [(title, *(getattr(item, share) for share in shares)) for title, item in times.items()]
+def _tabulate_latency(estimate: ServingEstimate) -> Table:
+    columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in _SHARES))
+    rows = [
+        (_LATENCIES[key], *(getattr(times, share) for share in _SHARES)) for key, times in estimate.latencies().items()
+    ]
     return Table("latency", columns, rows, noun="latency")
+
+
+_SHARES = ("mean", "p50", "p90", "p95", "p99")
+_LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "whole request"}
 
 
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
@@ -190,6 +190,8 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     engine = ENGINES[estimate.engine]
     yield f"{engine}: at most {tokens} tokens and {sequences} sequences a step, CUDA graphs for decoding"
     yield f"times: {'; '.join(estimate.sources)}"
+    server = format_seconds(estimate.server_seconds)
+    yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.model.experts:
         yield "each token chooses its experts at random, all equally often"
@@ -206,7 +208,7 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
         "prefill": _encode_phase(estimate.prefill),
         "decode": [_encode_phase(phase) for phase in estimate.decode],
         "compute_bound_batch": estimate.compute_bound,
-        "requests": None if estimate.requests is None else _encode_requests(estimate.requests),
+        "requests": None if estimate.requests is None else _encode_requests(estimate, estimate.requests),
     }
 
 
@@ -214,9 +216,8 @@ def _encode_phase(phase: Phase) -> dict[str, Any]:
     return {**record_data(phase, *_PHASE), "classes": dict(phase.classes)}
 
 
-def _encode_requests(result: SimulationResult) -> dict[str, Any]:
-    keys = ("mean", "p50", "p90", "p95", "p99")
-    times = {name: record_data(getattr(result, name), *keys) for name in ("ttft", "tpot", "end_to_end")}
+def _encode_requests(estimate: ServingEstimate, result: SimulationResult) -> dict[str, Any]:
+    times = {name: record_data(item, *_SHARES) for name, item in estimate.latencies().items()}
     rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
     steady = {"steady_tokens_per_second": result.steady_tokens_per_second()}
     return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}

@@ -97,8 +97,8 @@ class StateLayer(NamedTuple):
 class ServingModel:
     """What an engine runs for a causal language model: each part with the number of layers that have it.
 
-    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, and `activations`
-    activation functions outside of mixtures.
+    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
+    `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
     `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run once
     a request for each token of an encoder, keys and values of cross attention among them.
@@ -120,6 +120,7 @@ class ServingModel:
     encoder: Mapping[Projection, int] = field(default_factory=dict)
     encoder_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
     cross_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
+    divided_norms: int = 0
 
     @property
     def mixtures(self) -> int:
@@ -135,57 +136,84 @@ class ServingModel:
         )
         return self.parameters - idle
 
-    def macs(self, tokens: int, cached: int = 0) -> int:
+    def encoder_macs(self, encoded: int) -> int:
+        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, counted as in `macs`."""
+        total = sum(count * encoded * item.elements for item, count in self.encoder.items())
+        return total + _attention_macs(self.encoder_attention, encoded, encoded)
+
+    def macs(self, tokens: int, cached: int = 0, encoded: int = 0) -> int:
         """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
 
         They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
         encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and the keys
-        of a sliding window from the cache, of which at most window - 1 precede the tokens. 2 times them are FLOPs.
+        of a sliding window from the cache, of which at most window - 1 precede the tokens. Cross attention is to `encoded`
+        tokens. 2 times the result are FLOPs.
         """
         keys = tokens + cached
         rows = {item: 1 if item.per_sequence else keys if item.of_cached else tokens for item in self.projections}
         total = sum(count * rows[item] * item.elements for item, count in self.projections.items())
-        for layer, count in self.experts.items():
-            total += count * tokens * layer.elements * (1 if layer.runs_all else layer.topk) // (
-                1 if layer.runs_all else layer.experts
-            )
-        for attention, count in self.attention.items():
-            window = attention.cache.window
+        for mixture, count in self.experts.items():
+            run = mixture.experts if mixture.runs_all else mixture.topk
+            total += count * tokens * run * mixture.elements // mixture.experts
+        for layer, count in self.attention.items():
+            window = layer.cache.window
             seen = tokens + min(cached, window - 1) if window else keys
-            total += count * tokens * seen * attention.heads * (attention.key_size + attention.value_size)
-        return total
+            total += _attention_macs({layer: count}, tokens, seen)
+        return total + _attention_macs(self.cross_attention, tokens, encoded)
+
+
+def _attention_macs(layers: Mapping[AttentionLayer, int], queries: int, keys: int) -> int:
+    pairs = queries * keys
+    return sum(count * pairs * layer.heads * (layer.key_size + layer.value_size) for layer, count in layers.items())
 
 
 def read_serving_model(
-    name: str, prefill: Trace, decode: Trace, cache: Sequence[CacheLayer], *, prompt: int, parameters: int
+    name: str,
+    prefill: Trace,
+    decode: Trace,
+    cache: Sequence[CacheLayer],
+    *,
+    prompt: int,
+    parameters: int,
+    topk: int = 1,
 ) -> ServingModel:
     """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
-    `cache` are the layers of its cache. A model without products of weights raises ServingError.
+    `cache` are the layers of its cache, and `topk` the experts of a token where the model runs all of them. A model
+    without products of weights raises ServingError.
     """
-    calls = list(_list_products(prefill))
-    steps = list(_list_products(decode))
+    calls = _without_scans(_list_products(prefill), prompt)
+    steps = _without_scans(_list_products(decode), prompt)
     weights = [call for call in calls if call.is_weight]
     if not weights:
         raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
     head = weights[-1]
-    projections, reductions = _read_projections(calls, weights, prompt)
+    projections, reductions = _read_projections(calls, weights, steps)
     mixed = {call.module for call in calls if call.experts}
     mixed |= {f"{module}.act_fn" for module in mixed}
     layers, by_module = _read_attention(steps, cache, prompt + 1)
+    decoded = {call.module for call in steps}
+    once = [call for call in calls if call.module not in decoded]
+    crossing = [layer for layer in cache if layer.kind == "cross attention"]
+    ran = {_NUMBER.sub("*", module) for module in decoded} | {"logits"}
+    limited = [_limit_division(module, item, by_module) for module, item in projections]
     return ServingModel(
         name=name,
-        layers=len(cache),
+        layers=len(cache) - len(crossing),
         hidden=head.inner,
         vocabulary=head.columns,
         parameters=parameters,
-        projections=Counter(_limit_division(module, item, by_module) for module, item in projections),
+        projections=Counter(item for item in limited if item.name in ran),
+        encoder=Counter(item for item in limited if item.name not in ran),
+        encoder_attention=Counter(_read_encoder(once)),
+        cross_attention=Counter(_read_cross_attention(steps, by_module, crossing)),
         attention=Counter(by_module.values()),
-        experts=Counter(_read_experts(calls, prompt)),
+        experts=Counter(_read_experts(calls, prompt, topk)),
         states=Counter(_read_state(layer) for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
         norms=sum(_count_ops(decode, _NORMS).values()),
+        divided_norms=_count_divided_norms(decode, projections),
         activations=sum(number for module, number in _count_ops(decode, _ACTIVATIONS).items() if module not in mixed),
     )
 
@@ -197,6 +225,20 @@ def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
     for event in trace.events or ():
         if event.kind == "op" and trace.signatures[event.item].packet in packets:
             found[scopes[event.stack][-1] if scopes[event.stack] else ""] += 1
+    return found
+
+
+def _count_divided_norms(trace: Trace, projections: Iterable[tuple[str, Projection]]) -> int:
+    """Return the normalisations of all heads of queries or keys, which are over columns that ranks divide."""
+    widths = {(branch, item.columns) for branch, item in projections if item.divided == "columns"}
+    scopes = trace.scopes()
+    found = 0
+    for event in trace.events or ():
+        if event.kind != "op" or trace.signatures[event.item].packet != "aten::mean" or not scopes[event.stack]:
+            continue
+        value = next((item for item in trace.signatures[event.item].inputs if isinstance(item, TensorSpec)), None)
+        branch = scopes[event.stack][-1].rpartition(".")[0]
+        found += value is not None and bool(value.shape) and (branch, value.shape[-1]) in widths
     return found
 
 
@@ -234,15 +276,32 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
             continue
         tensors = [value for value in signature.inputs if isinstance(value, TensorSpec)]
         experts = tensors[1].shape[0] if signature.packet == _GROUPED else 0
+        if shape.batch > 1 and sorted((shape.batch, shape.columns, shape.inner)) in _parameter_sizes(trace, module):
+            experts = shape.batch
         is_weight = shape.batch == 1 and not experts and "convolution" not in signature.packet
         yield _Call(module, shape.rows, shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, experts)
 
 
+def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
+    """Return the sizes of a module's own parameters, each sorted."""
+    info = trace.modules.by_name.get(module)
+    return [sorted(parameter.spec.shape) for parameter in info.parameters] if info else []
+
+
+def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
+    """Return the calls without products that a module repeats for each token of the prompt: those of a recurrence."""
+    found = list(calls)
+    repeated = Counter((call.module, call.columns, call.inner) for call in found)
+    return [call for call in found if repeated[call.module, call.columns, call.inner] < prompt]
+
+
 def _read_projections(
-    calls: Sequence[_Call], weights: Sequence[_Call], prompt: int
+    calls: Sequence[_Call], weights: Sequence[_Call], steps: Sequence[_Call]
 ) -> tuple[list[tuple[str, Projection]], int]:
-    """Return the products with weights and the parents of their modules, and how often ranks of tensor parallelism sum their results in a token."""
+    """Return the products with weights and the parents of their modules, and the sums over ranks of a decoded token."""
     head = weights[-1]
+    decoded = {call.module for call in steps}
+    expanded = {call.module for call in steps if call.is_weight and call.rows > 1}
     hidden = head.inner
     branches = defaultdict(list)
     for call in weights[:-1]:
@@ -252,14 +311,17 @@ def _read_projections(
     found = [("", logits)]
     for branch, items in branches.items():
         has_rows = len(items) > 1 and items[-1].columns == hidden
-        if has_rows:
+        if has_rows and items[-1].module in decoded:
             summed.add(_part_of_layer(branch))
         for index, call in enumerate(items):
             divided = "" if not has_rows else "rows" if call is items[-1] else "columns"
             if divided == "columns" and _is_low_rank(call, items[index + 1 : -1], hidden):
                 divided = ""
             name = _NUMBER.sub("*", call.module)
-            found.append((branch, Projection(name, call.columns, call.inner, divided, is_quantized=has_rows)))
+            item = Projection(
+                name, call.columns, call.inner, divided, is_quantized=has_rows, of_cached=call.module in expanded
+            )
+            found.append((branch, item))
     return found, len(summed)
 
 
@@ -274,7 +336,7 @@ def _part_of_layer(module: str) -> str:
     return match.group() if match else module
 
 
-def _read_experts(calls: Iterable[_Call], prompt: int) -> Iterator[ExpertLayer]:
+def _read_experts(calls: Iterable[_Call], prompt: int, topk: int) -> Iterator[ExpertLayer]:
     by_module = defaultdict(list)
     for call in calls:
         if call.experts:
@@ -284,7 +346,8 @@ def _read_experts(calls: Iterable[_Call], prompt: int) -> Iterator[ExpertLayer]:
             raise ServingError(f"the mixture {module} has {len(items)} grouped products, where 2 or 3 are known")
         up, down = items[0], items[-1]
         gated = len(items) == 3 or up.columns == 2 * down.inner
-        yield ExpertLayer(up.experts, up.rows // prompt, up.inner, down.inner, gated)
+        runs_all = up.batch == up.experts
+        yield ExpertLayer(up.experts, topk if runs_all else up.rows // prompt, up.inner, down.inner, gated, runs_all)
 
 
 def _read_attention(
@@ -292,13 +355,15 @@ def _read_attention(
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Attention is what multiplies with `keys` cached tokens. Where a product with a weight has so many rows, it expands
+    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has so many rows, it expands
     what is cached, which is latent.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
     by_module: dict[str, list[_Call]] = defaultdict(list)
+    sizes = {keys} | {layer.kept(keys) for layer in cache if layer.window}
     for call in steps:
-        if not call.is_weight and not call.experts and keys in (call.columns, call.inner) and call.module:
+        kept = {call.columns} if call.values else {call.columns, call.inner}
+        if not call.is_weight and not call.experts and kept & sizes and call.module:
             by_module[call.module].append(call)
     growing = [layer for layer in cache if layer.token and layer.kind != "cross attention"]
     if len(by_module) != len(growing):
@@ -313,7 +378,31 @@ def _read_attention(
     layers = tuple(next(kinds) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
     of_tokens = (layer for layer in layers if layer.token and layer.kind != "cross attention")
     found = zip(by_module.items(), of_tokens, strict=True)
-    return layers, {module: _read_heads(module, items, keys, layer) for (module, items), layer in found}
+    return layers, {module: _read_heads(module, items, layer.kept(keys), layer) for (module, items), layer in found}
+
+
+def _read_encoder(once: Sequence[_Call]) -> Iterator[AttentionLayer]:
+    """Yield the attention of an encoder, whose modules run once a request."""
+    by_module: dict[str, list[_Call]] = defaultdict(list)
+    for call in once:
+        if not call.is_weight and not call.experts and call.columns in (call.rows, call.inner):
+            by_module[call.module].append(call)
+    for module, items in by_module.items():
+        yield _read_heads(module, items, items[0].columns, CacheLayer("full"))
+
+
+def _read_cross_attention(
+    steps: Sequence[_Call], by_module: Mapping[str, AttentionLayer], crossing: Sequence[CacheLayer]
+) -> Iterator[AttentionLayer]:
+    """Yield the attention to an encoder's tokens, one for each layer of the cache that keeps them."""
+    found: dict[str, list[_Call]] = defaultdict(list)
+    for call in steps if crossing else ():
+        if not call.is_weight and not call.experts and call.module not in by_module:
+            found[call.module].append(call)
+    if len(found) != len(crossing):
+        raise ServingError(f"{len(crossing)} layers keep an encoder's tokens, but {len(found)} modules attend to them")
+    for (module, items), layer in zip(found.items(), crossing, strict=True):
+        yield _read_heads(module, items, items[0].columns, layer)
 
 
 def _limit_division(branch: str, item: Projection, by_module: Mapping[str, AttentionLayer]) -> Projection:

@@ -12,14 +12,14 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network
 from fvflops.reports.display import Displayed
-from fvflops.serve.rate_search import LatencyLimits
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.request_simulation import Disaggregation, simulate
-from fvflops.serve.requests import ClosedLoop, client_requests
 from fvflops.serve.serve_model import SPREAD, EngineSetup, ServingLoad, check_layout, prepare_engine
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation_result import Distribution, SimulationResult
+from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.requests import ClosedLoop, client_requests
+from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import short_repr
 
 # Requests of each client of a simulation; the first wave starts at once, which the others do not.
@@ -212,7 +212,7 @@ def _describe_point(
     copies = 1 if prefill else engines
     gpus = setup.steps.layout.gpus * engines
     # The first wave arrives at once.
-    ttft = Distribution.of(result.requests.time_to_first_token()[clients:])
+    ttft = Distribution.of(result.requests.time_to_first_token()[clients:]) + setup.server
     tpot = Distribution.of(result.requests.time_per_output_token()[clients:])
     return ServingPoint(
         layout=setup.steps.layout,

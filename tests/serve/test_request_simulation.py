@@ -6,11 +6,18 @@ from random import Random
 
 import pytest
 
-from fvflops.serve.engine_settings import EngineSettings, Speculation, engine_settings
-from fvflops.serve.rate_search import LatencyLimits, largest_rate
-from fvflops.serve.request_simulation import Disaggregation, simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests, read_requests
-from fvflops.serve.step_times import LinearStepTimes
+from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation, engine_settings
+from fvflops.serve.simulation.rate_search import LatencyLimits, largest_rate
+from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.requests import (
+    ClosedLoop,
+    Lengths,
+    Request,
+    client_requests,
+    poisson_requests,
+    read_requests,
+)
+from fvflops.serve.simulation.step_times import LinearStepTimes
 from tests.support.checkout import ROOT
 from tests.support.naive_engine import naive_times
 

@@ -15,6 +15,7 @@ from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 # Latent attention of DeepSeek-V2 and -V3: elements of a key and a value of a head, and of the latent ones.
 _KEY, _VALUE = 192, 128
 _LATENT_KEY, _LATENT_VALUE = 576, 512
+_SMALL_GROUP = 16
 
 
 def _read(row: Row) -> Attention | None:
@@ -35,6 +36,12 @@ def _read(row: Row) -> Attention | None:
         appends=not decodes,
         repeated=True,
     )
+
+
+def _read_small_groups(row: Row) -> Attention | None:
+    """Return the shape of a row with up to 16 heads a key, for which TensorRT-LLM has kernels of its own."""
+    shape = _read(row)
+    return shape if shape is not None and shape.heads <= _SMALL_GROUP * shape.key_heads else None
 
 
 def _read_encoder(row: Row) -> Attention:
@@ -147,6 +154,17 @@ CLASSES = (
         bounds=_DECODE_BOUNDS,
         fixed={},
         shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
+    ),
+    KernelClass(
+        name="trtllm decode",
+        file="attention_decode.csv",
+        dtype="kv_cache_dtype",
+        read=_read_small_groups,
+        seconds=decode_seconds,
+        figures=DecodeFigures,
+        bounds=_DECODE_BOUNDS,
+        fixed={},
+        shipped={"fp8": dict.fromkeys(("h100_sxm", "h200_sxm"), "TRTLLM")},
     ),
     KernelClass(
         name="latent",

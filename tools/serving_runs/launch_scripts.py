@@ -2,13 +2,13 @@
 
 From the scripts in the folder benchmarks/ of github.com/SemiAnalysisAI/InferenceX (Apache-2.0): the dtype of the cache,
 the budget of tokens of a step, and how long requests wait on purpose. Its client sends ten requests for each of its
-connections, the first ones at once; lengths are uniform from 0.8 of the longest (--random-range-ratio). Other
-publishers' runs have the engines' usual settings.
+connections, the first ones at once; lengths are uniform from 0.8 of the longest (--random-range-ratio). Runs of
+AIConfigurator have the engines' usual settings, with a cache of fp8 in TensorRT-LLM where the weights are fp8.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from serving_runs.serving_run import Launch
 
@@ -18,54 +18,70 @@ _SHORTEST = 0.8
 _VLLM = {"max_batched_tokens": 8192, "max_sequences": 1024}
 
 
-def find_launch(
-    publisher: str,
-    engine: str,
-    model: str,
-    gpu: str,
-    weights: str,
-    lengths: tuple[int, int],
-    clients: int,
-    gpus: int,
-) -> Launch:
-    """Return the settings of a run of a publisher; `lengths` are the longest prompt and output."""
-    if publisher != INFERENCEX:
-        return Launch(settings=_VLLM if engine == "vllm" else {})
-    is_blackwell = gpu.startswith("b")
-    if engine == "vllm":
-        has_small_cache = "Llama" in model or ("gpt-oss" in model and is_blackwell)
-        return Launch(cache="fp8" if has_small_cache else "bf16", settings=_VLLM, shortest=_SHORTEST)
-    if engine == "sglang":
-        return _sglang(is_blackwell, weights, clients, gpus)
-    return _trtllm(model, is_blackwell, weights, lengths, clients, gpus)
+class Case(NamedTuple):
+    """What a launch script depends on; `gpus` are the ranks of the attention."""
+
+    publisher: str
+    engine: str
+    version: str
+    model: str
+    is_blackwell: bool
+    weights: str
+    prompt: int
+    output: int
+    clients: int
+    gpus: int
 
 
-def _sglang(is_blackwell: bool, weights: str, clients: int, gpus: int) -> Launch:
+def find_launch(case: Case) -> Launch:
+    """Return the settings of a run of a publisher."""
+    is_own = case.publisher == INFERENCEX
+    if case.engine == "vllm":
+        return _vllm(case) if is_own else Launch(settings=_VLLM)
+    if not is_own:
+        return Launch(cache="fp8" if case.engine == "trtllm" and case.weights == "fp8" else "bf16")
+    return _sglang(case) if case.engine == "sglang" else _trtllm(case)
+
+
+def _vllm(case: Case) -> Launch:
+    """Return the settings; checkpoints of nvfp4 ask for a cache of fp8 themselves."""
+    is_small = (
+        "Llama" in case.model
+        or case.weights == "nvfp4"
+        or (case.is_blackwell and ("gpt-oss" in case.model or case.version.startswith("0.19")))
+    )
+    return Launch(cache="fp8" if is_small else "bf16", settings=_VLLM, shortest=_SHORTEST)
+
+
+def _sglang(case: Case) -> Launch:
     """Return the settings of DeepSeek's: on B200 the scheduler looks for requests every 10 or 30 steps."""
-    if not is_blackwell:
+    if not case.is_blackwell:
         return Launch(settings={"max_batched_tokens": 32768}, shortest=_SHORTEST)
-    tokens = 16384 if weights == "nvfp4" else 32768 if gpus > 4 else 8192
-    is_slow = clients >= 16 and (weights == "nvfp4" or gpus > 4)
+    is_large = case.weights == "nvfp4" or case.gpus > 4
+    tokens = 16384 if case.weights == "nvfp4" else 32768 if case.gpus > 4 else 8192
     settings = {"max_batched_tokens": tokens, "max_sequences": 256}
-    return Launch(cache="fp8", settings=settings, shortest=_SHORTEST, waits=(30 if is_slow else 10) / 2)
+    waits = (30 if is_large and case.clients >= 16 else 10) / 2
+    return Launch(cache="fp8", settings=settings, shortest=_SHORTEST, waits=waits)
 
 
-def _trtllm(
-    model: str, is_blackwell: bool, weights: str, lengths: tuple[int, int], clients: int, gpus: int
-) -> Launch:
+def _trtllm(case: Case) -> Launch:
     """Return the settings: those of Llama wait 20 steps to put prompts of 1,024 tokens together on up to 4 GPUs."""
-    prompt, output = lengths
-    settings: dict[str, Any] = {}
+    is_short = case.prompt == case.output
+    is_fp8 = case.is_blackwell and case.weights == "fp8"
     waits = 0.0
-    is_short = prompt == output
-    if "Llama" in model:
-        settings["max_batched_tokens"] = 16384 if is_blackwell and weights == "fp8" else prompt + output + 200
-        waits = 20.0 if is_short and gpus < 8 else 0.0
-    elif "gpt-oss" in model:
-        settings["max_batched_tokens"] = 20000
+    cache = "fp8"
+    if "Llama" in case.model:
+        tokens = 16384 if is_fp8 else case.prompt + case.output + 200
+        waits = 20.0 if is_short and case.gpus < 8 else 0.0
+    elif "gpt-oss" in case.model:
+        tokens = 20000
+        cache = "fp8" if case.is_blackwell else "bf16"
     else:
-        settings["max_batched_tokens"] = max(8192, clients + prompt + 64)
-        waits = 40.0 if is_blackwell and weights == "fp8" and is_short and 64 <= clients < 256 else 0.0
-    cache = "bf16" if "gpt-oss" in model and not is_blackwell else "fp8"
-    settings["max_sequences"] = min(2048, settings["max_batched_tokens"])
-    return Launch(cache=cache, settings=settings, shortest=_SHORTEST, waits=waits)
+        tokens = max(8192, case.clients + case.prompt + 64)
+        waits = 40.0 if is_fp8 and is_short and 64 <= case.clients < 256 else 0.0
+    settings: dict[str, Any] = {"max_batched_tokens": tokens, "max_sequences": min(2048, tokens)}
+    return Launch(cache=cache, settings=settings, shortest=_SHORTEST, waits=waits, utilisation=_TRTLLM_MEMORY)
+
+
+# TensorRT-LLM takes 75 to 85 % of what is free after loading the weights, 90 % by itself.
+_TRTLLM_MEMORY = 0.96

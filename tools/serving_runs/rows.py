@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fvflops.serve.serving_layout import ServingLayout
-from serving_runs.launch_scripts import INFERENCEX, find_launch
+from serving_runs.launch_scripts import INFERENCEX, Case, find_launch
 from serving_runs.serving_run import ServingRun
 
 # Names of the devices.
@@ -19,6 +20,8 @@ _WEIGHTS = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "": "bf16"}
 _CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
 # Connections that aiohttp opens unless told otherwise.
 _CONNECTIONS = 101
+# How much slower than another engine's a model's runs may be, and the ratio of numbers of clients that are compared.
+_TWICE, _NEAR = 2.0, 1.5
 # How much longer a token may take with fewer sequences than with more, before a row of both is not believed.
 _FALLING = 1.15
 
@@ -39,7 +42,40 @@ def read_runs(path: Path) -> list[ServingRun]:
                 found.append(_read_run(rows.line_num, row))
             except (KeyError, ValueError) as error:
                 raise ValueError(f"{path}:{rows.line_num}: {error}") from error
-    return _mark_contradictions([_mark_few_connections(run) for run in found])
+    return _mark_slow_engines(_mark_contradictions([_mark_few_connections(run) for run in found]))
+
+
+def _mark_slow_engines(runs: Sequence[ServingRun]) -> list[ServingRun]:
+    """Return the runs, with all of an engine's version and model marked where another engine is twice as fast.
+
+    Compared are runs of the same weights, GPU and layout with about as many clients, by the median.
+    """
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        groups[run.engine, run.version, run.model, run.gpu].append(index)
+    marked = list(runs)
+    for indexes in groups.values():
+        ratios = [runs[index].tpot / other for index in indexes for other in _others(runs[index], runs)]
+        if ratios and statistics.median(ratios) > _TWICE:
+            for index in indexes:
+                reason = f"another engine is {statistics.median(ratios):.1f} times as fast in the same layout"
+                marked[index] = replace(runs[index], unused=reason)
+    return marked
+
+
+def _others(run: ServingRun, runs: Sequence[ServingRun]) -> list[float]:
+    """Return the seconds for a token of other engines in the layout of a run, of about as many clients."""
+
+    def key(item: ServingRun) -> tuple[object, ...]:
+        return item.model, item.gpu, item.layout
+
+    return [
+        other.tpot
+        for other in runs
+        if other.engine != run.engine
+        and key(other) == key(run)
+        and max(other.clients, run.clients) <= _NEAR * min(other.clients, run.clients)
+    ]
 
 
 def _mark_few_connections(run: ServingRun) -> ServingRun:
@@ -84,6 +120,7 @@ def _conflicts(runs: Sequence[ServingRun]) -> dict[int, tuple[int, float]]:
 
 def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
     source = row["silicon_data_source"]
+    match = _CLIENTS.search(source)
     publisher = "AIConfigurator" if "gap-analysis" in source else INFERENCEX
     weights = "mxfp4" if "gpt-oss" in row["model_path"] else _WEIGHTS[row["gemm_quant_mode"]]
     unused = ""
@@ -91,13 +128,25 @@ def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
         # Of fp8 the same times are in rows with as many ranks of experts as GPUs.
         row = {**row, "attention_dp_size": "1", "moe_ep_size": row["tp_size"]}
         unused = "its columns do not tell the number of GPUs" if weights == "nvfp4" else ""
+    if match is None:
+        unused = "its number of clients is not given"
     tensor, data, expert = read_layout(row, is_product=publisher == INFERENCEX)
-    match = _CLIENTS.search(source)
     clients = int(match.group(1)) if match else round(float(row["batch_size"])) * data
     prompt, output = int(row["isl"]), int(row["osl"])
     version = row["backend_version"]
     launch = find_launch(
-        publisher, row["backend"], row["model_path"], row["system"], weights, (prompt, output), clients, tensor * data
+        Case(
+            publisher,
+            row["backend"],
+            version,
+            row["model_path"],
+            row["system"].startswith("b"),
+            weights,
+            prompt,
+            output,
+            clients,
+            tensor * data,
+        )
     )
     layout = ServingLayout(tensor=tensor, data=data, expert=expert, weights=weights, cache=launch.cache)
     return ServingRun(

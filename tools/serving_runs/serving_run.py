@@ -16,14 +16,16 @@ class Launch:
     `settings` are changes to the engine's usual settings. `shortest` is the ratio of the shortest to the longest prompt
     and output, whose lengths are uniform between them. `waits` is the mean number of steps that a request waits besides
     in queues: until an engine looks for new ones, or for others to share a step with it. `bursts` says how many
-    requests a client sends, of which the first ones come all at once.
+    requests a client sends, of which the first ones come all at once. `utilisation` is the part of a GPU's memory that
+    the engine takes.
     """
 
     cache: str = "bf16"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     shortest: float = 1.0
     waits: float = 0.0
     bursts: int = 10
+    utilisation: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
 from fvflops.devices.devices import Device
 from fvflops.reports.document import Document
-from fvflops.serve.rate_search import LatencyLimits
-from fvflops.serve.requests import read_requests
 from fvflops.serve.serve_model import ServingLoad, serve_model
 from fvflops.serve.serve_report import ENGINES, serve_report
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, ServingLayout
 from fvflops.serve.serving_search import ServingPoint, search_serving
 from fvflops.serve.serving_search_report import serving_search_report
+from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.requests import read_requests
 from fvflops.sources.load import load_model
 
 EXAMPLES = (

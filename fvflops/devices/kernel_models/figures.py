@@ -25,6 +25,7 @@ CLASSES: Mapping[str, type] = {
     "attention": AttentionFigures,
     "encoder": AttentionFigures,
     "decode": DecodeFigures,
+    "trtllm decode": DecodeFigures,
     "latent": AttentionFigures,
     "latent decode": DecodeFigures,
     "recurrent": RecurrentFigures,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fvflops.serve.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ def largest_rate(
     `simulate_rate` simulates a rate, with equal lengths and seed at each. Rates up to `most` are tried. The result is
     exact to the share `tolerance`, as far as latencies grow with the rate.
 
-    >>> from fvflops.serve.engine_settings import engine_settings
-    >>> from fvflops.serve.request_simulation import simulate
-    >>> from fvflops.serve.requests import Lengths, poisson_requests
-    >>> from fvflops.serve.step_times import LinearStepTimes
+    >>> from fvflops.serve.simulation.engine_settings import engine_settings
+    >>> from fvflops.serve.simulation.request_simulation import simulate
+    >>> from fvflops.serve.simulation.requests import Lengths, poisson_requests
+    >>> from fvflops.serve.simulation.step_times import LinearStepTimes
     >>> times = LinearStepTimes(0.010, prompt_token=5e-5, cached_token=0, mixed_cached_token=0, attention=0)
     >>> settings, lengths = engine_settings("vllm", 100_000), Lengths((500, 500), (50, 50))
     >>> def at(rate):

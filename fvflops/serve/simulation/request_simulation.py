@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from fvflops.serve.engine import Engine
-from fvflops.serve.engine_settings import EngineSettings
-from fvflops.serve.requests import ClosedLoop, Request
-from fvflops.serve.scheduler import Plan, Scheduler
-from fvflops.serve.sequences import Sequence
-from fvflops.serve.simulation_result import RequestTimes, SimulationResult
-from fvflops.serve.step_times import StepTimes
+from fvflops.serve.simulation.engine import Engine
+from fvflops.serve.simulation.engine_settings import EngineSettings
+from fvflops.serve.simulation.requests import ClosedLoop, Request
+from fvflops.serve.simulation.scheduler import Plan, Scheduler
+from fvflops.serve.simulation.sequences import Sequence
+from fvflops.serve.simulation.simulation_result import RequestTimes, SimulationResult
+from fvflops.serve.simulation.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def simulate(
     Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no result;
     with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
 
-    >>> from fvflops.serve.engine_settings import engine_settings
-    >>> from fvflops.serve.step_times import LinearStepTimes
+    >>> from fvflops.serve.simulation.engine_settings import engine_settings
+    >>> from fvflops.serve.simulation.step_times import LinearStepTimes
     >>> times = LinearStepTimes(0.010, prompt_token=1e-4, cached_token=0, mixed_cached_token=0, attention=0)
     >>> result = simulate([Request(0.0, 200, 11)], engine_settings("vllm", 10_000), times)
     >>> round(result.ttft.mean, 4), round(result.tpot.mean, 4)

@@ -10,9 +10,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fvflops.serve.engine_settings import EngineSettings
-from fvflops.serve.kv_pages import KVPages
-from fvflops.serve.sequences import Sequence, decode_steps
+from fvflops.serve.simulation.engine_settings import EngineSettings
+from fvflops.serve.simulation.kv_pages import KVPages
+from fvflops.serve.simulation.sequences import Sequence, decode_steps
 
 
 @dataclass(slots=True)

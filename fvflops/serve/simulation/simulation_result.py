@@ -20,6 +20,10 @@ class Distribution:
     p95: float
     p99: float
 
+    def __add__(self, seconds: float) -> "Distribution":
+        """Return the distribution of times that are so many seconds longer."""
+        return Distribution(*(value + seconds for value in (self.mean, self.p50, self.p90, self.p95, self.p99)))
+
     @classmethod
     def of(cls, values: "list[float] | array[float]") -> "Distribution":
         """Return those of some values, all nan where there are none."""

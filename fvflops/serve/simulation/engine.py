@@ -6,10 +6,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fvflops.serve.engine_settings import EngineSettings
-from fvflops.serve.scheduler import Plan, Scheduler
-from fvflops.serve.sequences import Sequence
-from fvflops.serve.step_times import StepTimes
+from fvflops.serve.simulation.engine_settings import EngineSettings
+from fvflops.serve.simulation.scheduler import Plan, Scheduler
+from fvflops.serve.simulation.sequences import Sequence
+from fvflops.serve.simulation.step_times import StepTimes
 
 # Steps of one run at most: more bring no speed.
 _LONGEST_RUN = 1024

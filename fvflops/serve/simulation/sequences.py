@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import log
 from random import Random
 
-from fvflops.serve.engine_settings import Speculation
-from fvflops.serve.requests import Request
+from fvflops.serve.simulation.engine_settings import Speculation
+from fvflops.serve.simulation.requests import Request
 
 
 @dataclass(slots=True, eq=False)

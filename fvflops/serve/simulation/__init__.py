@@ -1,0 +1,1 @@
+"""Requests through an inference engine: its scheduler, pages of the cache, and latencies."""

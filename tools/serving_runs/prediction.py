@@ -1,0 +1,110 @@
+"""Predict measured serving runs: a simulation of each, and its times by figures in closed form for fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from fvflops import find_device
+from fvflops.plan.step_time.calibration import assume_network
+from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.engine_step import EngineStep
+from fvflops.serve.request_simulation import simulate
+from fvflops.serve.requests import ClosedLoop, Lengths, client_requests
+from fvflops.serve.serving_memory import find_memory
+from fvflops.serve.serving_model import ServingModel
+from fvflops.serve.simulation_result import RequestTimes
+from serving_runs.serving_run import ServingRun
+
+# The last version of vLLM that schedules a step after the one before it, unless told otherwise.
+_SYNCHRONOUS = "0.12"
+# Requests of a client that are simulated: the first, which come at once, stand for one of `Launch.bursts`.
+_SIMULATED = 4
+_FEWEST = 24
+
+
+class Times(NamedTuple):
+    """Mean seconds to the first token, and for each further one."""
+
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts runs of models; steps of a model, GPU and layout are kept for the next run."""
+
+    models: Mapping[str, ServingModel]
+    _steps: dict[object, EngineStep] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def step(self, run: ServingRun, figures: EngineFigures) -> EngineStep:
+        """Return the times of steps of a run's engine with figures."""
+        key = run.model, run.gpu, run.layout, run.engine, is_asynchronous(run), figures
+        known = self._steps.get(key)
+        if known is None:
+            kernels = find_kernels(run.gpu, figures.start, run.engine)
+            known = self._steps[key] = EngineStep(
+                self.models[run.model], run.layout, kernels, figures, is_asynchronous=is_asynchronous(run)
+            )
+        return known
+
+    def settings(self, run: ServingRun) -> EngineSettings:
+        """Return the scheduler's settings, with a cache of the memory that weights leave."""
+        changes = dict(run.launch.settings)
+        settings = engine_settings(run.engine, 10**9, **changes)
+        longest = run.prompt + run.output
+        memory = find_memory(
+            self.models[run.model],
+            run.layout,
+            find_device(run.gpu),
+            length=longest,
+            utilisation=run.launch.utilisation,
+            step_tokens=settings.max_batched_tokens,
+            step_sequences=min(settings.max_sequences, run.clients),
+        )
+        tokens = max(0.0, memory.cache) / memory.sequence * longest
+        pages = max(int(tokens), longest + settings.page_size) // settings.page_size + 1
+        return replace(settings, pages=pages, steps_ahead=1 if is_asynchronous(run) else 0)
+
+    def simulate(self, run: ServingRun, figures: EngineFigures) -> Times:
+        """Return the mean times of a closed loop of the run's clients.
+
+        Of replicas of the attention one is simulated: engines let all compute prompts in the same steps.
+        """
+        clients = max(1, round(run.clients / run.layout.data))
+        shortest = run.launch.shortest
+        lengths = Lengths(
+            (int(shortest * run.prompt), run.prompt), (max(2, int(shortest * run.output)), max(2, run.output))
+        )
+        count = max(_SIMULATED * clients, _FEWEST)
+        load = ClosedLoop(clients, client_requests(count, lengths))
+        requests = simulate(load, self.settings(run), self.step(run, figures)).requests
+        times = _weighted(requests, clients, run.launch.bursts)
+        server = figures.request + figures.token * run.tokens[0]
+        return Times(times.ttft + server + run.launch.waits * times.tpot, times.tpot)
+
+
+def is_asynchronous(run: ServingRun) -> bool:
+    """Return whether an engine schedules a step while the one before it runs."""
+    return run.engine != "vllm" or not run.version.startswith(_SYNCHRONOUS)
+
+
+@lru_cache(maxsize=256)
+def find_kernels(gpu: str, start: float, engine: str) -> EngineKernels:
+    """Return the kernels of an engine on a GPU, with the network of its systems."""
+    device = find_device(gpu)
+    return EngineKernels.of(device, assume_network(device), start, engine)
+
+
+def _weighted(requests: RequestTimes, clients: int, bursts: int) -> Times:
+    """Return mean times in which the first requests of all clients have the weight that they have in the benchmark."""
+    first = 1 / bursts
+    means = []
+    for values in (requests.time_to_first_token(), requests.time_per_output_token()):
+        early, late = values[:clients], values[clients:]
+        means.append(first * sum(early) / len(early) + (1 - first) * sum(late) / len(late))
+    return Times(*means)

@@ -1,0 +1,78 @@
+"""Replay measured requests through a simulation of the engine that served them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fvflops import find_device
+from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.engine_step import EngineStep
+from fvflops.serve.request_simulation import simulate
+from fvflops.serve.requests import Request
+from fvflops.serve.serving_layout import ServingLayout
+from fvflops.serve.serving_memory import find_memory
+from fvflops.serve.serving_model import ServingModel
+from serving_runs.prediction import find_kernels
+
+MODEL = "meta-llama/Llama-3.1-8B"
+# File → GPU and the largest number of sequences; vLLM 0.19, bf16, 2,048 tokens a step (LLMServingSim's examples, MIT).
+FILES = {
+    "requests_rtx4090_llama_8b.csv": ("RTX 4090", 256),
+    "requests_rtxpro6000_llama_8b.csv": ("RTX PRO 6000 Blackwell Server Edition", 128),
+}
+_STEP_TOKENS = 2048
+
+
+class MeanTimes(NamedTuple):
+    """Mean seconds to the first token, for each further token, and to the last."""
+
+    ttft: float
+    tpot: float
+    end_to_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Requests of a file, the measured means, and the simulated ones."""
+
+    gpu: str
+    measured: MeanTimes
+    simulated: MeanTimes
+
+    def errors(self) -> MeanTimes:
+        """Return the relative errors of the simulated means."""
+        pairs = zip(self.simulated, self.measured, strict=True)
+        return MeanTimes(*(simulated / measured - 1 for simulated, measured in pairs))
+
+
+def replay(path: Path, model: ServingModel, figures: EngineFigures) -> Replay:
+    """Return the measured and the simulated times of a file's requests."""
+    gpu, sequences = FILES[path.name]
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    requests = [Request(float(row["queued_s"]), int(row["input_tokens"]), int(row["output_tokens"])) for row in rows]
+    waits = [float(row["first_token_s"]) - float(row["queued_s"]) for row in rows]
+    whole = [float(row["last_token_s"]) - float(row["queued_s"]) for row in rows]
+    steps = [
+        (all_ - first) / (request.output_tokens - 1)
+        for first, all_, request in zip(waits, whole, requests, strict=True)
+        if request.output_tokens > 1
+    ]
+    measured = MeanTimes(*(sum(values) / len(values) for values in (waits, steps, whole)))
+    times = EngineStep(model, ServingLayout(), find_kernels(gpu, figures.start, "vllm"), figures)
+    result = simulate(sorted(requests, key=lambda item: item.arrival), _settings(gpu, model, sequences), times)
+    simulated = MeanTimes(result.ttft.mean, result.tpot.mean, result.end_to_end.mean)
+    return Replay(gpu, measured, simulated)
+
+
+def _settings(gpu: str, model: ServingModel, sequences: int) -> EngineSettings:
+    settings = engine_settings("vllm", 10**9, max_sequences=sequences, max_batched_tokens=_STEP_TOKENS)
+    device = find_device(gpu)
+    memory = find_memory(
+        model, ServingLayout(), device, length=4096, step_tokens=_STEP_TOKENS, step_sequences=sequences
+    )
+    return replace(settings, pages=memory.tokens // settings.page_size)
