@@ -14,6 +14,7 @@ from fvflops.cli.encoding import ascii_streams
 from fvflops.cli.outputs import check_digits, check_outputs, choose_format
 from fvflops.cli.parser import Parser, write_usage
 from fvflops.cli.process import Terminated, prints_to_stderr, streams_opened
+from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
 from fvflops.units import digits_shown
 
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
-        parser = build_parser([argument for argument in argv if argument in COMMANDS][:1])
+        with gc_paused():  # importing torch
+            parser = build_parser([argument for argument in argv if argument in COMMANDS][:1])
     except ModuleNotFoundError as error:
         if error.name not in _REQUIRED or "--debug" in argv:
             raise

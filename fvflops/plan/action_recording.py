@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -129,8 +129,8 @@ def record_actions(
     first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
     equal layers of a shortened stage did not run equally.
     """
-    first = stages[0]
-    root = first.module
+    first, root = stages[0], stages[0].module
+    is_sharded = is_fully_sharded(root)  # FSDP2 needs parameters on a device that this machine has
     if len(stages) > 1:
         root = nn.ModuleDict({f"stage{index}": stage.module for index, stage in enumerate(stages)})
     walks: list[dict[Action, _Step]] = []
@@ -157,23 +157,23 @@ def record_actions(
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=options.stops_at,
-        # FSDP2 needs parameters on a device that this machine has.
-        device=None if is_fully_sharded(first.module) else options.device,
+        device=None if is_sharded else options.device,
         kernels=options.device,
         assume=options.assume,
     )
-    if is_fully_sharded(first.module) and options.device is not None:
+    if is_sharded and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
+    # What follows are frees of what is dropped, such as the graph of a forward pass without a backward pass.
+    trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
     trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **_list_phases(walks)})
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
     trace, positions = expansion.trace, expansion.positions
-    passes = [
+    return trace, [
         {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
         for walk in walks
     ]
-    return trace, passes
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
@@ -251,8 +251,9 @@ class _ActionRecorder:
 
     def walk(self, order: Iterable[Action]) -> dict[Action, _Step]:
         """Return the recorded step of each action in an order, except actions that end a stage's step."""
-        states = [_State(self._list_gathered(index), False) for index in range(len(self._stages))]
-        sharded = [_State((False,) * len(state.gathered), True) for state in states]
+        modules = [(False,) * len(self._list_gathered(index)) for index in range(len(self._stages))]
+        states = [_State(gathered, has_gradients=False) for gathered in modules]
+        sharded = [_State(gathered, has_gradients=True) for gathered in modules]
         steps: dict[Action, _Step] = {}
         for action in order:
             if action.kind == "reduce":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
+from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import choose_device
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shortening.shorten import find_layer_kinds, shorten
@@ -86,6 +88,11 @@ class RankModel:
         """The parameters that the first and the last stage share, as `find_tied`."""
         return () if self._stages is None else find_tied(self.model, self._stages)
 
+    @cached_property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return read_modules(self.model).count_parameters()[""]
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
         index = self._options.coordinates(rank).get("pp", 0)
@@ -112,15 +119,19 @@ class RankModel:
 
     def _name_checkpointed(self, stage: int) -> tuple[str, ...]:
         """Return the names, in a stage, of modules that are checkpointed by name, class or predicate in the model."""
+        if self._stages is None:
+            return self._checkpointed
+        names = (name_in_stage(item, self._stages.blocks, stage, self.layers) for item in self._checkpointed)
+        return tuple(filter(None, names))
+
+    @cached_property
+    def _checkpointed(self) -> tuple[str, ...]:
+        """The names in the model of those modules."""
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
         selected = {id(module) for module in checkpointed_modules(self.model, checkpoint)}
-        names = (name for name, module in self.model.named_modules() if id(module) in selected)
-        if self._stages is None:
-            return tuple(names)
-        blocks = self._stages.blocks
-        return tuple(name for name in (name_in_stage(item, blocks, stage, self.layers) for item in names) if name)
+        return tuple(name for name, module in self.model.named_modules() if id(module) in selected)
 
     def make_stages(
         self, rank: int, device_mesh: Any, hidden: TensorSpec | None, *, shortened: bool
@@ -154,8 +165,10 @@ class RankModel:
         # A mapping names each layer's experts.
         if shortened and not isinstance(options.routing, Mapping) and not loops_over_experts(stage.module):
             hidden = stage.received if stage.received is None or names_all else self._whole_hidden
-            kwargs = stage.kwargs_with(hidden)
-            found = shorten(stage.module, stage.args, kwargs, marked=stage.checkpointed, assume=options.assume)
+            inputs = stage.args, stage.kwargs_with(hidden)
+            if self._precision is not None:  # the whole parameters are not cast
+                inputs = cast_floats(inputs, self._precision.parameters)
+            found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=options.assume)
             if found is not None:
                 left = {id(module) for module in stage.module.modules()}
                 kept = [item for item in stage.checkpointed if id(item) in left]

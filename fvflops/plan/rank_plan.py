@@ -10,13 +10,14 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
-from fvflops.capture.model.model_index import has_packed, read_modules
+from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.formulas import FormulaTable
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.communication import Communication, read_communication
@@ -35,10 +36,10 @@ from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_g
 from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
 from fvflops.plan.sharding.replicas import find_replicas, with_dtype
 from fvflops.plan.trace_changes import (
+    GroupShift,
     allreduce,
     local_spec,
     send_recv,
-    shift_groups,
     total_of,
 )
 from fvflops.reports.display import Displayed
@@ -170,6 +171,7 @@ class StepPlan(Displayed):
         return short_repr(self, mesh, f"{len(self.ranks):,} pipeline ranks")
 
 
+@gc_paused()
 def plan_ranks(
     model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
 ) -> tuple[RankPlan, ...]:
@@ -184,20 +186,24 @@ def plan_ranks(
     alike: dict[Any, list[int]] = {}
     for rank in (options.pipeline_rank(options.rank, index) for index in indices):
         alike.setdefault(rank_model.describe_stages(rank), []).append(rank)
+    first = options.pipeline_rank(options.rank, indices[0])
     plans: list[RankPlan] = []
-    for ranks in alike.values():
-        own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
-        # Where equal layers do not run equally, all of them are recorded.
-        recorded = _record(rank_model, options, own_orders, ranks, shortened=True)
-        recorded = recorded or _record(rank_model, options, own_orders, ranks, shortened=False)
-        assert recorded is not None
-        plans += recorded.make_plans(rank_model, options, own_orders, settings)
+    # All stages run as one rank, for which torch finds the shardings of each op once.
+    with deferred(), torch_warnings_ignored(), fake_process_group(options.world, first), model_runs():
+        device_mesh = make_device_mesh(options.dense)
+        for ranks in alike.values():
+            own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
+            # Where equal layers do not run equally, all of them are recorded.
+            recorded = _record(rank_model, options, device_mesh, own_orders, ranks, shortened=True)
+            recorded = recorded or _record(rank_model, options, device_mesh, own_orders, ranks, shortened=False)
+            assert recorded is not None
+            plans += recorded.make_plans(rank_model, options, own_orders, settings, first)
     return tuple(sorted(plans, key=lambda plan: plan.rank))
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedRanks:
-    """What ranks with equal stages do, recorded of the first: the passes of each, with what is estimated."""
+    """What ranks with equal stages do: the passes of each, with what is estimated."""
 
     ranks: Sequence[int]
     trace: Trace
@@ -215,14 +221,15 @@ class _RecordedRanks:
         options: PlanOptions,
         orders: Sequence[tuple[Action, ...]],
         settings: Mapping[str, Any],
+        first: int,
     ) -> Iterator[RankPlan]:
-        """Yield the plan of each rank."""
+        """Yield the plan of each rank; `first` is the rank as which they were recorded."""
         settings = {**settings, **settings_of_trace(self.trace, settings)}
-        model_parameters = read_modules(rank_model.model).count_parameters()[""]
         for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
-            trace = shift_groups(self.trace, rank - self.ranks[0])
+            shift = GroupShift(rank - first)
+            trace = shift.trace(self.trace)
             by_action = {
-                action: replace(own_passes[local], trace=trace)
+                action: shift.estimated(replace(own_passes[local], trace=trace))
                 for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
             }
             schedule = options.placement[0] if options.is_pipelined else ""
@@ -236,7 +243,7 @@ class _RecordedRanks:
                 rank=rank,
                 parameters=self.parameters,
                 parameter_bytes=self.parameter_bytes,
-                model_parameters=model_parameters,
+                model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
                 step=step,
@@ -251,37 +258,36 @@ class _RecordedRanks:
 def _record(
     rank_model: RankModel,
     options: PlanOptions,
+    device_mesh: Any,
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
     *,
     shortened: bool,
 ) -> _RecordedRanks | None:
-    """Run the first of some ranks with equal stages; if `shortened`, few equal layers, or None if these differ."""
-    with deferred(), torch_warnings_ignored(), fake_process_group(options.world, ranks[0]), model_runs():
-        device_mesh = make_device_mesh(options.dense)
-        hidden = rank_model.find_hidden(device_mesh)
-        stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
-        tensors = [parameter for stage in stages for parameter in stage.parameters()]
-        local = [local_part(parameter) for parameter in tensors]
-        is_unpacked = has_packed(rank_model.model) and not any(has_packed(stage.module) for stage in stages)
-        packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
-        local_orders = [
-            _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
-        ]
-        replicas = find_replicas(stages, options, device_mesh)
-        is_sharded = options.has_sharded_optimizer
-        shards = replicas.shards() if replicas is not None and is_sharded else None
-        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
-        if recording is None:
-            return None
-        trace, recorded = recording
-        averaged: dict[Action, dict[str, Any]] = {}
-        derived: list[str] = []
-        if replicas is not None:
-            averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
-        tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
-        routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
-        group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
+    """Run the stages of some ranks with equal ones; if `shortened`, few equal layers, or None if these differ."""
+    hidden = rank_model.find_hidden(device_mesh)
+    stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
+    tensors = [parameter for stage in stages for parameter in stage.parameters()]
+    local = [local_part(parameter) for parameter in tensors]
+    is_unpacked = has_packed(rank_model.model) and not any(has_packed(stage.module) for stage in stages)
+    packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
+    local_orders = [
+        _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
+    ]
+    replicas = find_replicas(stages, options, device_mesh)
+    is_sharded = options.has_sharded_optimizer
+    shards = replicas.shards() if replicas is not None and is_sharded else None
+    recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
+    if recording is None:
+        return None
+    trace, recorded = recording
+    averaged: dict[Action, dict[str, Any]] = {}
+    derived: list[str] = []
+    if replicas is not None:
+        averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
+    tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
+    routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
+    group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
     excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.model)
     estimated = {**tied, **averaged}
     passes = [{action: replace(item, **estimated.get(action, {})) for action, item in own.items()} for own in recorded]

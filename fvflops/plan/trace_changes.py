@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,32 +39,47 @@ def relabel_devices(trace: Trace, device: torch.device) -> Trace:
     return replace(changed, storages=storages, about={**trace.about, "device": str(device)})
 
 
-def shift_groups(trace: Trace, offset: int) -> Trace:
-    """Return the Trace of an equal rank, `offset` ranks further along the pipeline axis."""
+@dataclass(frozen=True, slots=True)
+class GroupShift:
+    """The change of process groups to those of an equal rank, `offset` ranks further along the pipeline axis."""
 
-    def change(value: Value) -> Value:
+    offset: int
+
+    def trace(self, trace: Trace) -> Trace:
+        """Return the Trace of the other rank."""
+        return _change_values(trace, self._group) if self.offset else trace
+
+    def estimated(self, item: Pass) -> Pass:
+        """Return a Pass with the calls of the other rank that were not run."""
+        if not self.offset or not (item.added or item.gradients):
+            return item
+        return replace(
+            item,
+            added=tuple((_change_signature(call, self._group), *rest) for call, *rest in item.added),
+            gradients=tuple(gradient._replace(group=self._group(gradient.group)) for gradient in item.gradients),
+        )
+
+    def _group(self, value: Value) -> Value:
         group = ProcessGroupSpec.of(value)
         if group is None or group.axis == "pp":
             return value
-        return replace(group, first=group.first + offset).symbol()
-
-    return _change_values(trace, change) if offset else trace
+        return replace(group, first=group.first + self.offset).symbol()
 
 
 def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
     """Return a Trace with each value of its signatures changed, including values in tuples."""
+    return replace(
+        trace,
+        signatures=tuple(_change_signature(item, change) for item in trace.signatures),
+        region_signatures=tuple(_change_signature(item, change) for item in trace.region_signatures),
+    )
 
+
+def _change_signature(item: Any, change: Callable[[Value], Value]) -> Any:
     def change_all(value: Value) -> Value:
         return tuple(map(change_all, value)) if isinstance(value, tuple) else change(value)
 
-    def change_signature(item: Any) -> Any:
-        return replace(item, inputs=tuple(map(change_all, item.inputs)), outputs=tuple(map(change_all, item.outputs)))
-
-    return replace(
-        trace,
-        signatures=tuple(map(change_signature, trace.signatures)),
-        region_signatures=tuple(map(change_signature, trace.region_signatures)),
-    )
+    return replace(item, inputs=tuple(map(change_all, item.inputs)), outputs=tuple(map(change_all, item.outputs)))
 
 
 def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:

@@ -22,10 +22,12 @@ class EngineFigures:
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
     gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
     are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
-    `synchronous_sequence` what they are more without asynchronous scheduling. `launch` is the time in which the host launches a kernel of a step with
-    prompts, which is no CUDA graph: the GPU waits where its kernels are shorter. `computing` and `experts` are the factors of the time of its products and attention, and of its
-    mixtures: 1 as measured alone. `request` is what the server takes
-    for a request before the engine, and `token` for each token of its prompt. `source` says where the figures are from.
+    `synchronous_sequence` what they are more without asynchronous scheduling.
+
+    `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
+    waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
+    and attention, and of its mixtures: 1 as measured alone. `request` is what the server takes for a request before the
+    engine, and `token` for each token of its prompt. `source` says where the figures are from.
 
     >>> EngineFigures().start, EngineFigures().step
     (1.0, 0.0)
@@ -58,6 +60,8 @@ class EngineFigures:
 
 
 NUMBERS = tuple(item.name for item in fields(EngineFigures) if item.name != "source")
+# An engine that adds nothing.
+NO_OVERHEAD = EngineFigures()
 
 
 def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:

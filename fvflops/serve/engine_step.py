@@ -15,7 +15,7 @@ from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
 from fvflops.serve.cache_size import CacheLayer
-from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_figures import NO_OVERHEAD, EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
@@ -23,7 +23,7 @@ from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
 _BF16 = WEIGHTS["bf16"]
-# How unevenly experts are chosen, as `EngineStep.spread`: between runs of models with equal and with a few busy experts.
+# `EngineStep.spread`: measured runs are best with it, between equally and very unevenly chosen experts.
 SPREAD = 0.7
 # Ratio of neighbouring numbers of cached tokens for which decoding is computed.
 _GRID = 1.15
@@ -73,7 +73,7 @@ class EngineStep:
     model: ServingModel
     layout: ServingLayout
     kernels: EngineKernels
-    figures: EngineFigures = EngineFigures()
+    figures: EngineFigures = NO_OVERHEAD
     spread: float = SPREAD
     is_asynchronous: bool = True
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)

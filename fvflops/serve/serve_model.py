@@ -238,7 +238,7 @@ def prepare_engine(
     """Return an engine with a model in a layout; arguments are as of `serve_model`."""
     network = network or (assume_network(device) if layout.gpus > 1 else None)
     figures = find_engine_figures(engine)
-    steps = EngineStep(model, layout, EngineKernels.of(device, network, figures.start), figures)
+    steps = EngineStep(model, layout, EngineKernels.of(device, network, figures.start, engine), figures)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(
         model,

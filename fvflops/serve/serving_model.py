@@ -272,14 +272,17 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
-            yield _Call(module, shape.queries, shape.keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
+            keys = round(shape.keys)
+            yield _Call(module, shape.queries, keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
             continue
-        tensors = [value for value in signature.inputs if isinstance(value, TensorSpec)]
-        experts = tensors[1].shape[0] if signature.packet == _GROUPED else 0
-        if shape.batch > 1 and sorted((shape.batch, shape.columns, shape.inner)) in _parameter_sizes(trace, module):
-            experts = shape.batch
-        is_weight = shape.batch == 1 and not experts and "convolution" not in signature.packet
-        yield _Call(module, shape.rows, shape.columns, shape.inner, shape.batch, kernel.macs, is_weight, experts)
+        if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
+            tokens, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
+            yield _Call(module, tokens[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
+            continue
+        rows, columns, inner, batch = round(shape.rows), round(shape.columns), shape.inner, shape.batch
+        experts = batch if batch > 1 and sorted((batch, columns, inner)) in _parameter_sizes(trace, module) else 0
+        is_weight = batch == 1 and "convolution" not in signature.packet
+        yield _Call(module, rows, columns, inner, batch, kernel.macs, is_weight, experts)
 
 
 def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -136,6 +137,24 @@ def test_watchers_may_leave_in_any_order():
     assert Door().open() == "second open"
     second.__exit__(None, None, None)
     assert Door.open is original
+
+
+def test_a_patch_keeps_no_wrapper_of_another_of_the_same_function():
+    class Door:
+        def open(self):
+            return "open"
+
+    outer, inner = Patch(Door, "open"), Patch(Door, "open")
+
+    def wrap(call):
+        return lambda self: call(self)
+
+    with outer.wrapped(wrap):
+        wrapper = weakref.ref(Door.open)
+        with inner.wrapped(wrap):
+            assert Door.open is not wrapper()
+    gc.collect()
+    assert wrapper() is None
 
 
 def test_reports_have_a_column_for_each_phase():

@@ -30,9 +30,10 @@ def product_figures(name, dtype="bf16"):
 @pytest.mark.parametrize("name", GPUS)
 @given(rows=sizes, columns=sizes, inner=sizes)
 def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, rows, columns, inner):
-    gpu = gpu_of(name)
-    seconds = product_seconds(Product(rows, columns, inner), gpu, product_figures(name))
-    moved = 2 * (rows * inner + columns * inner + rows * columns)
+    gpu, figures = gpu_of(name), product_figures(name)
+    seconds = product_seconds(Product(rows, columns, inner), gpu, figures)
+    written = 2 * rows * columns
+    moved = 2 * (rows + columns) * inner + written * (written > 1.3 * figures.held)
     assert seconds > max(2 * rows * columns * inner / gpu.peak / 1.1, moved / gpu.bandwidth / 1.1)
 
 
@@ -46,6 +47,18 @@ def test_a_larger_product_is_not_faster(name, rows, columns, inner, factor):
     for product in larger:
         assert product_seconds(product, gpu, figures) >= 0.999 * base
     assert product_seconds(Product(columns, rows, inner), gpu, figures) == pytest.approx(base, rel=0.35)
+
+
+def test_benchmarks_find_small_operands_in_the_cache_and_leave_results_there():
+    gpu, figures = gpu_of("L40S"), product_figures("L40S")
+    for columns, factor in ((1024, 0.6), (65536, 1)):  # 8 and 512 MiB of weights
+        once, again = (Product(16, columns, 4096, is_repeated=each) for each in (False, True))
+        assert product_seconds(again, gpu, figures) == pytest.approx(
+            factor * product_seconds(once, gpu, figures), rel=0.2
+        )
+    # 64 MB of a result are in the cache of 96 MB, and 512 MB are not.
+    assert product_seconds(Product(4096, 8192, 16), gpu, figures) < 0.8 * 2 * 4096 * 8192 / gpu.bandwidth
+    assert product_seconds(Product(32768, 8192, 16), gpu, figures) > 2 * 32768 * 8192 / gpu.bandwidth
 
 
 def test_an_empty_product_takes_the_start_of_a_kernel():
@@ -70,11 +83,31 @@ def test_small_kernels_bound_by_memory_run_from_the_cache_and_take_at_least_a_st
 
 def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so():
     figures = find_figures(find_device("H100 PCIe"))
-    assert figures.devices["product"] == "H100 SXM"
-    assert figures.source.startswith("not measured for H100 PCIe: of H100 SXM")
-    assert find_figures(find_device("A100")).devices["memory"] != "A100 SXM 80GB"  # not measured
-    without = find_figures(find_device("H100"), without=("H100 SXM", "H200"))
-    assert not {"H100 SXM", "H200"} & set(without.devices.values())
+    assert figures.devices["product"] == "H100 SXM and H200"
+    measured = "kernels measured by NVIDIA's AIConfigurator 0.12"
+    assert figures.source == f"not measured for H100 PCIe: of H100 SXM and H200, {measured}"
+    both = [load_figures()[name].of("product", "bf16").tile for name in ("H100 SXM", "H200")]
+    assert figures.of("product", "bf16").tile == pytest.approx(math.sqrt(both[0] * both[1]))
+    assert figures.of("attention", "bf16").rows == 128  # chosen, not a mean
+    mean = "the mean of 6 GPUs (products, attention) and the mean of 5 GPUs (memory-bound kernels)"
+    assert find_figures(find_device("MI300X")).source == f"not measured for MI300X: of {mean}, {measured}"
+
+
+@pytest.mark.parametrize(
+    ("device", "left", "attention", "mixture"),
+    [
+        ("H100", ("H100 SXM", "H200"), "A100 SXM 80GB and B200", "the mean of 4 GPUs"),
+        ("A100", ("A100 SXM 80GB",), "H100 SXM and H200", "the mean of 5 GPUs"),
+        ("V100", (), "A100 SXM 80GB", "the mean of 6 GPUs"),
+        ("B300", (), "B200", "B200"),
+        ("RTX 3090", (), "L40S", "L40S"),
+        ("T4", (), "L40S", "the mean of 6 GPUs"),
+        ("RTX 5090", (), *["RTX PRO 6000 Blackwell Server Edition"] * 2),
+    ],
+)
+def test_kernels_of_a_chip_are_as_on_chips_of_its_family(device, left, attention, mixture):
+    devices = find_figures(find_device(device), without=left).devices
+    assert (devices["attention"], devices["mixture"]) == (attention, mixture)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
+from fvflops.capture.shortening.shorten import shorten
+from fvflops.plan import rank_model
 from fvflops.plan.communication import read_communication
 from fvflops.plan.fake_process_group import torch_warnings_ignored
 from fvflops.plan.pipeline_schedules import ScheduleError
@@ -126,8 +128,14 @@ def test_the_passes_are_the_step():
 
 @pytest.mark.parametrize(
     ("mesh", "options"),
-    [({"pp": 4, "tp": 2}, {"microbatches": 6}), ({"fsdp": 2, "pp": 2}, {"microbatches": 4, "schedule": "zbv"})],
-    ids=["1f1b", "zbv"],
+    [
+        ({"pp": 4, "tp": 2}, {"microbatches": 6}),
+        ({"fsdp": 2, "pp": 2}, {"microbatches": 4, "schedule": "zbv"}),
+        ({"pp": 4, "fsdp": 2}, {}),
+        ({"pp": 4, "fsdp": 2}, {"microbatches": 8}),
+        ({"pp": 4, "dp": 2}, {"microbatches": 4, "optimizer": torch.optim.AdamW, "optimizer_sharding": "dp"}),
+    ],
+    ids=["1f1b", "zbv", "gathered", "gathered once", "sharded optimizer"],
 )
 def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
     step = plan_step(make_model(), TOKENS, mesh=mesh, rank=1, table="exact", **options)
@@ -141,9 +149,28 @@ def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
             for each in (planned, alone)
         )
         assert ours == theirs
+        assert planned.communication().by_axis() == alone.communication().by_axis()
         assert planned.memory().peak == alone.memory().peak
     inner = [planned for planned in step.ranks if 0 < planned.coordinates["pp"] < mesh["pp"] - 1]
     assert len({id(planned.recorded.events) for planned in inner}) <= 1
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2, "fsdp": 2}, {"pp": 4, "fsdp": 2, "tp": 2}], ids=["fsdp", "fsdp and tp"])
+def test_a_few_of_a_stages_equal_layers_are_recorded(mesh, monkeypatch, caplog):
+    stages = []
+
+    def shorten_stage(*args, **options):
+        stages.append(shorten(*args, **options))
+        return stages[-1]
+
+    monkeypatch.setattr(rank_model, "shorten", shorten_stage)
+    with torch.device("meta"):
+        model = Llama(replace(CONFIG, layers=9 * mesh["pp"]))
+    with caplog.at_level(logging.DEBUG, "fvflops"):
+        ranks = plan_step(model, TOKENS, mesh=mesh, microbatches=8, precision="bf16-mixed").ranks
+    assert all(stages) and not [text for text in caplog.messages if "the full model is recorded" in text]
+    for planned in ranks:
+        assert len(planned.recorded.modules.by_name["layers"].children) == 9
 
 
 def test_a_sharded_stage_accumulates_whole_gradients():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
 from fvflops.devices.kernel_models.fused_attention import (
@@ -105,87 +106,77 @@ _DECODE_ENGINES = {
     "rtx_pro_6000_server": "SGLang flashinfer",
 }
 
-CLASSES = (
-    KernelClass(
-        name="attention",
-        file="attention_prefill.csv",
-        dtype="attn_dtype",
-        read=_read,
-        seconds=attention_seconds,
-        figures=AttentionFigures,
-        bounds={**_BOUNDS, **_NARROW, **_APPENDING, "wide": (0.5, 1, 1.4)},
-        fixed={"rows": (64, 128), "packed": (1, _ALL)},
-        shipped={
-            "bfloat16": {
-                "a100_sxm": "SGLang flash_attention",
-                "h100_sxm": "VLLM vllm_flash_attn_fa3",
-                "h200_sxm": "VLLM vllm_flash_attn_fa3",
-                "b200_sxm": "VLLM vllm_flashinfer_trtllmprefill",
-                "l40s": "VLLM vllm_flash_attn_fa2",
-                "rtx_pro_6000_server": "VLLM vllm_flash_attn_fa2",
-            },
-            "fp8": {
-                "h100_sxm": "SGLang fa3",
-                "h200_sxm": "SGLang fa3",
-                "b200_sxm": "TRTLLM torch_flow",
-                "l40s": "TRTLLM torch_flow",
-                "rtx_pro_6000_server": "TRTLLM torch_flow",
-            },
+_PROMPT = KernelClass(
+    name="attention",
+    file="attention_prefill.csv",
+    dtype="attn_dtype",
+    read=_read,
+    seconds=attention_seconds,
+    figures=AttentionFigures,
+    bounds={**_BOUNDS, **_NARROW, **_APPENDING, "wide": (0.5, 1, 1.4)},
+    fixed={"rows": (64, 128), "packed": (1, _ALL)},
+    shipped={
+        "bfloat16": {
+            "a100_sxm": "SGLang flash_attention",
+            "h100_sxm": "VLLM vllm_flash_attn_fa3",
+            "h200_sxm": "VLLM vllm_flash_attn_fa3",
+            "b200_sxm": "VLLM vllm_flashinfer_trtllmprefill",
+            "l40s": "VLLM vllm_flash_attn_fa2",
+            "rtx_pro_6000_server": "VLLM vllm_flash_attn_fa2",
         },
-    ),
-    KernelClass(
+        "fp8": {
+            "h100_sxm": "SGLang fa3",
+            "h200_sxm": "SGLang fa3",
+            "b200_sxm": "TRTLLM torch_flow",
+            "l40s": "TRTLLM torch_flow",
+            "rtx_pro_6000_server": "TRTLLM torch_flow",
+        },
+    },
+)
+_DECODE = KernelClass(
+    name="decode",
+    file="attention_decode.csv",
+    dtype="kv_cache_dtype",
+    read=_read,
+    seconds=decode_seconds,
+    figures=DecodeFigures,
+    bounds=_DECODE_BOUNDS,
+    fixed={},
+    shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
+)
+CLASSES = (
+    _PROMPT,
+    replace(
+        _PROMPT,
         name="encoder",
         file="attention_encoder.csv",
-        dtype="attn_dtype",
         read=_read_encoder,
-        seconds=attention_seconds,
-        figures=AttentionFigures,
         bounds={**_BOUNDS, **_NARROW},
         fixed={"rows": (64, 128), "packed": (1,), "wide": (1,), "appending": (3 * US,)},
         shipped={"bfloat16": "VLLM"},
     ),
-    KernelClass(
-        name="decode",
-        file="attention_decode.csv",
-        dtype="kv_cache_dtype",
-        read=_read,
-        seconds=decode_seconds,
-        figures=DecodeFigures,
-        bounds=_DECODE_BOUNDS,
-        fixed={},
-        shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
-    ),
-    KernelClass(
+    _DECODE,
+    replace(
+        _DECODE,
         name="trtllm decode",
-        file="attention_decode.csv",
-        dtype="kv_cache_dtype",
         read=_read_small_groups,
-        seconds=decode_seconds,
-        figures=DecodeFigures,
-        bounds=_DECODE_BOUNDS,
-        fixed={},
         shipped={"fp8": dict.fromkeys(("h100_sxm", "h200_sxm"), "TRTLLM")},
     ),
-    KernelClass(
+    replace(
+        _PROMPT,
         name="latent",
         file="mla_prefill.csv",
         dtype="mla_dtype",
         read=_read_latent,
-        seconds=attention_seconds,
-        figures=AttentionFigures,
         bounds={**_BOUNDS, **_APPENDING},
         fixed={"rows": (64, 128), "packed": (1,), "narrow": (1,), "wide": (1,)},
         shipped={"bfloat16": "TRTLLM"},
     ),
-    KernelClass(
+    replace(
+        _DECODE,
         name="latent decode",
         file="mla_decode.csv",
-        dtype="kv_cache_dtype",
         read=_read_latent_decode,
-        seconds=decode_seconds,
-        figures=DecodeFigures,
-        bounds=_DECODE_BOUNDS,
-        fixed={},
         shipped={
             "bfloat16": "SGLang",
             "fp8": {"h100_sxm": "TRTLLM", "h200_sxm": "TRTLLM", "b200_sxm": "SGLang"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor
 from kernel_fitting.kernel_class import DEVICES, US, KernelClass, Row, processor
+from kernel_fitting.product_rows import BOUNDS
 
 # Bytes of an element of the weights with its share of scales, and what they are multiplied in.
 _DTYPES = {
@@ -67,15 +68,11 @@ CLASSES = (
         seconds=mixture_seconds,
         figures=MixtureFigures,
         bounds={
+            **{name: bounds for name, bounds in BOUNDS.items() if name not in ("split", "held")},
             "large": (0.1, 0.6, 1.1),
-            "medium": (0.3, 0.9, 1.3),
-            "small": (0.05, 0.6, 1.5),
             "start": (1 * US, 20 * US, 300 * US),
             "tile": (0.01 * US, 1 * US, 20 * US),
             "bandwidth": (0.2, 0.8, 1.1),
-            "feed": (5e9, 100e9, 600e9),
-            "whole_waves": (0.01, 0.3, 1),
-            "overlap": (1.2, 3, 20),
             "moves": (0.01, 1, 10),
             "elsewhere": (0.001, 0.1, 10),
             "cache": (1e6, 40e6, 200e6),

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 
+from tabulate import tabulate
+
 from serving_runs.prediction import Times
 from serving_runs.serving_run import ServingRun
-from tabulate import tabulate
 
 _HEADERS = ["runs", "", "number", "TPOT mean", "bias", "TTFT median", "bias", "throughput mean"]
 # How runs are put together in tables.
@@ -39,8 +40,7 @@ def _row(name: str, kind: str, runs: Sequence[ServingRun], times: Sequence[Times
     tpot = [found.tpot / run.tpot - 1 for run, found in zip(runs, times, strict=True)]
     ttft = [found.ttft / run.ttft - 1 for run, found in zip(runs, times, strict=True)]
     rates = [
-        run.throughput(*found) / run.throughput(run.ttft, run.tpot) - 1
-        for run, found in zip(runs, times, strict=True)
+        run.throughput(*found) / run.throughput(run.ttft, run.tpot) - 1 for run, found in zip(runs, times, strict=True)
     ]
     return [
         name,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from fvflops.serve.engine_figures import EngineFigures
-from fvflops.serve.engine_step import Work
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, least_squares
+
+from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_step import Work
 from serving_runs.prediction import Predictor, Times, is_asynchronous
 from serving_runs.serving_run import ServingRun
 

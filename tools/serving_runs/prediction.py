@@ -11,13 +11,13 @@ from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
 from fvflops.serve.engine_step import EngineStep
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import ClosedLoop, Lengths, client_requests
 from fvflops.serve.serving_memory import find_memory
 from fvflops.serve.serving_model import ServingModel
-from fvflops.serve.simulation_result import RequestTimes
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import ClosedLoop, Lengths, client_requests
+from fvflops.serve.simulation.simulation_result import RequestTimes
 from serving_runs.serving_run import ServingRun
 
 # The last version of vLLM that schedules a step after the one before it, unless told otherwise.
@@ -81,10 +81,10 @@ class Predictor:
             (int(shortest * run.prompt), run.prompt), (max(2, int(shortest * run.output)), max(2, run.output))
         )
         count = max(_SIMULATED * clients, _FEWEST)
-        load = ClosedLoop(clients, client_requests(count, lengths))
+        server = figures.request + figures.token * run.tokens[0]
+        load = ClosedLoop(clients, client_requests(count, lengths), pause=server)
         requests = simulate(load, self.settings(run), self.step(run, figures)).requests
         times = _weighted(requests, clients, run.launch.bursts)
-        server = figures.request + figures.token * run.tokens[0]
         return Times(times.ttft + server + run.launch.waits * times.tpot, times.tpot)
 
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from fvflops import find_device
 from fvflops.serve.engine_figures import EngineFigures
-from fvflops.serve.engine_settings import EngineSettings, engine_settings
 from fvflops.serve.engine_step import EngineStep
-from fvflops.serve.request_simulation import simulate
-from fvflops.serve.requests import Request
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_memory import find_memory
 from fvflops.serve.serving_model import ServingModel
+from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import Request
 from serving_runs.prediction import find_kernels
 
 MODEL = "meta-llama/Llama-3.1-8B"

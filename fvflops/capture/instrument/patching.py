@@ -83,6 +83,8 @@ class Patch:
             setattr(self._owner, self._name, self._attribute)
         elif self._name in vars(self._owner):
             delattr(self._owner, self._name)
+        # A patch outlives the run whose wrapper of another patch it may have replaced.
+        self._attribute, self._original = None, self._inherited
         _ACTIVE_PATCHES.pop(id(self), None)
 
     def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets those of its generation, or the mean."""
+"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets those of the nearest ones, or the mean."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from statistics import geometric_mean
+from statistics import geometric_mean, mode
 from typing import Any
 
 from fvflops import paths
@@ -29,15 +29,19 @@ CLASSES: Mapping[str, type] = {
     "latent": AttentionFigures,
     "latent decode": DecodeFigures,
     "recurrent": RecurrentFigures,
-    "short convolution": MemoryFigures,
     "mixture": MixtureFigures,
     "memory": MemoryFigures,
     "collective": CollectiveFigures,
     "peers": PeerFigures,
 }
 _CAPABILITY = "capability"
-# Classes of most kernels of a training step.
-_STEPS = ("product", "attention", "memory")
+# Classes of most kernels of a training step, and their names.
+_STEPS = {"product": "products", "attention": "attention", "memory": "memory-bound kernels"}
+# Classes whose kernels are written for a chip: those of other chips of its family are nearer than the mean. Errors
+# of the others with a GPU left out are smaller with the mean (tools/kernel_times.py).
+_OF_CHIPS = ("product", "attention", "encoder", "decode", "latent", "latent decode", "recurrent")
+# Figures that are chosen from a few values.
+_CHOICES = ("rows", "packed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +64,13 @@ class KernelFigures:
 
 
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
-    """Return the figures of a GPU, else of its generation, else the geometric mean over all measured GPUs, by class.
+    """Return the figures of a GPU, by class else the mean of the nearest generation's or of all measured GPUs.
 
-    None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken.
+    None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken. Means are geometric.
 
     >>> from fvflops import find_device
     >>> find_figures(find_device("H100 PCIe")).devices["product"], find_figures(find_device("TPU v4"))
-    ('H100 SXM', None)
+    ('H100 SXM and H200', None)
     """
     if not device.multiprocessors or not device.bandwidth:
         return None
@@ -75,44 +79,55 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
     devices: dict[str, str] = {}
     for kind in CLASSES:
         measured = {name: item for name, item in entries.items() if kind in item.by_class}
-        name = _find_nearest(device, measured)
-        devices[kind] = name or f"{len(measured)} GPUs in the mean"
-        by_class[kind] = (
-            measured[name].by_class[kind] if name else _average([i.by_class[kind] for i in measured.values()])
-        )
-    measured_on = dict.fromkeys(devices[kind] for kind in _STEPS)
-    source = f"of {' and '.join(measured_on)}, {next(iter(entries.values())).source}"
+        names = _find_nearest(device, measured, kind in _OF_CHIPS)
+        devices[kind] = " and ".join(names) or f"the mean of {len(measured)} GPUs"
+        by_class[kind] = _average([measured[name].by_class[kind] for name in names or measured])
+    source = f"of {_name_devices(devices)}, {next(iter(entries.values())).source}"
     if device.name not in entries:
         source = f"not measured for {device.name}: {source}"
     return KernelFigures(capability=device.capability, by_class=by_class, devices=devices, source=source)
 
 
-def _find_nearest(device: Device, entries: Mapping[str, KernelFigures]) -> str:
-    """Return the GPU itself, else the nearest one of its generation, "" without any."""
+def _name_devices(devices: Mapping[str, str]) -> str:
+    """Return which GPUs the classes of most kernels of a step are of."""
+    kinds: dict[str, list[str]] = {}
+    for kind, name in _STEPS.items():
+        kinds.setdefault(devices[kind], []).append(name)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return " and ".join(f"{name} ({', '.join(classes)})" for name, classes in kinds.items())
+
+
+def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_chip: bool) -> list[str]:
+    """Return the GPU itself, else the GPUs of the nearest generation, none if that has little in common with it."""
     if device.name in entries or device.capability is None:
-        return device.name if device.name in entries else ""
+        return [device.name] if device.name in entries else []
     major, minor = device.capability
     distances = {
-        name: abs(item.capability[1] - minor)
+        name: (abs(item.capability[0] - major), abs(item.capability[1] - minor))
         for name, item in entries.items()
-        if item.capability is not None and item.capability[0] == major
+        if item.capability is not None and _has_hbm(*item.capability) == _has_hbm(major, minor)
     }
-    # 8.0 is the A100, whose chip has little in common with those of 8.6 and 8.9.
-    near = [name for name, distance in distances.items() if distance <= _SAME_GENERATION]
-    return min(near, key=lambda name: distances[name], default="")
+    nearest = min(distances.values(), default=(0, 0))
+    return [name for name, distance in distances.items() if distance == nearest and (is_of_chip or not distance[0])]
 
 
-_SAME_GENERATION = 3
+def _has_hbm(major: int, minor: int) -> bool:
+    """Return whether the chips of a compute capability are those of data centers: 8.6, 8.9 and 12.0 are of graphics."""
+    return major in (9, 10) or (minor == 0 and major < 9)
 
 
 def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return dtype → the geometric means of figures, over those that have the dtype."""
+    """Return dtype → the geometric means of figures, over those that have the dtype; of choices the most frequent."""
+    if len(figures) == 1:
+        return figures[0]
     means = {}
     for dtype in dict.fromkeys(dtype for by_dtype in figures for dtype in by_dtype):
         given = [by_dtype[dtype] for by_dtype in figures if dtype in by_dtype]
-        names = [item.name for item in fields(given[0])]
-        values = {name: geometric_mean([getattr(item, name) for item in given]) for name in names}
-        means[dtype] = type(given[0])(**values)
+        values = {item.name: [getattr(each, item.name) for each in given] for item in fields(given[0])}
+        means[dtype] = type(given[0])(
+            **{name: (mode if name in _CHOICES else geometric_mean)(each) for name, each in values.items()}
+        )
     return means
 
 

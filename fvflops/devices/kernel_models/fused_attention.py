@@ -38,7 +38,7 @@ class Attention(NamedTuple):
 
     batch: int
     queries: int
-    keys: int
+    keys: float
     heads: int
     key_heads: int
     size: int
@@ -53,8 +53,9 @@ class Attention(NamedTuple):
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a few new tokens attend to a cache, so that the queries of a group of heads are in one tile."""
-        return self.queries < self.keys and self.queries * self.heads <= DECODED * self.key_heads
+        """Whether one new token, or a few whose group of heads is in one tile, attend to a cache."""
+        few = self.queries == 1 or self.queries * self.heads <= DECODED * self.key_heads
+        return self.queries < self.keys and few
 
     @property
     def values(self) -> int:

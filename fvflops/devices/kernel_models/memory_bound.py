@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How sharply the cache stops to help as the bytes of a kernel exceed it.
+# How sharply the cache stops to help as bytes exceed it.
 _SHARPNESS = 8
 
 
@@ -34,5 +34,10 @@ def memory_seconds(nbytes: float, bandwidth: float, figures: MemoryFigures) -> f
 
 def moving_seconds(nbytes: float, bandwidth: float, cached: float, cache: float) -> float:
     """Return the seconds of moving bytes at an attained bandwidth, `cached` times it for up to `cache` bytes."""
-    missed = 1 / (1 + (cache / nbytes) ** _SHARPNESS) if nbytes else 0.0
+    missed = missed_part(nbytes, cache)
     return nbytes / bandwidth * (missed + (1 - missed) / cached)
+
+
+def missed_part(nbytes: float, cache: float) -> float:
+    """Return the part of so many bytes that a cache does not hold."""
+    return 1 / (1 + (cache / nbytes) ** _SHARPNESS) if nbytes else 1.0

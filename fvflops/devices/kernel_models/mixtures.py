@@ -10,12 +10,11 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
+from fvflops.devices.kernel_models.memory_bound import missed_part
 from fvflops.devices.kernel_models.products import Group, Processor, ProductFigures, group_seconds
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# How sharply the cache stops to help as the bytes of weights exceed it.
-_SHARPNESS = 8
 # A power law with an exponent of 1 is the limit of those near it.
 _NEAR_ONE = 1e-6
 # Numbers of rows that are told apart of experts that tokens choose at random.
@@ -51,12 +50,11 @@ class MixtureFigures(ProductFigures):
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
     tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
-    experts of other ranks are, by kernels that have rows for them too. `cache` is the bytes of weights that it holds.
+    experts of other ranks are, by kernels that have rows for them too.
     """
 
     moves: float
     elsewhere: float
-    cache: float
 
 
 def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -> float:
@@ -64,7 +62,7 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
     rows, hidden, inner = mixture.rows, mixture.hidden, mixture.inner
     columns = (2 if mixture.gated else 1) * inner
     weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
-    missed = 1 / (1 + (figures.cache / weights) ** _SHARPNESS) if mixture.is_repeated and weights else 1.0
+    missed = missed_part(weights * mixture.is_repeated, figures.cache)
     operands = mixture.element_bytes, mixture.weight_bytes
     up = Group(rows, columns, hidden, *operands, missed=missed)
     down = Group(rows, hidden, inner, *operands, missed=missed)

@@ -7,6 +7,8 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from fvflops.devices.kernel_models.memory_bound import missed_part
+
 # Rows and columns of a tile of the result, one thread block each; small tiles use the matrix units less well.
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64), (64, 16))
 _LARGE, _MEDIUM = 128 * 128, 64 * 64
@@ -25,6 +27,10 @@ class Product(NamedTuple):
     """`batch` products of (rows, inner) by (inner, columns), and the bytes of an element of operands and result.
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
+    `column_bytes` are those of the second operand where it is stored in another dtype, such as weights in int4. `moved`
+    are the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
+    products of unequal rows in one kernel, such as of experts; `rows` are their mean. `is_repeated` says whether the
+    same second operand was used just before, as in benchmarks, and is in the GPU's cache if it fits.
     """
 
     rows: int
@@ -34,13 +40,24 @@ class Product(NamedTuple):
     operand_bytes: float = 2.0
     result_bytes: float = 2.0
     alignment: int = 16
+    column_bytes: float = 0.0
+    moved: float = 0.0
+    is_grouped: bool = False
+    is_repeated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the operands and the result."""
+        second = self.columns * (self.column_bytes or self.operand_bytes)
+        operands = self.inner * (self.rows * self.operand_bytes + second)
+        return int(self.batch * (operands + self.rows * self.columns * self.result_bytes))
 
 
 class Group(NamedTuple):
     """Products of (rows, inner) by (inner, columns) in one kernel, such as of a mixture's experts.
 
     `counts` are pairs of rows and how many products have them. Bytes are those of an element of each operand, and of
-    the result. `missed` is the part of the second operands that is not in the cache, `alignment` as of a Product.
+    the result. `missed` is the part of the second operands that is not in the cache, the others are as of a Product.
     """
 
     counts: tuple[tuple[int, float], ...]
@@ -51,6 +68,7 @@ class Group(NamedTuple):
     result_bytes: float = 2.0
     missed: float = 1.0
     alignment: int = 16
+    moved: float = 0.0
 
 
 class Processor(NamedTuple):
@@ -70,7 +88,8 @@ class ProductFigures:
     and empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is
     the fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is
     1 where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
-    norm of computing and moving: 1 is one after the other, infinity the longer of both.
+    norm of computing and moving: 1 is one after the other, infinity the longer of both. `cache` is the most bytes of a
+    repeated second operand that stay in the GPU's cache, `held` those of a result, which are not yet in memory then.
     """
 
     large: float
@@ -83,6 +102,8 @@ class ProductFigures:
     feed: float
     whole_waves: float
     overlap: float
+    cache: float = 1.0
+    held: float = 1.0
 
 
 def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -> float:
@@ -96,14 +117,25 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
     >>> round(2 * 8192**3 / seconds / 1e12)
     789
     """
-    rows, columns, inner, batch, operand_bytes, result_bytes, alignment = product
-    group = Group(((rows, batch),), columns, inner, operand_bytes, operand_bytes, result_bytes, alignment=alignment)
+    column_bytes = product.column_bytes or product.operand_bytes
+    repeated = product.batch * product.inner * product.columns * column_bytes * product.is_repeated
+    group = Group(
+        ((product.rows, product.batch),),
+        product.columns,
+        product.inner,
+        product.operand_bytes,
+        column_bytes,
+        product.result_bytes,
+        missed=missed_part(repeated, figures.cache),
+        alignment=product.alignment,
+        moved=product.moved,
+    )
     return figures.start + group_seconds(group, gpu, figures)
 
 
 def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
     """Return the seconds of products in one kernel besides its start, with the fastest tiles and split."""
-    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment = group
+    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment, moved = group
     rows = sum(height * count for height, count in counts)
     matrices = sum(count for height, count in counts if height)
     result = rows * columns
@@ -111,7 +143,8 @@ def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> floa
         return 0.0
     bandwidth = gpu.bandwidth * figures.bandwidth
     operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
-    moving = (operands + result * result_bytes) / bandwidth
+    written = result * result_bytes
+    moving = (moved or operands + written * missed_part(written, figures.held)) / bandwidth
     rate = gpu.peak / gpu.multiprocessors * figures.large
     slower = (16 / alignment) ** _MISALIGNED
     best = float("inf")

@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
@@ -163,6 +164,7 @@ class Workload:
             settings=plan.settings,
         )
 
+    @gc_paused()
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
         """Plan a layout and return its time and memory; only its time if it reaches a limit in seconds."""
         step, timing = self.plan(candidate), self.timing

@@ -217,7 +217,7 @@ class KernelTimer:
         shape = kernel.shape
         _, figures = self.figures_of(kernel)
         if isinstance(shape, Product):
-            return product_seconds(shape, self._processor(kernel.dtype), figures)
+            return max(self.bound(kernel), product_seconds(shape, self._processor(kernel.dtype), figures))
         if isinstance(shape, Attention):
             gpu = self._processor(kernel.dtype)
             if kernel.kind == "attention backward":
@@ -228,14 +228,11 @@ class KernelTimer:
     def figures_of(self, kernel: Kernel) -> tuple[str, Any]:
         """Return the class of a kernel, and the device's figures of it."""
         assert self.efficiency.kernels is not None
-        shape = kernel.shape
-        kind = "memory" if shape is None else "product"
-        if isinstance(shape, Attention):
-            is_decoding = shape.is_decoding and kernel.kind == "attention"
-            kind = "decode" if is_decoding else "attention" if shape.causal else "encoder"
-            if shape.values != shape.size:
-                kind = "latent decode" if is_decoding else "latent"
-        return kind, self.efficiency.kernels.of(kind, short_dtype(kernel.dtype) if shape else "")
+        kind, of = kernel.figures_class, self.efficiency.kernels.of
+        dtype = short_dtype(kernel.dtype) if kernel.shape else ""
+        if kind == "mixture":  # whose start is that of several kernels
+            return kind, replace(of(kind, dtype), start=of("product", dtype).start)
+        return kind, of(kind, dtype)
 
     def _processor(self, dtype: str) -> Processor:
         known = self._processors.get(dtype)
@@ -413,7 +410,7 @@ def assume_network(device: Device) -> Network | None:
 
     >>> from fvflops import find_device
     >>> network = assume_network(find_device("H100"))
-    >>> network.name, network.source.partition(":")[0], assume_network(find_device("MI300X"))
+    >>> network.name, network.source.partition(":")[0], assume_network(find_device("TPU v4"))
     ('HGX H100 3200G', 'assumed for H100 SXM, since none is given', None)
     """
     network = next((network for network in load_networks().values() if device.name in network.gpus), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import collective_of, is_communication
-from fvflops.trace import Signature, Status, TensorSpec, Trace, Value
+from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_in
 
 # Kinds of kernels, each with an efficiency of its own.
 KINDS = ("matmul", "attention", "attention backward", "memory")
@@ -27,7 +27,7 @@ KINDS = ("matmul", "attention", "attention backward", "memory")
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    `shape` is that of a product or of fused attention, None where it is unknown. `bytes_only` is True for an op without
+    `shape` is that of a product or of fused attention, None of others. `bytes_only` is True for an op without
     a formula: of its work only the bytes are known.
     """
 
@@ -37,6 +37,17 @@ class Kernel(NamedTuple):
     dtype: str
     shape: Product | Attention | None = None
     bytes_only: bool = False
+
+    @property
+    def figures_class(self) -> str:
+        """The class of kernels whose figures its time rests on."""
+        shape = self.shape
+        if not isinstance(shape, Attention):
+            return "memory" if shape is None else "mixture" if shape.is_grouped else "product"
+        is_decoding = shape.is_decoding and self.kind == "attention"
+        if shape.values != shape.size:
+            return "latent decode" if is_decoding else "latent"
+        return "decode" if is_decoding else "attention" if shape.causal else "encoder"
 
 
 # A kernel of unknown cost.
@@ -98,7 +109,20 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
     if macs < nbytes and not (macs and _PRODUCT.search(packet)):
         bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
         return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
-    return Kernel("matmul", macs, nbytes, dtype, _product_shape(signature, macs))
+    if _is_depthwise(signature):
+        return Kernel("memory", macs, nbytes, dtype)
+    shape = _product_shape(signature, macs, nbytes)
+    # Experts without tokens are not read.
+    return Kernel("matmul", macs, min(nbytes, shape.nbytes) if shape.is_grouped else nbytes, dtype, shape)
+
+
+def _is_depthwise(signature: Signature) -> bool:
+    """Return whether a call is a convolution of each channel by itself, which is bound by memory."""
+    given = dict(zip(signature.names, signature.inputs, strict=True))
+    weight, groups = given.get("weight"), given.get("groups")
+    if "depthwise" in signature.packet or "causal_conv" in signature.packet:
+        return True
+    return "conv" in signature.packet and isinstance(weight, TensorSpec) and weight.shape[1:2] == (1,) and groups != 1
 
 
 def _has_gathered_keys(signature: Signature) -> bool:
@@ -119,23 +143,69 @@ def _skipping(signature: Signature) -> Signature:
     return replace(signature, inputs=tuple(inputs))
 
 
-def _product_shape(signature: Signature, macs: int) -> Product | None:
-    """Return the shape of a product from its result's and its multiply-adds."""
+def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
+    """Return the shape of a product from its result's and its multiply-adds, a cube where they do not tell it."""
+    given = dict(zip(signature.names, signature.inputs, strict=True))
+    size = min(_element_size(spec) for spec in tensors_in(signature.inputs) if spec.numel)
     results = [value for value in signature.outputs if isinstance(value, TensorSpec)]
     if len(results) != 1 or len(results[0].shape) < 2 or not results[0].numel or macs % results[0].numel:
-        return None
+        side = max(1, round(macs ** (1 / 3)))
+        return Product(side, side, side, operand_bytes=size, moved=nbytes)
     (result,) = results
     shape, inner = result.shape, macs // result.numel
-    batch, rows, columns = 1, math.prod(shape[:-1]), shape[-1]
+    result_size = _element_size(result)
     if "convolution" in signature.packet:
-        rows, columns = result.numel // shape[1], shape[1]
-    elif signature.packet in ("aten::bmm", "aten::baddbmm"):
-        batch, rows, columns = shape[0], shape[1], shape[2]
-    size = min(_element_size(value) for value in signature.inputs if isinstance(value, TensorSpec) and value.numel)
+        groups = given.get("groups")
+        batch = groups if isinstance(groups, int) else 1
+        columns = shape[1] // batch
+        alignment = math.gcd(16, int(columns * size) or 1)
+        weight = given.get("weight")
+        if isinstance(weight, TensorSpec) and inner * weight.shape[0] == weight.numel:
+            step = int(_CHANNEL_BYTES / size)
+            inner = inner // weight.shape[1] * math.ceil(weight.shape[1] / step) * step
+        return Product(result.numel // shape[1], columns, inner, batch, size, result_size, alignment, moved=nbytes)
+    if "grouped_mm" in signature.packet:
+        count, rows, columns = _experts(given, shape)
+        return Product(rows, columns, inner, count, size, result_size, is_grouped=True)
+    if signature.packet in ("aten::bmm", "aten::baddbmm"):
+        batch, rows, columns = shape
+        alignment = math.gcd(16, *(int(length * size) or 1 for length in (rows, columns, inner)))
+        return Product(rows, columns, inner, batch, size, result_size, alignment)
+    columns, stored = shape[-1], 0.0
+    weight = next((spec for name in _WEIGHTS if isinstance(spec := given.get(name), TensorSpec)), None)
+    if signature.packet in _STORED and weight is not None:
+        size, stored = result_size, weight.nbytes / (columns * inner)
     # Rows of tokens are no rows in memory, but those of attention's weights are.
-    contiguous = (rows, columns, inner) if batch > 1 else (columns,)
-    alignment = math.gcd(16, *(int(length * size) or 1 for length in contiguous))
-    return Product(rows, columns, inner, batch, size, _element_size(result), alignment)
+    alignment = math.gcd(16, int(columns * size) or 1)
+    return Product(math.prod(shape[:-1]), columns, inner, 1, size, result_size, alignment, stored)
+
+
+# A convolution's kernels take the channels of one position of the window in whole steps of so many bytes.
+_CHANNEL_BYTES = 64
+_WEIGHTS = ("mat2", "weight")
+# Products with weights that are stored in fewer bits than the dtype of their multiply-adds.
+_STORED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_weight_int8pack_mm",
+        "_weight_int4pack_mm",
+        "_weight_int4pack_mm_with_scales_and_zeros",
+        "_mixed_dtypes_linear",
+    )
+)
+
+
+def _experts(given: Mapping[str, Value], result: Sequence[int]) -> tuple[int, int, int]:
+    """Return how many products a grouped product is, and the rows and columns of an equal share of the tokens."""
+    first, second, offsets = (given.get(name) for name in ("self", "mat2", "offs"))
+    assert isinstance(first, TensorSpec) and isinstance(second, TensorSpec)
+    count = offsets.shape[0] if isinstance(offsets, TensorSpec) else first.shape[0]
+    if len(first.shape) == len(second.shape):  # parts of the inner dimension, or equal parts already
+        return count, result[-2], result[-1]
+    axis = 0 if len(second.shape) == 3 else 1
+    count = max(1, min(count, result[axis]))
+    rows, columns = (math.ceil(length / count) if index == axis else length for index, length in enumerate(result))
+    return count, rows, columns
 
 
 def _element_size(spec: TensorSpec) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.devices.devices import Device
 from fvflops.devices.utilisation import hfu, mfu, model_flops
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
@@ -230,6 +231,7 @@ class TrainingCost:
 _ROOTS = (("module", ""), ("module", "stage0"))
 
 
+@gc_paused()
 def estimate_step(
     ranks: StepPlan | RankPlan | Sequence[RankPlan],
     *,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.devices.devices import Device
+from fvflops.garbage_collector import gc_paused
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
@@ -42,6 +43,7 @@ _FUSED_OPTIMIZERS = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adag
 _NOTED_WAIT = 0.05  # share of a step
 
 
+@gc_paused()
 def estimate_report(
     estimate: StepEstimate,
     *,

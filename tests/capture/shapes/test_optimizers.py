@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fvflops import TrainingStepAnalysis, flop_count_str, flop_count_table, record
 from fvflops.capture.run import ExecutionError
+from fvflops.capture.shapes import survivors
 from tests.support.recording_checks import EXECUTIONS, OUTSIDE, X, check_sums, macs_by_phase, make_net, ops_by_place
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
@@ -251,3 +252,12 @@ def test_steps_inside_the_backward_pass(execution):
     assert run.by_phase()["optimizer"].total() == 2 * (16 + 4 + 8 + 2)
     assert len(run.by_parameter_group()) == 4
     assert macs_by_phase(run) == {"forward": 72, "backward": 96}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_ends_without_a_search_through_all_objects(device, monkeypatch):
+    searches = []
+    monkeypatch.setattr(survivors, "_survivors", lambda run: searches.append(run) or [])
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    TrainingStepAnalysis(model, torch.ones(2, 4), loss=torch.sum, device=device).total()
+    assert not searches

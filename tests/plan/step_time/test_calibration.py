@@ -105,6 +105,19 @@ def test_each_family_has_a_network_that_exists():
         named = find_network(network.name)
         assert network == replace(named, source=f"assumed for {device}, since none is given: {named.source}")
     assert assume_network(find_device("TPU v5p")) is None
+    gpus = [gpu for network in load_networks().values() for gpu in network.gpus]
+    assert len(set(gpus)) == len(gpus)
+    assert [find_device(gpu).name for gpu in gpus] == gpus
+
+
+@pytest.mark.parametrize("device", ["H100", "B200", "GB200", "B300", "MI300X", "L4", "RTX 4090"])
+def test_an_all_reduce_inside_a_node_takes_its_bytes_at_most_at_the_links_bandwidth(device):
+    inside = assume_network(find_device(device)).inside
+    passes = 1 if inside.fabric.adds else 2
+    for ranks in (2, 4, 8):
+        times = [inside.seconds("all_reduce", ranks, 2.0**power) for power in range(31)]
+        assert times == sorted(times)
+        assert times[-1] > passes * 2**30 * (ranks - 1) / ranks / inside.fabric.bandwidth
 
 
 @pytest.mark.parametrize("kernels", [None, find_figures(find_device("A100"))], ids=["of peaks", "of kernels"])

@@ -33,6 +33,68 @@ def test_attention_by_mask_window_and_new_tokens():
     assert decoded.bound_seconds < decoded.seconds < causal.seconds / 5
 
 
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def test_products_of_experts_read_the_weights_of_those_that_have_tokens():
+    weights, ends = (64, 2048, 1024), meta(64, dtype=torch.int32)
+    times = [
+        estimate_op("aten::_grouped_mm", [(tokens, 2048), weights, ends], device="H100")
+        for tokens in (8, 64, 4096, 65536)
+    ]
+    assert [time.kernel.figures_class for time in times] == ["mixture"] * 4
+    assert all(time.seconds > time.bound_seconds for time in times)
+    assert times[1].bound_seconds > 7.9 * times[0].bound_seconds  # each token has an expert of its own
+    assert times[2].seconds < 1.4 * times[1].seconds  # the weights of all experts in both
+    assert times[3].seconds > 4 * times[2].seconds
+    rest = [(meta(2048, 4096), meta(4096, 1024), ends), (meta(64, 128, 256), meta(256, 4096), ends)]
+    by_inner, by_columns = (estimate_op("aten::_grouped_mm", each, device="H100").kernel.shape for each in rest)
+    assert (by_inner.batch, by_inner.rows, by_inner.columns, by_inner.inner) == (64, 2048, 1024, 64)
+    assert (by_columns.batch, by_columns.rows, by_columns.columns, by_columns.inner) == (64, 128, 64, 256)
+
+
+def test_products_with_weights_in_int8_read_half_of_the_bytes():
+    stored = [(16, 8192), meta(16384, 8192, dtype=torch.int8), (16384,)]
+    one = estimate_op("aten::_weight_int8pack_mm", stored, device="H100")
+    plain = estimate_op("aten::mm", [(16, 8192), (8192, 16384)], device="H100")
+    assert one.kernel.dtype == "bfloat16"
+    assert one.seconds == pytest.approx(plain.seconds / 2, rel=0.1)
+    many = [(16384, 8192), *stored[1:]]
+    one = estimate_op("aten::_weight_int8pack_mm", many, device="H100")
+    plain = estimate_op("aten::mm", [(16384, 8192), (8192, 16384)], device="H100")
+    assert one.seconds == pytest.approx(plain.seconds, rel=0.05)
+
+
+def test_operands_in_a_list_are_those_of_a_product():
+    operands = [meta(8, 512, 512), meta(8, 512, 512)]
+    assert estimate_op("aten::einsum", ["bij,bjk->bik", operands], device="H100").kernel.macs == 8 * 512**3
+
+
+def test_latent_attention_of_a_new_token_is_decoding():
+    cached = [(8, 128, 1, 576), (8, 1, 8192, 576), (8, 1, 8192, 512)]
+    latent = estimate_op("aten::scaled_dot_product_attention", cached, device="H100", enable_gqa=True)
+    assert latent.kernel.figures_class == "latent decode"
+    assert latent.bound_seconds < latent.seconds < 2 * latent.bound_seconds
+
+
+def test_convolutions_move_their_input_once():
+    rest = [None, [1, 1], [1, 1], [1, 1], False, [0, 0]]
+    image = (32, 256, 56, 56)
+    full = estimate_op("aten::convolution", [image, (256, 256, 3, 3), *rest, 1], device="H100")
+    one = estimate_op("aten::mm", [(32 * 56 * 56, 9 * 256), (9 * 256, 256)], device="H100")
+    assert full.kind == "matmul"
+    assert full.bound_seconds < full.seconds <= one.seconds
+    each = estimate_op("aten::convolution", [image, (256, 1, 3, 3), *rest, 256], device="H100")
+    assert each.kind == "memory"
+    patches = [(4, 3, 224, 224), (768, 3, 16, 16), None, [16, 16], [0, 0], [1, 1], False, [0, 0], 1]
+    padded = estimate_op("aten::convolution", patches, device="H100").kernel
+    assert (padded.macs, padded.shape.inner) == (784 * 768 * 3 * 256, 32 * 256)  # 3 channels take a step of 32
+    backward = [image, image, (256, 256, 3, 3), [0], *rest[1:], 1, [True, True, False]]
+    both = estimate_op("aten::convolution_backward", backward, device="H100")
+    assert both.seconds == pytest.approx(2 * full.seconds, rel=0.15)
+
+
 def test_a_device_without_figures_takes_the_bound():
     mine = Device("mine", matrix={"bf16": 100e12}, bandwidth=1e12)
     estimate = estimate_op("aten::mm", [(4096, 4096), (4096, 4096)], device=mine)
