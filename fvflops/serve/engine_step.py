@@ -36,22 +36,23 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 class Work(NamedTuple):
     """What one step runs on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
-    `cached` is the sum of the tokens in the caches of those that decode.
+    `cached` is the sum of the tokens in the caches of those that decode, each of which verifies `drafted` tokens too.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     decoding: int = 0
     cached: float = 0.0
+    drafted: int = 0
 
     @property
     def tokens(self) -> int:
         """New tokens of the step."""
-        return sum(new for new, _ in self.chunks) + self.decoding
+        return sum(new for new, _ in self.chunks) + self.decoding * (1 + self.drafted)
 
     @property
     def sequences(self) -> int:
         """Sequences of which the step computes logits."""
-        return len(self.chunks) + self.decoding
+        return len(self.chunks) + self.decoding * (1 + self.drafted)
 
 
 class _Merged(NamedTuple):
@@ -67,7 +68,8 @@ class _Merged(NamedTuple):
 class EngineStep:
     """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
 
-    `spread` is the standard deviation of the logarithms of how often experts are chosen.
+    `spread` is the standard deviation of the logarithms of how often experts are chosen. Decoding sequences verify
+    `draft_tokens`, each of which takes the time of one layer to draft.
     """
 
     model: ServingModel
@@ -76,6 +78,7 @@ class EngineStep:
     figures: EngineFigures = NO_OVERHEAD
     spread: float = SPREAD
     is_asynchronous: bool = True
+    draft_tokens: int = 0
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
     _by_tokens: dict[tuple[int, int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
@@ -87,12 +90,14 @@ class EngineStep:
 
     def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
-        work = Work(tuple(chunks), decoding, cached)
+        work = Work(tuple(chunks), decoding, cached, self.draft_tokens)
         key = work.tokens, work.sequences, bool(chunks)
         rest = self._by_tokens.get(key)
         if rest is None:
             rest = self._by_tokens[key] = sum(self._token_classes(work).values())
         kernels = rest + sum(self._dependent_classes(work).values())
+        if decoding and self.draft_tokens:
+            kernels += self.draft_tokens * kernels / self.model.layers
         return kernels + self._engine_seconds(work, kernels)
 
     def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
@@ -193,7 +198,7 @@ class EngineStep:
                 total += self.figures.computing * count * self.kernels.prompt(self._prompt(layer, new, cached), dtype)
             if work.decoding:
                 keys = max(1, round(work.cached / work.decoding) + 1)
-                total += count * self.kernels.decode(self._decode(layer, work.decoding, keys), dtype)
+                total += count * self.kernels.decode(self._decode(layer, work, keys), dtype)
         return total
 
     def _heads(self, layer: AttentionLayer) -> tuple[int, int]:
@@ -218,14 +223,14 @@ class EngineStep:
             value_size=layer.value_size,
         )
 
-    def _decode(self, layer: AttentionLayer, batch: int, keys: int) -> Attention:
+    def _decode(self, layer: AttentionLayer, work: Work, keys: int) -> Attention:
         heads, key_heads = self._heads(layer)
         is_latent = layer.cache.kind == "latent"
         size = layer.cache.token if is_latent else layer.key_size
         return Attention(
-            batch=batch,
-            queries=1,
-            keys=keys,
+            batch=work.decoding,
+            queries=1 + work.drafted,
+            keys=keys + work.drafted,
             heads=heads,
             key_heads=1 if is_latent else key_heads,
             size=size,

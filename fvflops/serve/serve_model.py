@@ -19,7 +19,7 @@ from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation.engine_settings import EngineSettings, engine_settings
+from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation, engine_settings
 from fvflops.serve.simulation.request_simulation import simulate
 from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
@@ -41,8 +41,9 @@ class ServingLoad:
     """What is asked of an engine: prompts of `input_tokens`, answered with `output_tokens`.
 
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
-    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most `longest`
-    tokens, by default a prompt and its output, and `utilisation` is the part of the GPU's memory that the engine takes.
+    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most
+    `longest` tokens, by default a prompt and its output; `utilisation` is the part of the GPU's memory that the engine
+    takes. With `speculation` simulated requests are decoded speculatively.
     """
 
     input_tokens: int = 1024
@@ -53,6 +54,7 @@ class ServingLoad:
     hit_rate: float = 0.0
     longest: int | None = None
     utilisation: float = 0.9
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):
@@ -238,7 +240,9 @@ def prepare_engine(
     """Return an engine with a model in a layout; arguments are as of `serve_model`."""
     network = network or (assume_network(device) if layout.gpus > 1 else None)
     figures = find_engine_figures(engine)
-    steps = EngineStep(model, layout, EngineKernels.of(device, network, figures.start, engine), figures)
+    drafted = load.speculation.draft_tokens if load.speculation else 0
+    kernels = EngineKernels.of(device, network, figures.start, engine)
+    steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(
         model,
@@ -250,7 +254,7 @@ def prepare_engine(
         step_sequences=settings.max_sequences,
     )
     pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
-    settings = replace(settings, pages=max(1, pages), replicas=layout.data)
+    settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 

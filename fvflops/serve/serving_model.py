@@ -188,7 +188,7 @@ def read_serving_model(
     if not weights:
         raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
     head = weights[-1]
-    projections, reductions = _read_projections(calls, weights, steps)
+    projections, reductions = _read_projections(calls, weights, steps, prompt + 1)
     mixed = {call.module for call in calls if call.experts}
     mixed |= {f"{module}.act_fn" for module in mixed}
     layers, by_module = _read_attention(steps, cache, prompt + 1)
@@ -299,12 +299,12 @@ def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
 
 
 def _read_projections(
-    calls: Sequence[_Call], weights: Sequence[_Call], steps: Sequence[_Call]
+    calls: Sequence[_Call], weights: Sequence[_Call], steps: Sequence[_Call], keys: int
 ) -> tuple[list[tuple[str, Projection]], int]:
     """Return the products with weights and the parents of their modules, and the sums over ranks of a decoded token."""
     head = weights[-1]
     decoded = {call.module for call in steps}
-    expanded = {call.module for call in steps if call.is_weight and call.rows > 1}
+    expanded = {call.module for call in steps if call.is_weight and call.rows == keys}
     hidden = head.inner
     branches = defaultdict(list)
     for call in weights[:-1]:

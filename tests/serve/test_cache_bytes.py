@@ -94,5 +94,5 @@ def test_a_window_shorter_than_the_recorded_prompt() -> None:
 
 
 def test_a_model_without_attention_layers_says_what_it_needs() -> None:
-    with pytest.raises(ServingError, match="BambaForCausalLM .* attention layers"):
+    with pytest.raises(ServingError, match=r"BambaForCausalLM .* attention layers"):
         record_serving(build("BambaForCausalLM", attn_layer_indices=None))

@@ -19,6 +19,7 @@ from fvflops.serve.serve_report import ENGINES, serve_report
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, ServingLayout
 from fvflops.serve.serving_search import ServingPoint, search_serving
 from fvflops.serve.serving_search_report import serving_search_report
+from fvflops.serve.simulation.engine_settings import Speculation
 from fvflops.serve.simulation.rate_search import LatencyLimits
 from fvflops.serve.simulation.requests import read_requests
 from fvflops.sources.load import load_model
@@ -29,7 +30,7 @@ EXAMPLES = (
     "fvflops serve transformers:DeepseekV3ForCausalLM --device H200 --tp 8 --ep 8 --weights fp8",
 )
 # Options of --search.
-_OF_FIXED = ("gpus", "ttft", "tpot", "at")
+_OF_FIXED = ("gpus", "draft_tokens", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 
 
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
         --hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
 
+        --draft-tokens N  tokens that speculative decoding drafts for each step
+        --acceptance PART  how likely a drafted token is accepted; default: 0.7
         --price X  price of a GPU hour, for the cost of a million output tokens
         --watts W  power of a GPU, for their energy
 
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
             parse_count,
         )
-        | dict.fromkeys(("utilisation", "rate", "hit_rate"), parse_amount)
+        | dict.fromkeys(("utilisation", "rate", "hit_rate", "acceptance"), parse_amount)
         | dict.fromkeys(("price", "watts"), parse_amount)
         | dict.fromkeys(("ttft", "tpot"), parse_seconds),
     )
@@ -100,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         hit_rate=arguments.hit_rate or 0.0,
         longest=arguments.max_model_len,
         utilisation=arguments.utilisation or 0.9,
+        speculation=_read_speculation(arguments),
     )
     options = shared_options.building_options(arguments, device="meta", dtype="bf16")
     model = load_model(arguments.model, options).model.eval()
@@ -128,6 +132,14 @@ def run(arguments: argparse.Namespace) -> int:
     report = serve_report(estimate, name=arguments.model, price=arguments.price, watts=arguments.watts)
     write_report(report, arguments)
     return 0
+
+
+def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:
+    if arguments.draft_tokens is None:
+        if arguments.acceptance is not None:
+            raise ValueError("--acceptance is about --draft-tokens: add it")
+        return None
+    return Speculation(arguments.draft_tokens, 0.7 if arguments.acceptance is None else arguments.acceptance)
 
 
 def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:
