@@ -19,7 +19,6 @@ from fvflops.comparison.scaling import BoundsCheckedEmbedding
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Trace
 
-
 _States = dict[str, dict[str, torch.Tensor]]
 
 # The number of a layer in a module's name, and what precedes it.
@@ -32,7 +31,7 @@ _CACHES = ("cache", "cache_params", "past_key_values")
 def _module_states(model: nn.Module, given: object) -> Iterator[_States]:
     """Yield layer → name → tensors that modules hold after their calls and did not before, for a given cache only.
 
-    They are seen by a global hook, since shape execution restores modules, and what is reachable from them, after a call.
+    They are seen by a global hook, since shape execution restores modules, and all reachable from them, after a call.
     """
     found: _States = defaultdict(dict)
     paths = {id(module): path for path, module in model.named_modules()}
@@ -88,18 +87,16 @@ class Decoder:
         A model whose result has no cache is given one of transformers, and what its modules hold is looked at too.
         """
         traces = self._record(prompt, tokens, look, None)
-        return self._record(prompt, tokens, look, self._new_cache()) if traces is None else traces
+        return traces or self._record(prompt, tokens, look, self._new_cache())
 
-    def _record(
-        self, prompt: int, tokens: int, look: Callable[[Any], None] | None, given: object
-    ) -> list[Trace] | None:
-        """Return the Traces, or None where a model without a given cache returns none."""
+    def _record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None, given: object) -> list[Trace]:
+        """Return the Traces, none for a model that returns no cache and was not given one."""
         recording = record(self._model, table=self._table, warn=False, **self._run)
         with torch.no_grad(), BoundsCheckedEmbedding(), _module_states(self._model, given) as states, recording:
             result = self._prefill(prompt, {} if given is None else {self._cache: given})
             cache = getattr(result, self._cache, given)
             if cache is None:
-                return None
+                return []
             recording.step()
             for length in range(prompt, prompt + tokens):
                 if look is not None:
@@ -142,9 +139,7 @@ class Decoder:
 class EncoderDecoder(Decoder):
     """Run an encoder on `encoded` tokens, or on a sample of the size its configuration has, and then its decoder."""
 
-    def __init__(
-        self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any], encoded: int
-    ) -> None:
+    def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any], encoded: int) -> None:
         super().__init__(model, batch, table, run)
         parameters = inspect.signature(model.forward).parameters
         self._ids = "decoder_input_ids"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +82,7 @@ def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[tuple[Any, dic
 
 def _items(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return zip((f"{index}" for index in count()), value.values())
+        return ((f"{index}", item) for index, item in enumerate(value.values()))
     if isinstance(value, (list, tuple)):
         return ((f"{index}", item) for index, item in enumerate(value))
     return _attributes(vars(value)) if hasattr(value, "__dict__") else ()

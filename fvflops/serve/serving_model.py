@@ -1,4 +1,4 @@
-"""What an inference engine runs for one token of a model: products, attention, mixtures, and states, from a recording."""
+"""What an inference engine runs for a token of a model: products, attention, mixtures and states, from a recording."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Projection(NamedTuple):
 
     `divided` says how ranks of tensor parallelism divide it: its "columns", its "rows" (the inner dimension, so that
     results are summed), or "" where each rank has all of it. `heads` of keys limit the division of their columns, 0 for
-    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only. `of_cached` is
-    True where the model expands all cached tokens at each step, of a latent cache; engines fold it into the queries.
+    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only. `of_cached`
+    is True where the model expands all cached tokens of a latent cache at each step; engines fold it into the queries.
     """
 
     name: str
@@ -100,8 +100,8 @@ class ServingModel:
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
     `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
-    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run once
-    a request for each token of an encoder, keys and values of cross attention among them.
+    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run
+    once a request for each token of an encoder, keys and values of cross attention among them.
     """
 
     name: str
@@ -137,7 +137,7 @@ class ServingModel:
         return self.parameters - idle
 
     def encoder_macs(self, encoded: int) -> int:
-        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, counted as in `macs`."""
+        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, as in `macs`."""
         total = sum(count * encoded * item.elements for item, count in self.encoder.items())
         return total + _attention_macs(self.encoder_attention, encoded, encoded)
 
@@ -145,9 +145,9 @@ class ServingModel:
         """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
 
         They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
-        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and the keys
-        of a sliding window from the cache, of which at most window - 1 precede the tokens. Cross attention is to `encoded`
-        tokens. 2 times the result are FLOPs.
+        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and of a
+        sliding window the keys in the cache, of which at most window - 1 precede the tokens. Cross attention is to
+        `encoded` tokens. 2 times the result are FLOPs.
         """
         keys = tokens + cached
         rows = {item: 1 if item.per_sequence else keys if item.of_cached else tokens for item in self.projections}
@@ -358,8 +358,8 @@ def _read_attention(
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has so many rows, it expands
-    what is cached, which is latent.
+    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has
+    so many rows, it expands what is cached, which is latent.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
     by_module: dict[str, list[_Call]] = defaultdict(list)

@@ -46,7 +46,7 @@ def _names() -> list[str]:
     for item in classes:
         config = getattr(item, "config_class", None)
         text = getattr(config, "sub_configs", {}).get("text_config") or config
-        if getattr(text, "base_model_tp_plan", None):
+        if item is not None and getattr(text, "base_model_tp_plan", None):
             with_plan.add(item.__name__)
     return sorted(with_plan)
 
