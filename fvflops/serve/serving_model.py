@@ -193,8 +193,8 @@ def read_serving_model(
     mixed |= {f"{module}.act_fn" for module in mixed}
     layers, by_module = _read_attention(steps, cache, prompt + 1)
     decoded = {call.module for call in steps}
-    once = [call for call in calls if call.module not in decoded]
     crossing = [layer for layer in cache if layer.kind == "cross attention"]
+    once = [call for call in calls if crossing and call.module not in decoded]
     ran = {_NUMBER.sub("*", module) for module in decoded} | {"logits"}
     limited = [_limit_division(module, item, by_module) for module, item in projections]
     return ServingModel(
