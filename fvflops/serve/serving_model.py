@@ -184,10 +184,11 @@ def read_serving_model(
     """
     calls = _without_scans(_list_products(prefill), prompt)
     steps = _without_scans(_list_products(decode), prompt)
-    weights = [call for call in calls if call.is_weight]
-    if not weights:
+    head = next((call for call in reversed(calls) if call.is_weight), None)
+    if head is None:
         raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
-    head = weights[-1]
+    calls = [_as_one_weight(call, head.inner) for call in calls]
+    weights = [call for call in calls if call.is_weight]
     projections, reductions = _read_projections(calls, weights, steps, prompt + 1)
     mixed = {call.module for call in calls if call.experts}
     mixed |= {f"{module}.act_fn" for module in mixed}
@@ -296,6 +297,13 @@ def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
     found = list(calls)
     repeated = Counter((call.module, call.columns, call.inner) for call in found)
     return [call for call in found if repeated[call.module, call.columns, call.inner] < prompt]
+
+
+def _as_one_weight(call: _Call, hidden: int) -> _Call:
+    """Return a product with the blocks of a block-diagonal weight, which no experts are, as one with all columns."""
+    if call.batch != call.experts or call.experts < 2 or hidden in (call.columns, call.inner):
+        return call
+    return call._replace(columns=call.batch * call.columns, batch=1, is_weight=True, experts=0)
 
 
 def _read_projections(

@@ -12,7 +12,7 @@ from torch import nn
 from fvflops.serve.cache_size import KINDS, CacheLayer, sequence_bytes
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_model import ServingError
-from tests.serve.language_models import NAMES, WINDOW, build
+from tests.support.serving.language_models import NAMES, WINDOW, build
 
 # Tokens of an encoder.
 _ENCODED = 30

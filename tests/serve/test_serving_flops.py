@@ -9,10 +9,10 @@ from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.serve.record_serving import record_serving
 from fvflops.trace import Trace
-from tests.serve.language_models import WINDOW, build
+from tests.support.serving.language_models import WINDOW, build
 
 # What engines also run as products and attention; recurrences and convolutions are not among them.
-_OPS = ("mm", "addmm", "bmm", "_grouped_mm", "scaled_dot_product_attention")
+_OPS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "scaled_dot_product_attention")
 _RUN = {"execution": "shapes"}
 
 
@@ -33,6 +33,7 @@ def _counted(trace: Trace, ops: tuple[str, ...] = _OPS) -> int:
         "DeepseekV3ForCausalLM",
         "Llama4ForCausalLM",
         "Lfm2ForCausalLM",
+        "RecurrentGemmaForCausalLM",
         "GraniteMoeHybridForCausalLM",
         "Gemma3ForConditionalGeneration",
     ],

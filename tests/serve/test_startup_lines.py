@@ -15,7 +15,7 @@ from fvflops.serve.cache_size import sequence_bytes
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_model import ServingModel
-from tests.serve.language_models import transformers
+from tests.support.serving.language_models import transformers
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 _FOLDER = Path(__file__).parents[1] / "data" / "serving_startup"

@@ -8,7 +8,7 @@ import torch
 
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_model import ServingModel
-from tests.serve.language_models import transformers
+from tests.support.serving.language_models import transformers
 
 # Models whose small configuration needs more than fewer layers, or that do not run by shapes from a cache.
 _OTHERS = {
