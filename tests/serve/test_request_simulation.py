@@ -243,19 +243,6 @@ def test_clients_have_one_request_each_at_a_time():
     assert alone.steady_tokens_per_second() == pytest.approx(11 / 0.12, rel=0.05)
 
 
-def test_a_pause_lengthens_the_cycle_of_a_client():
-    """One client has a request each (service + mean pause), and 40 no longer get their tokens together."""
-    requests = [Request(0.0, 100, 11)] * 400
-    settings = engine_settings("vllm", 100_000)
-    busy, idle = (simulate(ClosedLoop(1, requests, pause), settings, FLAT) for pause in (0.0, 0.5))
-    assert idle.ttft.mean == pytest.approx(busy.ttft.mean)
-    assert idle.seconds / 400 == pytest.approx(busy.seconds / 400 + 0.5, rel=0.05)
-    together, apart = (simulate(ClosedLoop(40, requests, pause), settings, FLAT) for pause in (0.0, 0.05))
-    assert apart.steps > together.steps and apart.running < together.running
-    with pytest.raises(ValueError, match="pause of at least 0"):
-        ClosedLoop(1, requests, -1.0)
-
-
 def test_the_largest_rate_is_within_the_limits_and_no_larger_one_is():
     limits = LatencyLimits(ttft=0.5, tpot=0.03, at="p90")
     settings = engine_settings("vllm", 50_000)

@@ -82,7 +82,7 @@ class Predictor:
         )
         count = max(_SIMULATED * clients, _FEWEST)
         server = figures.request + figures.token * run.tokens[0]
-        load = ClosedLoop(clients, client_requests(count, lengths), pause=server)
+        load = ClosedLoop(clients, client_requests(count, lengths))
         requests = simulate(load, self.settings(run), self.step(run, figures)).requests
         times = _weighted(requests, clients, run.launch.bursts)
         return Times(times.ttft + server + run.launch.waits * times.tpot, times.tpot)

@@ -15,7 +15,9 @@ import numpy as np
 
 from fvflops.devices.devices import Device, find_device
 from fvflops.plan.rank_step import Action
+from fvflops.plan.sharding.replicas import GATHERING
 from fvflops.plan.step_time.pass_program import Collective
+from fvflops.plan.step_time.step_program import StepProgram
 from training_runs.prepared import PreparedRun
 from training_runs.rounds import Rounds
 from training_runs.run_record import TrainingRun
@@ -56,7 +58,10 @@ class Batch:
         self._tables, self._rounds = TimeTables(), Rounds()
         self._programs: dict[tuple[_Start, tuple[Step, ...]], int] = {}
         streams = [_streams_of(item) for item in self.runs]
-        self._clocks = _FIRST_STREAM + max(map(len, streams))
+        self._first_gather = _FIRST_STREAM + max(map(len, streams))
+        self._gathers = max(map(_count_gathers, self.runs))
+        # A rank gathers the parameters of one stage while another one begins.
+        self._clocks = self._first_gather + 2 * self._gathers
         for item, names in zip(self.runs, streams, strict=True):
             self._add(item, {name: _FIRST_STREAM + index for index, name in enumerate(names)})
         self._in_order = self._rounds.in_order()
@@ -68,11 +73,17 @@ class Batch:
 
     def _add(self, item: PreparedRun, streams: Mapping[str, int]) -> None:
         step, site = item.step, self._tables.site(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps)
-        programs = [self._tables.read(program, site, streams) for program in step.programs]
+        place = {stage: index for stages in _stages_of_ranks(step) for index, stage in enumerate(stages)}
+        known: dict[tuple[int, int, bool], tuple[Step, ...]] = {}
 
         def number(action: Action, index: int) -> int:
             start = _Start(action.kind == "optimizer", item.host_waits)
-            return self._programs.setdefault((start, programs[index]), len(self._programs))
+            gathers = self._first_gather + place.get(action.stage, 0) % 2 * self._gathers
+            key = index, gathers, action.kind == GATHERING
+            if key not in known:
+                program = step.programs[index]
+                known[key] = self._tables.read(program, site, streams, gathers=gathers, is_gathering=key[2])
+            return self._programs.setdefault((start, known[key]), len(self._programs))
 
         def transfer(sender: int, receiver: int) -> int:
             return self._tables.add_transfer(site, step.messages(sender, receiver))
@@ -104,6 +115,19 @@ def _streams_of(item: PreparedRun) -> list[str]:
     return sorted({str(call.group) for call in calls})
 
 
+def _stages_of_ranks(step: StepProgram) -> list[list[int]]:
+    """Return the stages of each rank, in the order of their first forward passes."""
+    return [list(dict.fromkeys(item.stage for item, _ in actions if item.kind == "forward")) for actions in step.ranks]
+
+
+def _count_gathers(item: PreparedRun) -> int:
+    """Return how many gathers a gathering action of a run has, at most."""
+    actions = (action for actions in item.step.ranks for action in actions)
+    gathering = {index for action, index in actions if action.kind == GATHERING}
+    programs = [item.step.programs[index].items for index in gathering]
+    return max((sum(isinstance(step, Collective) for step in items) for items in programs), default=0)
+
+
 def _effect(start: _Start, steps: Sequence[Step], indexes: np.ndarray, times: Times, clocks: int) -> np.ndarray:
     """Return the matrices of programs with equal steps, by program, clock after and before it, and point.
 
@@ -132,10 +156,13 @@ def _effect(start: _Start, steps: Sequence[Step], indexes: np.ndarray, times: Ti
             elif step.gate in waited:
                 begin = np.maximum(begin, waited[step.gate])
             rows[step.stream] = ends[step.number] = begin + times.collectives[index][:, None]
+            if step.ahead is not None:
+                rows[step.ahead] = rows[step.stream]
         elif step.kind == "stream run":
             rows[_HOST] = rows[_HOST] + times.host[index][:, None]
             begin = np.maximum(np.maximum(rows[_HOST], rows[step.stream]), ends[step.number])
             rows[step.stream] = ends[step.number] = begin + times.device[index][:, None]
         else:
-            rows[_COMPUTE] = waited[step.number] = np.maximum(rows[_COMPUTE], ends[step.number])
+            end = ends[step.number] if step.ahead is None else rows[step.ahead]
+            rows[_COMPUTE] = waited[step.number] = np.maximum(rows[_COMPUTE], end)
     return np.stack(rows, 1)

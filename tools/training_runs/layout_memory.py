@@ -32,6 +32,7 @@ from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.decoder_parts import KVCache
 from fvflops.zoo.llama import Attention, Llama, LlamaConfig, rotate
 from fvflops.zoo.megatron_gpt import MegatronGPT, MegatronGPTConfig
+from training_runs.study_rows import divide_evenly
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "training_times"
 DEVICE = find_device("A100 SXM 80GB")
@@ -122,13 +123,9 @@ class Layout:
         return min(batch // (self.replicas * self.micro_batch), self.pp + 1)
 
     @property
-    def stage_layers(self) -> list[int] | None:
-        """The layers of each stage: embedding, norm and head are divided evenly with them, as layers of their own."""
-        if self.pp == 1:
-            return None
-        least, more = divmod(MODELS[self.model].layers + 3, self.pp)
-        counts = [least + (stage < more) for stage in range(self.pp)]
-        return [counts[0] - 1, *counts[1:-1], counts[-1] - 2]
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """The layers of each stage."""
+        return divide_evenly(MODELS[self.model].layers, self.pp)
 
     @property
     def key(self) -> Hashable:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fvflops.zoo import llama, mpt
 from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
-from fvflops.zoo.megatron_gpt import MaskedSoftmax, UnfusedMaskedSoftmax
+from fvflops.zoo.megatron_gpt import MaskedSoftmax
 
 ATTENTIONS = ("flash", "fused softmax", "separate ops")
 
@@ -21,12 +21,14 @@ ATTENTIONS = ("flash", "fused softmax", "separate ops")
 class MeasuredLlamaConfig(llama.LlamaConfig):
     """Sizes of a Llama, its kernels of attention (of `ATTENTIONS`) and norms, and the kind of its MLP.
 
-    With `gated` false the MLP has two linears around a squared ReLU, as Nemotron's.
+    With `gated` false the MLP has two linears around a squared ReLU, as Nemotron's. With `gathers_logits` the ranks of
+    tp gather the logits, and each computes the whole loss.
     """
 
     attention: str = "flash"
     fused_norms: bool = True
     gated: bool = True
+    gathers_logits: bool = False
 
     def __post_init__(self) -> None:
         llama.LlamaConfig.__post_init__(self)
@@ -43,12 +45,21 @@ class SeparateRMSNorm(nn.RMSNorm):
         return self.weight * normalised.to(x.dtype)
 
 
+class SeparateMaskedSoftmax(nn.Module):
+    """A causal softmax in the dtype of the scores by separate ops, as MaskedSoftmaxTorch of Aleph-Alpha/scaling."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        n = scores.shape[-1]
+        future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
+        return scores.clone().masked_fill_(future, -10_000.0).softmax(-1)
+
+
 class ScoredAttention(llama.Attention):
     """Attention that writes its scores to memory; as many heads of keys as of queries."""
 
     def __init__(self, config: MeasuredLlamaConfig) -> None:
         super().__init__(config)
-        self.softmax = MaskedSoftmax() if config.attention == "fused softmax" else UnfusedMaskedSoftmax()
+        self.softmax = MaskedSoftmax() if config.attention == "fused softmax" else SeparateMaskedSoftmax()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Any = None) -> Tensor:
         q, k, v = (
@@ -143,6 +154,16 @@ class PlainLlama(MeasuredLlama):
     )
 
 
+class GatheringLlama(MeasuredLlama):
+    """A MeasuredLlama whose ranks of tp have all logits."""
+
+    zoo_parallelism = MeasuredLlama.zoo_parallelism._replace(
+        tensor=llama.Llama.zoo_parallelism.tensor, sequence=llama.Llama.zoo_parallelism.sequence
+    )
+
+
 def build_llama(config: MeasuredLlamaConfig) -> MeasuredLlama:
     """Return the model of a config."""
+    if config.gathers_logits:
+        return GatheringLlama(config)
     return (MeasuredLlama if config.gated else PlainLlama)(config)

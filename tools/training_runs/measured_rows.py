@@ -172,7 +172,13 @@ def _internevo(row: Row, numbers: Numbers) -> Fields:
         fields = _sharded(row, sizes, 2048)
     else:
         fields = _replicated(row, numbers, 2048)
-    return {**_A100, **fields, "config": _llama(row["model"]), "reduced_in": "bfloat16"}
+    return {
+        **_A100,
+        **fields,
+        "config": _llama(row["model"]),
+        "reduced_in": "bfloat16",
+        "recomputes_all": True,
+    }
 
 
 def _nvidia(row: Row, numbers: Numbers) -> Fields:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.plans import plan_step
+from fvflops.plan.step_time.pass_program import Collective, Item
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt
@@ -125,6 +127,9 @@ _KEYS = (
     "reduced_in",
     "sequence_parallel",
     "sharded_optimizer",
+    "all_reduced_in",
+    "stage_layers",
+    "recomputes_all",
 )
 
 
@@ -158,6 +163,8 @@ def _stage_layers(run: TrainingRun) -> list[int] | None:
     Llama-3-405B has two fewer than stages: its first stage has the embedding alone, its last the head, as
     arXiv:2407.21783 says in section 3.3.2.
     """
+    if run.stage_layers is not None:
+        return list(run.stage_layers)
     stages = run.mesh.get("pp", 1) * _virtual_stages(run)
     return None if run.config.layers % stages == 0 else [0, *[1] * run.config.layers, 0]
 
@@ -175,26 +182,44 @@ def _plan(run: TrainingRun) -> StepProgram:
     model = model.to(torch.float32 if "fsdp" in run.mesh else _DTYPES[run.precision])
     tokens = torch.ones(run.micro_batch or 1, run.sequence // run.mesh.get("cp", 1), dtype=torch.int64)
     virtual = _virtual_stages(run)
-    plan = plan_step(
-        model,
-        (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
-        mesh=dict(run.mesh),
-        microbatches=run.microbatches or 1,
-        schedule="interleaved" if virtual > 1 else None,
-        stages_per_rank=virtual if virtual > 1 else None,
-        stage_layers=_stage_layers(run),
-        sequence_parallel=run.sequence_parallel,
-        checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
-        optimizer=_optimizer(run),
-        device="cuda",
-        **_options(run),
-    )
+    with set_checkpoint_early_stop(not run.recomputes_all):
+        plan = plan_step(
+            model,
+            (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
+            mesh=dict(run.mesh),
+            microbatches=run.microbatches or 1,
+            schedule="interleaved" if virtual > 1 else None,
+            stages_per_rank=virtual if virtual > 1 else None,
+            stage_layers=_stage_layers(run),
+            sequence_parallel=run.sequence_parallel,
+            checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
+            optimizer=_optimizer(run),
+            device="cuda",
+            **_options(run),
+        )
     # torch.compile makes one kernel of the ops between products.
     fused = [*_FUSED[type(run.config)], *([_BLOCKS[type(run.config)]] if run.compiled else [])]
     names = [f"{item.__module__}.{item.__qualname__}" for item in fused]
     # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, NeMo beside it, in buckets of
     # 40 million numbers.
-    return read_step(plan.ranks, fused=names, bucket_cap_mb=160 if run.publisher == "NVIDIA" else 0)
+    step = read_step(plan.ranks, fused=names, bucket_cap_mb=160 if run.publisher == "NVIDIA" else 0)
+    return step if run.all_reduced_in is None else _all_reduce(step, run)
+
+
+def _all_reduce(step: StepProgram, run: TrainingRun) -> StepProgram:
+    """Return the step of a sharded optimizer with an all-reduce of gradients in place of their reduce-scatter."""
+    widening = getattr(torch, str(run.all_reduced_in)).itemsize // getattr(torch, run.reduced_in).itemsize
+
+    def change(item: Item) -> Item:
+        if not isinstance(item, Collective) or item.call.collective != "reduce_scatter" or item.phase != "backward":
+            return item
+        if item.call.group is None or item.call.group.axis not in ("dp", "dp+cp"):
+            return item
+        payload = item.call.payload * widening
+        return item._replace(call=item.call._replace(collective="all_reduce", payload=payload, wire=None))
+
+    programs = (replace(program, items=tuple(map(change, program.items))) for program in step.programs)
+    return replace(step, programs=tuple(programs))
 
 
 def _optimizer(run: TrainingRun) -> Callable[..., torch.optim.Optimizer]:

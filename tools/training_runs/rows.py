@@ -112,6 +112,7 @@ def read_mpt(dataset: str, line: int, row: Row) -> TrainingRun:
         gathered_in=gathered,
         reduced_in=reduced,
         checkpointing={"True": "full", "False": "none"}[row["ActivationCheckpointing"]],
+        recomputes_all="A100" in device,  # assumed: torch before 2.1
         sharding=row["ShardingStrategy"],
         quantity="tokens/s",
         value=float(row["Throughput_T_s"]),

@@ -45,7 +45,10 @@ class TrainingRun:
 
     What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
     formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who
-    measured it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1).
+    measured it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1), and scatter gradients;
+    with `all_reduced_in` each gets all of them, reduced in that dtype. `stage_layers` are the layers of each pipeline
+    stage where they are not divided evenly. With `recomputes_all` a checkpointed layer is recomputed to its end, as
+    before torch 2.1, whose checkpoints stop at the last tensor that the backward pass needs (pytorch/pytorch#96866).
     """
 
     dataset: str
@@ -75,6 +78,9 @@ class TrainingRun:
     clock: float = 1.0
     sequence_parallel: bool = False
     sharded_optimizer: bool = False
+    all_reduced_in: str | None = None
+    stage_layers: tuple[int, ...] | None = None
+    recomputes_all: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("checkpointing", CHECKPOINTING), ("sharding", SHARDING), ("quantity", QUANTITIES)):

@@ -16,6 +16,18 @@ _SEQUENCES = {2048: 2048, 8192: 512}
 _ATTENTION = {"torch": "separate ops", "fused": "fused softmax"}
 
 
+def divide_evenly(layers: int, stages: int) -> tuple[int, ...] | None:
+    """Return the layers of each stage where embedding, norm and head are divided with them, as layers of their own.
+
+    The default of Aleph-Alpha/scaling on GitHub, by the study's authors: PipePartitionMethod.UNIFORM.
+    """
+    if stages == 1:
+        return None
+    least, more = divmod(layers + 3, stages)
+    counts = [least + (stage < more) for stage in range(stages)]
+    return (counts[0] - 1, *counts[1:-1], counts[-1] - 2)
+
+
 def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
     """Return a timed run, None of any other."""
     if row["status"] != "ok":
@@ -40,6 +52,7 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
             kv_heads=heads,
             attention=_ATTENTION.get(kernel, "flash"),
             fused_norms=bool(norms),
+            gathers_logits=True,
         ),
         sequence=sequence,
         local_batch=divide_batch(_SEQUENCES[sequence], replicas),
@@ -49,10 +62,13 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
         node_gbps=200,
         precision="bf16",
         gathered_in="bfloat16",
-        reduced_in="bfloat16",  # assumed
+        reduced_in="bfloat16",  # and accumulated
         checkpointing=row["checkpointing"],
         sequence_parallel=row["sequence_parallel"] == "True" and tp > 1,
         sharded_optimizer=True,
+        all_reduced_in="float32",
+        recomputes_all=True,
+        stage_layers=divide_evenly(layers, pp),
         quantity="step seconds",
         value=float(row["step_s"]),
     )

@@ -23,7 +23,10 @@ Point = tuple[Efficiency, Callable[[Device, int, float], Network]]
 
 
 class Step(NamedTuple):
-    """An item of a program: the index of its times in their table, and what it has of a collective."""
+    """An item of a program: the index of its times in their table, and what it has of a collective.
+
+    `ahead` is the clock with the end of a gather for which another program waits.
+    """
 
     kind: str
     times: int = 0
@@ -31,6 +34,7 @@ class Step(NamedTuple):
     stream: int = 0
     gate: int | None = None
     after: int | None = None
+    ahead: int | None = None
 
 
 class Times(NamedTuple):
@@ -60,8 +64,13 @@ class TimeTables:
             self._devices.append(device)
         return self._devices.index(device), gpus_per_node, node_gbps
 
-    def read(self, program: Program, site: Site, streams: Mapping[str, int]) -> tuple[Step, ...]:
-        """Return the steps of a program; `streams` is name → index of a stream of collectives."""
+    def read(
+        self, program: Program, site: Site, streams: Mapping[str, int], *, gathers: int, is_gathering: bool
+    ) -> tuple[Step, ...]:
+        """Return the steps of a program; `streams` is name → index of a stream of collectives.
+
+        `gathers` is the clock of the first of its stage's gathers, which a gathering program begins.
+        """
         chip = site[0]
         kernels = [
             (self._kernels.setdefault((chip, launch.kernel), len(self._kernels)), launch.phase in FORWARD_PHASES)
@@ -81,9 +90,11 @@ class TimeTables:
                 key = site, call.collective, call.payload, call.group
                 index, _ = self._collectives.setdefault(key, (len(self._collectives), item))
                 stream = by_number[item.number] = streams[str(call.group)]
-                steps.append(Step("collective", index, item.number, stream, item.gate, item.after))
+                ahead = gathers + item.number if is_gathering else None
+                steps.append(Step("collective", index, item.number, stream, item.gate, item.after, ahead))
             else:
-                steps.append(Step("wait", number=item.number))
+                ahead = None if item.group is None else gathers + item.number
+                steps.append(Step("wait", number=item.number, ahead=ahead))
         return tuple(steps)
 
     def add_transfer(self, site: Site, messages: tuple[Message, ...]) -> int:

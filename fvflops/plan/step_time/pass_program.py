@@ -12,6 +12,7 @@ from fvflops.plan.rank_step import Call
 from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of, list_fused
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # Ops that allocate optimizer state, in the first step only, and ops that fill copies of parameters.
 _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
@@ -63,9 +64,10 @@ class StreamRun(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The next kernel reads what a collective writes."""
+    """The next kernel reads what a collective writes; with a `group` it is one of the stage's gathering action."""
 
     number: int
+    group: ProcessGroupSpec | None = None
 
 
 Item = Run | Collective | StreamRun | Wait
@@ -94,7 +96,7 @@ def read_program(
     fused: Collection[str] = (),
     added: Sequence[Call] = (),
     beside: Mapping[int, Sequence[Call]] | None = None,
-    needed: Mapping[int, Sequence[Call]] | None = None,
+    awaited: Mapping[int, Sequence[Wait]] | None = None,
     waits: bool = True,
 ) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
@@ -103,10 +105,9 @@ def read_program(
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
     and writes the results that later ops read.
 
-    Three kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
+    Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
     `beside` is number of events → calls that follow these, for whose collectives only the end of the pass `waits`, or
-    only the optimizer's step;
-    `needed` is position of an event → calls that begin before the first one, for whose collectives this one waits.
+    only the optimizer's step. `awaited` is position of an event → gathers of an earlier action that it waits for.
     Those among the ops of a fused module follow its kernel.
 
     A Trace without ordered events raises TraceError.
@@ -114,7 +115,7 @@ def read_program(
     if trace.events is None:
         raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
     compiler = _Compiler(trace, fused)
-    return compiler.compile(trace.events[begin:end], added, beside or {}, needed or {}, waits=waits)
+    return compiler.compile(trace.events[begin:end], added, beside or {}, awaited or {}, waits=waits)
 
 
 class _Compiler:
@@ -144,20 +145,19 @@ class _Compiler:
         events: Sequence[Event],
         added: Sequence[Call],
         beside: Mapping[int, Sequence[Call]],
-        needed: Mapping[int, Sequence[Call]],
+        awaited: Mapping[int, Sequence[Wait]],
         *,
         waits: bool,
     ) -> Program:
         for position, event in enumerate(events):
             if event.kind == "op":
                 self._last_read.update(dict.fromkeys(event.reads, position))
-        awaited = {position: self._begin_calls(calls) for position, calls in sorted(needed.items())}
         self._delayed += beside.get(0, ())
         for self._position, event in enumerate(events):
             if self._position in awaited:
                 self._end_group()
                 self._end_run()
-                self._items += map(Wait, awaited[self._position])
+                self._items += awaited[self._position]
             if event.kind == "op":
                 self._add_op(event)
             self._delayed += beside.get(self._position + 1, ())
@@ -260,13 +260,9 @@ class _Compiler:
     def _add_delayed(self) -> None:
         if self._delayed:
             delayed, self._delayed = self._delayed, []
-            self._beside += self._begin_calls(delayed)
-
-    def _begin_calls(self, calls: Sequence[Call]) -> Sequence[int]:
-        """Add calls that were not run; return their collectives, for which nothing waits yet."""
-        first = self._collectives
-        self._add_calls(calls, waits=False)
-        return range(first, self._collectives)
+            first = self._collectives
+            self._add_calls(delayed, waits=False)
+            self._beside += range(first, self._collectives)
 
     def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
         """Add calls that were not run; with `waits` what follows a collective waits for it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fvflops.plan.rank_step import Action
+from fvflops.plan.sharding.replicas import GATHERING
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
 from fvflops.plan.step_time.pass_program import Collective, Item, Program, Run, StreamRun, Wait
 
@@ -101,7 +102,9 @@ def _run(action: Action, program: TimedProgram, clocks: Clocks, arrival: float, 
     if host_waits:
         clocks.host = max(clocks.host, clocks.compute)
     start, starved = clocks.compute, clocks.starved
-    program.replay(clocks)
+    begun = program.replay(clocks, clocks.gathered.get(action.stage, {}))
+    if action.kind == GATHERING:
+        clocks.gathered[action.stage] = begun
     return Span(*action, start, clocks.compute, clocks.starved - starved)
 
 
@@ -127,8 +130,9 @@ class Clocks:
     """When the host, the compute stream and the stream of each process group are free, in seconds.
 
     `exposed` is by group how long the compute stream has waited for its collectives, `busy` how long these took,
-    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages. `log`, if it is
-    a list, gets the group, the beginning and the end of each collective.
+    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages. `gathered` is
+    by stage the ends of the gathers of its parameters. `log`, if it is a list, gets the group, the beginning and the
+    end of each collective.
     """
 
     host: float = 0.0
@@ -138,6 +142,7 @@ class Clocks:
     busy: dict[str, float] = field(default_factory=dict)
     starved: float = 0.0
     idle: float = 0.0
+    gathered: dict[int, Mapping[int, float]] = field(default_factory=dict)
     log: list[tuple[str, float, float]] | None = None
 
     def end(self) -> float:
@@ -186,8 +191,11 @@ class TimedProgram:
 
     items: tuple[tuple[Item, str, float, float, float], ...]
 
-    def replay(self, clocks: Clocks) -> None:
-        """Advance the clocks by one execution of the program."""
+    def replay(self, clocks: Clocks, gathered: Mapping[int, float] | None = None) -> dict[int, float]:
+        """Advance the clocks by one execution of the program; return the ends of its collectives.
+
+        `gathered` are those of the gathering action.
+        """
         ends: dict[int, float] = {}
         waited: dict[int, float] = {}
         for item, stream, seconds, with_host, host in self.items:
@@ -199,7 +207,8 @@ class TimedProgram:
                 clocks.host += host
                 continue
             if isinstance(item, Wait):
-                delay = max(0.0, ends[item.number] - clocks.compute)
+                end = ends[item.number] if item.group is None else (gathered or {})[item.number]
+                delay = max(0.0, end - clocks.compute)
                 clocks.exposed[stream] = clocks.exposed.get(stream, 0.0) + delay
                 clocks.compute += delay
                 waited[item.number] = clocks.compute
@@ -217,6 +226,7 @@ class TimedProgram:
                 clocks.busy[stream] = clocks.busy.get(stream, 0.0) + seconds
                 if clocks.log is not None:
                     clocks.log.append((stream, begin, begin + seconds))
+        return ends
 
 
 def time_program(program: Program, timer: KernelTimer, network: Network | None) -> TimedProgram:
@@ -242,7 +252,8 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
         elif isinstance(item, StreamRun):
             items.append((item, streams[item.number], seconds[item.item], 0.0, hosts[item.item]))
         else:
-            items.append((item, streams[item.number], 0.0, 0.0, 0.0))
+            stream = streams[item.number] if item.group is None else str(item.group)
+            items.append((item, stream, 0.0, 0.0, 0.0))
     return TimedProgram(tuple(items))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
+from fvflops.plan.communication import collective_of
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.rank_step import Action, Gradient, RankStep
 from fvflops.plan.sharding.replicas import AVERAGING, GATHERING, calls_of
 from fvflops.plan.step_time.buckets import check_bucket_cap, gather_buckets, overlap_buckets
 from fvflops.plan.step_time.calibration import KernelTimer, Network
-from fvflops.plan.step_time.pass_program import Collective, Item, Program, read_program
+from fvflops.plan.step_time.pass_program import Collective, Item, Program, Wait, read_program
 from fvflops.plan.step_time.schedule_simulation import Simulation, simulate, time_program
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -111,10 +113,11 @@ def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Ac
 
 def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) -> tuple[Item, ...]:
     def change(item: Item) -> Item:
-        group = item.call.group if isinstance(item, Collective) else None
-        if not isinstance(item, Collective) or group is None or group.axis not in groups:
-            return item
-        return item._replace(call=item.call._replace(group=groups[group.axis]))
+        if isinstance(item, Collective) and item.call.group is not None and item.call.group.axis in groups:
+            return item._replace(call=item.call._replace(group=groups[item.call.group.axis]))
+        if isinstance(item, Wait) and item.group is not None and item.group.axis in groups:
+            return item._replace(group=groups[item.group.axis])
+        return item
 
     return tuple(map(change, items))
 
@@ -134,9 +137,9 @@ def read_step(
     orders = []
     for plan in ranks:
         order = []
-        beside = {} if bucket_cap_mb == 0 else _find_overlapped(plan.step)
+        overlapped = {} if bucket_cap_mb == 0 else _find_overlapped(plan.step)
         for action in plan.step.actions:
-            recorded, (kind, gradients) = plan.step.pass_of(action), beside.get(action, ("", ()))
+            recorded, (kind, gradients) = plan.step.pass_of(action), overlapped.get(action, ("", ()))
             if recorded.gradients and bucket_cap_mb != 0:
                 in_buckets = set(calls_of(action.kind, recorded.gradients))
                 added = tuple(call for call in recorded.added if call not in in_buckets)
@@ -145,15 +148,9 @@ def read_step(
             key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added, kind, gradients
             if key not in numbers:
                 numbers[key] = len(programs)
-                overlapped: dict[str, Any] = {}
-                if kind == GATHERING:
-                    overlapped["needed"] = gather_buckets(recorded, gradients, bucket_cap_mb)
-                elif kind:
-                    overlapped["beside"] = overlap_buckets(recorded, kind, gradients, bucket_cap_mb)
-                    # DDP waits at the end of the pass, Megatron-Core before the optimizer's step.
-                    overlapped["waits"] = kind == "allreduce"
+                arguments = _overlap(plan.step, action, kind, gradients, bucket_cap_mb) if kind else {}
                 program = read_program(
-                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, **overlapped
+                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, **arguments
                 )
                 programs.append(program)
             order.append((action, numbers[key]))
@@ -171,12 +168,43 @@ def read_step(
 
 
 def _find_overlapped(step: RankStep) -> dict[Action, tuple[str, tuple[Gradient, ...]]]:
-    """Return passes beside which replicas communicate → the kind of that action, and what it averages or gathers.
+    """Return actions beside which replicas communicate → the kind of that communication, and what it is of.
 
-    These are the last backward pass of each stage, and with a sharded optimizer the first forward pass.
+    These are the last backward pass of each stage, and with a sharded optimizer its gathering, which begins when a
+    stage before it begins, and its first forward pass, which waits for that.
     """
     last = {action.stage: action for action in step.actions if action.kind in ("backward", "weight_backward")}
-    first = {action.stage: action for action in reversed(step.actions) if action.kind == "forward"}
-    passes = {GATHERING: first, **dict.fromkeys(AVERAGING, last)}
-    communicating = [action for action in step.actions if action.kind in passes]
-    return {passes[item.kind][item.stage]: (item.kind, step.pass_of(item).gradients) for item in communicating}
+    first = _first_passes(step)
+    found = {}
+    for action in step.actions:
+        gradients = step.pass_of(action).gradients
+        if action.kind == GATHERING:
+            found[action] = found[first[action.stage]] = action.kind, gradients
+        elif action.kind in AVERAGING:
+            found[last[action.stage]] = action.kind, gradients
+    return found
+
+
+def _first_passes(step: RankStep) -> dict[int, Action]:
+    return {action.stage: action for action in reversed(step.actions) if action.kind == "forward"}
+
+
+def _overlap(
+    step: RankStep, action: Action, kind: str, gradients: tuple[Gradient, ...], bucket_cap_mb: float | None
+) -> dict[str, Any]:
+    """Return the arguments of `read_program` for an action beside which replicas communicate."""
+    if kind != GATHERING:
+        calls = overlap_buckets(step.pass_of(action), kind, gradients, bucket_cap_mb)
+        # DDP waits at the end of the pass, Megatron-Core before the optimizer's step.
+        return {"beside": calls, "waits": kind == "allreduce"}
+    calls = gather_buckets(step.pass_of(_first_passes(step)[action.stage]), gradients, bucket_cap_mb)
+    ordered = sorted(calls.items())
+    if action.kind == GATHERING:
+        return {"beside": {0: [call for _, needed in ordered for call in needed]}, "waits": False}
+    numbers = count()
+    return {
+        "awaited": {
+            position: [Wait(next(numbers), collective_of(signature).group) for signature, _, _ in needed]  # type: ignore[union-attr]
+            for position, needed in ordered
+        }
+    }

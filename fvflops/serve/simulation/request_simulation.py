@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from random import Random
 
 from fvflops.serve.simulation.engine import Engine
 from fvflops.serve.simulation.engine_settings import EngineSettings
@@ -56,8 +55,7 @@ def simulate(
     >>> round(result.ttft.mean, 4), round(result.tpot.mean, 4)
     (0.03, 0.01)
     """
-    engines = _engines(settings, step_times, disaggregation, seed, longest_run)
-    return _Simulation(load, engines, disaggregation, seed).run()
+    return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +91,13 @@ class _Simulation:
     """Events in order of time: arrivals at engines, and steps that engines plan."""
 
     def __init__(
-        self, load: Iterable[Request] | ClosedLoop, engines: _Engines, disaggregation: Disaggregation | None, seed: int
+        self, load: Iterable[Request] | ClosedLoop, engines: _Engines, disaggregation: Disaggregation | None
     ) -> None:
         self._engines = engines
         self._all = engines.all
         self._disaggregation = disaggregation
         self._times = RequestTimes()
         self._clients = load.clients if isinstance(load, ClosedLoop) else 0
-        self._pause = load.pause if isinstance(load, ClosedLoop) else 0.0
-        self._random = Random(seed)
         self._requests: Iterator[Request] = iter(load.requests if isinstance(load, ClosedLoop) else load)
         self._done = 0
         # Arrivals: time, order, the request, or the sequence whose cache was transferred.
@@ -135,11 +131,10 @@ class _Simulation:
         return self._result()
 
     def _issue(self, time: float | None) -> None:
-        """Take the next request of the load, which arrives after a time of a client's, or at its own."""
+        """Take the next request of the load, which arrives at a time or at its own."""
         request = next(self._requests, None)
         if request is not None:
-            pause = self._random.uniform(0, 2 * self._pause) if self._pause else 0.0
-            self._schedule(request.arrival if time is None else time + pause, request)
+            self._schedule(request.arrival if time is None else time, request)
 
     def _schedule(self, time: float, arrival: Request | Sequence) -> None:
         self._order += 1

@@ -53,18 +53,16 @@ class Lengths:
 class ClosedLoop:
     """Clients that each issue a request, wait for its last token, and issue the next one.
 
-    Arrival times of `requests` are ignored: every client begins at second 0. A request comes to the engine `pause`
-    seconds later in the mean, at random between none and twice as many: what the server and the client take.
+    Arrival times of `requests` are ignored: every client begins at second 0.
     """
 
     clients: int
     requests: Iterable[Request]
-    pause: float = 0.0
 
     def __post_init__(self) -> None:
         """Check that there is a client."""
-        if self.clients < 1 or self.pause < 0:
-            raise ValueError(f"a closed loop has a client and a pause of at least 0, got {self.clients}, {self.pause}")
+        if self.clients < 1:
+            raise ValueError(f"a closed loop has at least one client, got {self.clients}")
 
 
 def poisson_requests(rate: float, count: int, lengths: Lengths, *, seed: int = 0) -> Iterator[Request]:

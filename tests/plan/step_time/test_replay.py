@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from fvflops.devices.devices import Device
 from fvflops.plan.communication import CollectiveCall
+from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import PEAK, KernelTimer, Link, Network
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.plan.step_time.pass_program import Collective, Launch, Program, Run, Wait
-from fvflops.plan.step_time.schedule_simulation import Clocks, time_program
+from fvflops.plan.step_time.schedule_simulation import Clocks, simulate, time_program
 from fvflops.trace.process_group import ProcessGroupSpec
 
 DEVICE = Device("unit", matrix={"bf16": 1.0}, bandwidth=1.0)
@@ -54,6 +55,17 @@ def test_a_prefetched_gather_starts_when_the_one_before_it_was_waited_for():
     clocks = replay(collective(0, 4, gate=-1), Wait(0), RUN, collective(1, 4, gate=0), Wait(1), RUN)
     assert clocks.log == [("fsdp=2", 0, 4), ("fsdp=2", 4, 8)]
     assert (clocks.compute, clocks.exposed) == (24, {"fsdp=2": 4})
+
+
+def test_a_stage_waits_for_its_own_gathers_which_began_with_the_stage_before():
+    # Parameters of stage 0 are gathered from 0 to 4, those of stage 1 from 4 to 10, beside stage 0's kernel.
+    timer, group = KernelTimer(DEVICE, PEAK), collective(0, 4).call.group
+    gathers = [(Action("all_gather", stage), (collective(0, seconds),)) for stage, seconds in enumerate((4, 6))]
+    passes = [(Action("forward", stage, 0), (Wait(0, group), RUN)) for stage in range(2)]
+    timed = [(action, time_program(Program(items, (LAUNCH,)), timer, NETWORK)) for action, items in (*gathers, *passes)]
+    simulation = simulate([timed], lambda sender, receiver: 0.0, stages=2)
+    assert [span[3:5] for span in simulation.spans[0][2:]] == [(0, 14), (14, 24)]
+    assert simulation.clocks[0].exposed == {"fsdp=2": 4}
 
 
 def test_a_collective_that_nothing_waits_for_prolongs_the_step():
