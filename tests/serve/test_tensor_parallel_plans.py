@@ -80,6 +80,10 @@ def test_products_are_divided_as_in_the_plans_of_all_architectures() -> None:
         config.get_text_config().num_hidden_layers = 4
         with torch.device("meta"):
             model = model_class(config).eval()
-        checked[name], other = _compare(record_serving(model)[0], _plan(config))
+        serving, _ = record_serving(model)
+        checked[name], other = _compare(serving, _plan(config))
         assert not other, name
+        rows = [count for item, count in serving.projections.items() if item.divided == "rows"]
+        if not serving.experts:
+            assert serving.reductions == sum(rows), name
     assert sum(count > 0 for count in checked.values()) >= 60
