@@ -92,8 +92,9 @@ def test_a_fit_writes_figures_that_are_read(folder, tmp_path, capsys):
     assert "fitted to" in found["vllm"].source and found["vllm"] != load_engines()["vllm"]
 
 
-def test_a_fit_finds_the_figures_that_made_the_times(folder):
+def test_a_fit_finds_the_figures_that_made_the_times(folder, monkeypatch):
     fitting = load_tool("serving_runs.fitting")
+    monkeypatch.setattr(fitting, "_PRIOR", 0.1)
     prediction = load_tool("serving_runs.prediction")
     models = load_tool("serving_runs.served_models")
     runs = [run for run in rows.read_runs(SAMPLE) if run.engine == "vllm" and not run.unused]

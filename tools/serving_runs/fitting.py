@@ -42,7 +42,7 @@ FITTED: dict[str, Bounds] = {
     "request": Bounds(0, 0.3, 0.02, 0.03),
     "token": Bounds(0, 100 * _US, 4 * _US, 3 * _US),
 }
-_PRIOR = 0.3
+_PRIOR = 2.0
 _LAUNCHES = (5 * _US, 15 * _US, 30 * _US, 45 * _US)
 # Weights of residuals, which are relative errors: of TTFT, and how much larger groups of runs count.
 _TTFT = 0.35
