@@ -16,9 +16,9 @@ class CacheLayer(NamedTuple):
     """What layers keep of one sequence.
 
     `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit (engines keep
-    so many; transformers one less after a step). A "latent"
-    layer keeps one compressed vector of a token for all heads; "cross attention" keeps tokens of the encoder. `state`
-    are bytes that do not depend on the length, and `shape` is that of the largest state: heads, keys, values.
+    so many; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all heads;
+    "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and `shape` is
+    that of the largest state: heads, keys, values.
     """
 
     kind: str

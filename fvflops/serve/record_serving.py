@@ -53,5 +53,6 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         prompt=_PROMPT,
         parameters=parameter_count(model)[""],
         topk=getattr(text, "num_experts_per_tok", 1),
+        layer_types=types,
     )
     return serving, (before, after)

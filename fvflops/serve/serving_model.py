@@ -176,10 +176,12 @@ def read_serving_model(
     prompt: int,
     parameters: int,
     topk: int = 1,
+    layer_types: Sequence[str] = (),
 ) -> ServingModel:
     """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
-    `cache` are the layers of its cache, and `topk` the experts of a token where the model runs all of them. A model
+    `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
+    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model
     without products of weights raises ServingError.
     """
     calls = _without_scans(_list_products(prefill), prompt)
@@ -192,7 +194,7 @@ def read_serving_model(
     projections, reductions = _read_projections(calls, weights, steps, prompt + 1)
     mixed = {call.module for call in calls if call.experts}
     mixed |= {f"{module}.act_fn" for module in mixed}
-    layers, by_module = _read_attention(steps, cache, prompt + 1)
+    layers, by_module = _read_attention(steps, cache, prompt + 1, layer_types)
     decoded = {call.module for call in steps}
     crossing = [layer for layer in cache if layer.kind == "cross attention"]
     once = [call for call in calls if crossing and call.module not in decoded]
@@ -200,7 +202,7 @@ def read_serving_model(
     limited = [_limit_division(module, item, by_module) for module, item in projections]
     return ServingModel(
         name=name,
-        layers=len(cache) - len(crossing),
+        layers=max(len(cache) - len(crossing), len(by_module)),
         hidden=head.inner,
         vocabulary=head.columns,
         parameters=parameters,
@@ -362,7 +364,7 @@ def _read_experts(calls: Iterable[_Call], prompt: int, topk: int) -> Iterator[Ex
 
 
 def _read_attention(
-    steps: Sequence[_Call], cache: Sequence[CacheLayer], keys: int
+    steps: Sequence[_Call], cache: Sequence[CacheLayer], keys: int, layer_types: Sequence[str]
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
@@ -377,17 +379,21 @@ def _read_attention(
         if not call.is_weight and not call.experts and kept & sizes and call.module:
             by_module[call.module].append(call)
     growing = [layer for layer in cache if layer.token and layer.kind != "cross attention"]
+    owners = range(len(growing))
+    sharing = len(by_module) > len(growing) and len(layer_types) == len(by_module)
+    for kind in layer_types[len(growing) :] if sharing else ():
+        growing.append(growing[max(index for index in owners if layer_types[index] == kind)])
     if len(by_module) != len(growing):
         raise ServingError(
             f"{len(growing)} layers have a cache that grows, but attention to {keys} tokens was recorded in "
             f"{len(by_module)} modules"
         )
-    kinds = iter(
+    of_tokens = [
         layer._replace(kind="latent", heads=1) if module in expanded else layer
         for module, layer in zip(by_module, growing, strict=True)
-    )
-    layers = tuple(next(kinds) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
-    of_tokens = (layer for layer in layers if layer.token and layer.kind != "cross attention")
+    ]
+    own = iter(of_tokens)
+    layers = tuple(next(own) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
     found = zip(by_module.items(), of_tokens, strict=True)
     return layers, {module: _read_heads(module, items, layer.kept(keys), layer) for (module, items), layer in found}
 
