@@ -18,7 +18,6 @@ _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "expert": "--enable-expert-parallel",
             "length": "--max-model-len",
             "utilisation": "--gpu-memory-utilization",
-            "sequences": "--max-num-seqs",
             "cache": "--kv-cache-dtype",
         },
     ),
@@ -31,7 +30,6 @@ _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "expert": "--ep-size",
             "length": "--context-length",
             "utilisation": "--mem-fraction-static",
-            "sequences": "--max-running-requests",
             "cache": "--kv-cache-dtype",
         },
     ),
@@ -43,7 +41,6 @@ _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "expert": "--ep_size",
             "length": "--max_seq_len",
             "utilisation": "--kv_cache_free_gpu_memory_fraction",
-            "sequences": "--max_batch_size",
         },
     ),
 }
@@ -65,7 +62,6 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
         "expert": ("" if engine == "vllm" else layout.expert) if layout.expert > 1 else None,
         "length": memory.length,
         "utilisation": estimate.load.utilisation,
-        "sequences": int(memory.sequences) if memory.sequences < estimate.settings.max_sequences else None,
         "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
     }
     shown = [

@@ -194,7 +194,9 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.model.experts:
-        yield "each token chooses its experts at random, all equally often"
+        yield "each token chooses its experts at random, some more often than others"
+    if estimate.model.encoder:
+        yield "without the time of the encoder and of attention to its tokens, which are not estimated"
 
 
 def _encode(estimate: ServingEstimate) -> dict[str, Any]:
