@@ -161,12 +161,15 @@ def _stage_layers(run: TrainingRun) -> list[int] | None:
     """Return the layers of each stage where they are not equal.
 
     Llama-3-405B has two fewer than stages: its first stage has the embedding alone, its last the head, as
-    arXiv:2407.21783 says in section 3.3.2.
+    arXiv:2407.21783 says in section 3.3.2. Others are divided as evenly as they can be.
     """
     if run.stage_layers is not None:
         return list(run.stage_layers)
-    stages = run.mesh.get("pp", 1) * _virtual_stages(run)
-    return None if run.config.layers % stages == 0 else [0, *[1] * run.config.layers, 0]
+    stages, layers = run.mesh.get("pp", 1) * _virtual_stages(run), run.config.layers
+    if layers + 2 == stages:
+        return [0, *[1] * layers, 0]
+    each, more = divmod(layers, stages)
+    return None if not more else [each + (stage < more) for stage in range(stages)]
 
 
 def _ranks_of_stages(ranks: int, virtual: int) -> dict[int, int]:
