@@ -3,6 +3,7 @@
 
     tools/kernel_times.py FOLDER                         errors with the shipped configs/kernel_figures.yaml
     tools/kernel_times.py FOLDER --class product --gpu h100_sxm --engines
+    tools/kernel_times.py FOLDER --write                 writes them to configs/measured_errors.yaml and its page
     tools/kernel_times.py FOLDER --fit FILE              fits each class, GPU and dtype, and writes the figures
 
 FOLDER has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
@@ -21,6 +22,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
 import yaml  # noqa: E402
+from error_figures import write_errors  # noqa: E402
 from kernel_fitting import (  # noqa: E402
     attention_rows,
     collective_rows,
@@ -43,6 +46,7 @@ from tabulate import tabulate  # noqa: E402
 
 from fvflops import find_device  # noqa: E402
 from fvflops.devices.kernel_models.figures import find_figures, load_figures  # noqa: E402
+from fvflops.devices.measured_errors import KernelErrors  # noqa: E402
 
 _MODULES = (memory_rows, product_rows, attention_rows, mixture_rows, collective_rows, recurrent_rows)
 CLASSES = {kind.name: kind for module in _MODULES for kind in module.CLASSES}
@@ -62,17 +66,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="append", choices=DEVICES, help="only this GPU; may be repeated")
     parser.add_argument("--engines", action="store_true", help="errors of each engine's kernels by themselves")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="fit, and write the figures to this file")
+    parser.add_argument("--write", action="store_true", help="write the errors that reports show")
     options = parser.parse_args(argv)
+    if options.write and (options.kinds or options.gpu or options.engines):
+        parser.error("--write is for all classes and GPUs")
     groups = _read_groups(options)
     if options.fit:
         _write(options.fit, groups)
         return 0
-    rows = [_describe(kind, samples, engine) for (kind, *_, engine), samples in groups.items()]
-    print(tabulate([row for row in rows if row], headers=_HEADERS))
+    found = [(_measure(kind, samples), engine) for (kind, *_, engine), samples in groups.items()]
+    rows = [row for row, _ in found if row]
+    shown = [{**asdict(row), "kind": f"{row.kind} {engine}".strip()} for row, engine in found if row]
+    print(tabulate(shown, headers="keys"))
+    if options.write:
+        write_errors("kernels", rows)
     return 0
 
 
-_HEADERS = ["class", "dtype", "GPU", "kernels", "mean error", "bias", "95th percentile", "borrowed", "of"]
 _Groups = dict[tuple[str, ...], list[Sample]]
 
 
@@ -126,8 +136,8 @@ def fit(kind: KernelClass, samples: Sequence[Sample]) -> Any:
     return best[1]
 
 
-def _describe(kind: str, samples: Sequence[Sample], engine: str) -> list[str] | None:
-    """Return the row of a class, GPU and dtype: errors of kernels above 10 us, held out; None for too few."""
+def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
+    """Return the errors in % of a class, GPU and dtype: of kernels above 10 us, held out; None for too few."""
     chosen = [sample for sample in samples if sample.seconds > _LONG and is_held_out(sample)]
     if len(chosen) < _FEWEST:
         return None
@@ -136,19 +146,17 @@ def _describe(kind: str, samples: Sequence[Sample], engine: str) -> list[str] | 
     own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
     assert own is not None and other is not None
     dtype = KEYS[sample.dtype]
-    errors = _errors(CLASSES[kind], chosen, own.of(kind, dtype))
-    borrowed = _errors(CLASSES[kind], chosen, other.of(kind, dtype))
-    return [
-        f"{kind} {engine}".strip(),
-        dtype,
-        device.name,
-        str(len(chosen)),
-        f"{_mean(errors):.1%}",
-        f"{statistics.mean(errors):+.1%}",
-        f"{sorted(map(abs, errors))[int(0.95 * (len(errors) - 1))]:.1%}",
-        f"{_mean(borrowed):.1%}",
-        other.devices[kind],
-    ]
+    errors, borrowed = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
+    return KernelErrors(
+        kind=kind,
+        dtype=dtype,
+        device=device.name,
+        kernels=len(chosen),
+        mean=_mean(errors),
+        bias=round(100 * statistics.mean(errors), 1),
+        percentile_95=round(100 * sorted(map(abs, errors))[int(0.95 * (len(errors) - 1))], 1),
+        borrowed=_mean(borrowed),
+    )
 
 
 def _errors(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[float]:
@@ -156,7 +164,7 @@ def _errors(kind: KernelClass, samples: Sequence[Sample], figures: Any) -> list[
 
 
 def _mean(errors: Sequence[float]) -> float:
-    return statistics.mean(map(abs, errors))
+    return round(100 * statistics.mean(map(abs, errors)), 1)
 
 
 def _write(file: Path, groups: _Groups) -> None:

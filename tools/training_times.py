@@ -6,6 +6,7 @@
     tools/training_times.py --data FOLDER       other rows: files named as those in tests/data/training_times
     tools/training_times.py --fit               fits each device, cross-validates by model and by mesh, and prints YAML
     tools/training_times.py --held-out          predicts each source by a fit to all others of its software
+    tools/training_times.py --write             writes both errors to configs/measured_errors.yaml and the page of them
     tools/training_times.py --fit --cache FILE  keeps the plans, which take most of the time, for the next fit
 
 The figures in configs/ are fitted to the sources of fitting.py's FITTED alone. In cross-validation the models (or
@@ -34,12 +35,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
+from error_figures import write_errors  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
 from training_runs.error_tables import relative_errors, source_table, study_table  # noqa: E402
 from training_runs.fitting import cross_validate, fit, is_fitted, predict_shipped, software_of  # noqa: E402
 from training_runs.prepared import PreparedRun, is_planned, key_of, prepare  # noqa: E402
 from training_runs.rows import DATASETS, read_runs  # noqa: E402
 from training_runs.run_record import FILES, TrainingRun  # noqa: E402
+
+from fvflops.devices.measured_errors import NODES, ONE_NODE, RunErrors  # noqa: E402
 
 Prepared = list[PreparedRun]
 
@@ -51,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="folder with the files of the datasets")
     parser.add_argument("--fit", action="store_true", help="fit, cross-validate and print YAML")
     parser.add_argument("--held-out", action="store_true", help="predict each source by a fit without it")
+    parser.add_argument("--write", action="store_true", help="write the errors that reports show (with --held-out)")
     parser.add_argument("--worst", type=int, default=8, metavar="N", help="rows with the largest errors to show (8)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one a core)")
     parser.add_argument("--cache", type=Path, help="file that keeps planned runs; delete it if planning changes")
@@ -64,8 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = {"shipped": predicted, **_fit_all(prepared)}
         print("\nerrors in %\n" + source_table([item.run for item in prepared], kinds))
     else:
-        held_out = {"held out by source": _hold_out(prepared)} if arguments.held_out else {}
-        _report(prepared, {"shipped": predicted, **held_out}, arguments.worst)
+        kinds = {"shipped": predicted}
+        if arguments.held_out or arguments.write:
+            kinds["held out by source"] = _hold_out(prepared)
+        _report(prepared, kinds, arguments.worst)
+        if arguments.write:
+            write_errors("runs", list_errors(prepared, *kinds.values()))
     print(f"in all {time.perf_counter() - start:.0f} s")
     return 0
 
@@ -128,6 +137,30 @@ def _hold_out(prepared: Prepared) -> np.ndarray:
         if len(publishers) > 1:
             predicted[own] = cross_validate(software, batch, lambda item: item.run.publisher, len(publishers))
     return predicted
+
+
+def list_errors(prepared: Prepared, shipped: np.ndarray, held_out: np.ndarray) -> Iterator[RunErrors]:
+    """Yield the errors of the runs of each software, GPU, source and number of nodes."""
+    runs = [item.run for item in prepared]
+    errors, unseen = (100 * relative_errors(runs, seconds) for seconds in (shipped, held_out))
+    groups: dict[tuple[str, str, str, str, bool], list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        nodes = ONE_NODE if run.gpus <= run.gpus_per_node else NODES
+        groups[software_of(run), run.device, run.source, nodes, is_fitted(run)].append(index)
+    for (software, device, source, nodes, fitted), own in sorted(groups.items(), reverse=True):
+        mean_unseen = float(abs(unseen[own]).mean())
+        yield RunErrors(
+            software=software,
+            device=device,
+            nodes=nodes,
+            source=source,
+            fitted=fitted,
+            runs=len(own),
+            mean=round(float(abs(errors[own]).mean()), 1),
+            bias=round(float(errors[own].mean()), 1),
+            percentile_95=round(float(np.quantile(abs(errors[own]), 0.95)), 1),
+            held_out=None if np.isnan(mean_unseen) else round(mean_unseen, 1),
+        )
 
 
 def _batches(prepared: Prepared) -> Iterator[tuple[str, np.ndarray, Batch]]:

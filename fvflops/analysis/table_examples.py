@@ -13,6 +13,7 @@ from fvflops import paths
 from fvflops.capture.recorder.tensor_specs import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Argument, Example
+from fvflops.formulas.loading import PARTS
 from fvflops.formulas.rows import cost_of_call
 from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.table import FUNCTION_PREFIX
@@ -46,8 +47,9 @@ def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None
 
 
 def own_rows(table: FormulaTable) -> list[Row]:
-    """Return the counted rows of ops in a table's own file, not in one that it extends."""
-    files = (table.name, f"{paths.SCHEME}{table.name}.yaml")
+    """Return the counted rows of ops in a table's own file, with the parts of the default table, not in others."""
+    shipped = (table.name, *PARTS) if table.name == "default" else (table.name,)
+    files = (table.name, *(f"{paths.SCHEME}{name}.yaml" for name in shipped))
     return [row for row in table.rows.values() if row.kind == "counted" and row.file in files]
 
 

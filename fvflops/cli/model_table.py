@@ -60,8 +60,8 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         f"""
         --name LABEL=MODEL ...  label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be
             repeated
-        --columns A,B,...  columns of the table: {", ".join(COSTS[:-1])}, memory, unsupported, error, ... and those of
-            --join
+        --columns A,B,...  columns of the table: {", ".join(COSTS[:-1])}, memory, unsupported, error, ... and columns
+            of --join
         """,
     )
     add_pareto_plot(group, join="add the columns of")

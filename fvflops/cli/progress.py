@@ -10,32 +10,12 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from fvflops.cli.terminal_detection import find_width
+from fvflops.reports.terminal.terminal_line import TerminalLine
 from fvflops.text import printable
 
 _WIDTH = 30
 _MIN_SECONDS = 2.0  # shorter work shows nothing
 _PERIOD = 0.5
-
-
-class TerminalLine:
-    """A line on a terminal that is drawn again in place, truncated to its width, and erased at the end."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._drawn = False
-
-    def draw(self, text: str) -> None:
-        """Draw a text instead of the one before."""
-        self._stream.write(f"\r{text[: find_width(self._stream) - 1]}\x1b[K")
-        self._stream.flush()
-        self._drawn = True
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._drawn = False
 
 
 class Progress:
@@ -56,7 +36,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._line = TerminalLine(self._stream)
+        self._line = TerminalLine(self._stream, find_width)
         self._start = clock()
 
     def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
@@ -87,7 +67,7 @@ def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
     if not chosen.isatty():
         yield
         return
-    line, begun, ended = TerminalLine(chosen), time.monotonic(), threading.Event()
+    line, begun, ended = TerminalLine(chosen, find_width), time.monotonic(), threading.Event()
 
     def draw() -> None:
         while not ended.wait(_PERIOD):

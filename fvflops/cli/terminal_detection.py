@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple, TextIO
 
-_WIDTH = 80  # if the terminal does not report its width
+from fvflops.reports.terminal.terminal_line import WIDTH, terminal_width
 
 
 class TerminalInfo(NamedTuple):
@@ -44,7 +44,7 @@ def find_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> i
     >>> find_width(io.StringIO(), {}), find_width(io.StringIO(), {"COLUMNS": "60"})
     (80, 60)
     """
-    return _measure(stream, environment) or _WIDTH
+    return _measure(stream, environment) or WIDTH
 
 
 def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
@@ -53,7 +53,4 @@ def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
         return int(columns)
     if not stream.isatty():
         return None
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _WIDTH
-    except OSError:
-        return _WIDTH
+    return terminal_width(stream)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from fvflops.analysis.recording import record
 from fvflops.comparison.cost_functions import ScalingError
@@ -15,19 +19,52 @@ from fvflops.comparison.scaling import BoundsCheckedEmbedding
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Trace
 
+_States = dict[str, dict[str, torch.Tensor]]
+
+# The number of a layer in a module's name, and what precedes it.
+_LAYER = re.compile(r".*?\.\d+(?=\.|$)")
+# Parameters of forward that take a cache.
+_CACHES = ("cache", "cache_params", "past_key_values")
+
+
+@contextmanager
+def _module_states(model: nn.Module, given: object) -> Iterator[_States]:
+    """Yield layer → name → tensors that modules hold after their calls and did not before, for a given cache only.
+
+    They are seen by a global hook, since shape execution restores modules, and all reachable from them, after a call.
+    """
+    found: _States = defaultdict(dict)
+    paths = {id(module): path for path, module in model.named_modules()}
+    known = {id(value) for module in model.modules() for value in vars(module).values()}
+
+    def hook(module: nn.Module, *_: object) -> None:
+        path = paths.get(id(module), "")
+        layer = _LAYER.match(path)
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and id(value) not in known:
+                found[layer.group() if layer else path][f"{path}.{name}"] = value
+
+    if given is None:
+        yield found
+        return
+    handle = register_module_forward_hook(hook)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
 
 class Decoder:
     """Run a model on a prompt and then on single tokens, `batch` sequences at once; `run` are options of `record`."""
 
     def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any]) -> None:
         parameters = inspect.signature(model.forward).parameters
-        is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
-        self._cache = "cache" if "cache" in parameters else "past_key_values"
+        self._cache = next((name for name in _CACHES if name in parameters), "past_key_values")
         needed = (self._cache,) if takes_any else (self._cache, "use_cache")
         missing = [name for name in needed if name not in parameters]
         self._ids = "input_ids" if "input_ids" in parameters else next(iter(parameters), "")
-        if is_encoder_decoder or missing:
+        if self._is_refused(model) or missing:
             raise ScalingError(
                 f"{type(model).__name__} takes no {' and '.join(missing or needed)}, so it cannot decode with a KV "
                 "cache: use a causal language model of transformers, such as transformers:GPT2LMHeadModel, or one "
@@ -45,30 +82,85 @@ class Decoder:
         self._device = next(iter(devices), torch.device("cpu"))
 
     def record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None = None) -> list[Trace]:
-        """Return the Traces of a prefill, then of each decoded token; `look` is called with the cache after each."""
-        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
+        """Return the Traces of a prefill, then of each decoded token; `look` is called with the cache after each.
+
+        A model whose result has no cache is given one of transformers, and what its modules hold is looked at too.
+        """
+        traces = self._record(prompt, tokens, look, None)
+        return traces or self._record(prompt, tokens, look, self._new_cache())
+
+    def _record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None, given: object) -> list[Trace]:
+        """Return the Traces, none for a model that returns no cache and was not given one."""
         recording = record(self._model, table=self._table, warn=False, **self._run)
-        with torch.no_grad(), BoundsCheckedEmbedding(), recording:
-            result = self._model(**{self._ids: ids}, use_cache=True, **self._positions(0, prompt), **self._last_logits)
+        with torch.no_grad(), BoundsCheckedEmbedding(), _module_states(self._model, given) as states, recording:
+            result = self._prefill(prompt, {} if given is None else {self._cache: given})
+            cache = getattr(result, self._cache, given)
+            if cache is None:
+                return []
             recording.step()
             for length in range(prompt, prompt + tokens):
                 if look is not None:
-                    look(self._cache_of(result))
-                options = {self._ids: ids[:, :1], self._cache: self._cache_of(result), **self._positions(length, 1)}
-                result = self._model(use_cache=True, **options)
+                    look([cache, states] if states else cache)
+                result = self._decode(length, cache, result)
+                cache = getattr(result, self._cache, cache)
                 recording.step()
             if look is not None:
-                look(self._cache_of(result))
+                look([cache, states] if states else cache)
         return list(recording.steps)
 
-    def _cache_of(self, result: Any) -> Any:
-        cache = getattr(result, self._cache, None)
-        if cache is None:
-            raise ScalingError(f"the model's result, {type(result).__name__}, has no KV cache ({self._cache})")
-        return cache
+    def _prefill(self, prompt: int, given: Mapping[str, object]) -> Any:
+        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
+        inputs = {self._ids: ids, **self._positions(0, prompt), **self._last_logits, **given}
+        return self._model(use_cache=True, **inputs)
+
+    def _decode(self, length: int, cache: object, result: Any) -> Any:
+        """Run the model on one token after `length` cached ones; `result` is of the call before."""
+        ids = torch.ones(self._batch, 1, dtype=torch.int64, device=self._device)
+        return self._model(use_cache=True, **{self._ids: ids, self._cache: cache, **self._positions(length, 1)})
+
+    def _new_cache(self) -> object:
+        config = getattr(self._model, "config", None)
+        if not hasattr(config, "get_text_config"):
+            raise ScalingError(f"the result of {type(self._model).__name__} has no KV cache ({self._cache})")
+        from transformers import DynamicCache
+
+        return DynamicCache(config=config)
 
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
         """Return the position ids of each sequence, as generate passes them."""
         if not self._has_position_ids:
             return {}
         return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._device)}
+
+    def _is_refused(self, model: nn.Module) -> bool:
+        return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+class EncoderDecoder(Decoder):
+    """Run an encoder on `encoded` tokens, or on a sample of the size its configuration has, and then its decoder."""
+
+    def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any], encoded: int) -> None:
+        super().__init__(model, batch, table, run)
+        parameters = inspect.signature(model.forward).parameters
+        self._ids = "decoder_input_ids"
+        self._has_position_ids = False
+        if "input_features" in parameters:
+            config: Any = model.config
+            size = (batch, config.num_mel_bins, 2 * config.max_source_positions)
+            dtype = next(model.parameters()).dtype
+            self._encoded = {"input_features": torch.zeros(size, dtype=dtype, device=self._device)}
+        else:
+            ids = torch.ones(batch, encoded, dtype=torch.int64, device=self._device)
+            self._encoded = {"input_ids": ids}
+
+    def _prefill(self, prompt: int, given: Mapping[str, object]) -> Any:
+        return super()._prefill(prompt, {**given, **self._encoded})
+
+    def _decode(self, length: int, cache: object, result: Any) -> Any:
+        ids = torch.ones(self._batch, 1, dtype=torch.int64, device=self._device)
+        encoded = (result.encoder_last_hidden_state,)
+        inputs = {self._ids: ids, self._cache: cache, "encoder_outputs": encoded}
+        return self._model(use_cache=True, **inputs)
+
+    def _is_refused(self, model: nn.Module) -> bool:
+        return False

@@ -73,7 +73,7 @@ class Device:
     `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
     outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown: as
     torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
-    a GPU, a die, a module. `multiprocessors` are those of NVIDIA, compute units of AMD. `source` names the document.
+    a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
     `capability` is CUDA's compute capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short
     names in DTYPES; contradictory peaks raise ValueError.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,10 @@ KINDS = ("full", "sliding window", "latent", "cross attention", "state")
 class CacheLayer(NamedTuple):
     """What layers keep of one sequence.
 
-    `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit. A "latent"
-    layer keeps one compressed vector of a token for all heads; "cross attention" keeps tokens of the encoder. `state`
-    are bytes that do not depend on the length, and `shape` is that of the largest state: heads, keys, values.
+    `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit (engines keep
+    so many; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all heads;
+    "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and `shape` is
+    that of the largest state: heads, keys, values.
     """
 
     kind: str
@@ -83,17 +83,22 @@ def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[tuple[Any, dic
 
 def _items(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return zip((f"{index}" for index in count()), value.values())
+        return ((f"{index}", item) for index, item in enumerate(value.values()))
     if isinstance(value, (list, tuple)):
         return ((f"{index}", item) for index, item in enumerate(value))
     return _attributes(vars(value)) if hasattr(value, "__dict__") else ()
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield attributes, and the tensors of those that are dicts of tensors, such as of a layer's states."""
+    """Yield attributes: tensors of a dict, such as a layer's states, as its own, and those of a list one by one.
+
+    A list of tensors has one for each layer, and other items for layers without it.
+    """
     for name, value in attributes.items():
         if isinstance(value, Mapping) and value and all(isinstance(item, torch.Tensor) for item in value.values()):
             yield from ((f"{name}[{key}]", item) for key, item in value.items())
+        elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+            yield from ((f"{name}[{index}]", [item]) for index, item in enumerate(value))
         else:
             yield name, value
 
@@ -101,8 +106,8 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
     """Return what each layer keeps, from its tensors before and after one more token of one sequence.
 
-    A tensor that grows by one in one dimension holds tokens; another one is a state. Caches with other layers after
-    the token than before, and that grow otherwise, raise ValueError.
+    A tensor that grows by one in one dimension, or is as long as the layer's window, holds tokens; others are states.
+    Caches with other layers after the token than before, and that grow otherwise, raise ValueError.
     """
     if [list(layer) for layer in before.layers] != [list(layer) for layer in after.layers]:
         raise ValueError("the cache has other tensors after one more token than before it")
@@ -122,7 +127,7 @@ def _read_layer(
         old = before[name][0]
         grown = [axis for axis, (first, second) in enumerate(zip(old, sizes, strict=True)) if first != second]
         numel = torch.Size(sizes).numel()
-        if grown or crossing:
+        if grown or crossing or (window and len(sizes) == 4 and sizes[-2] in (window - 1, window)):
             axis = grown[0] if grown else -2
             if grown and (len(grown) > 1 or sizes[axis] != old[axis] + 1):
                 raise ValueError(f"a tensor {name} of the cache grew from {old} to {sizes} by one token")

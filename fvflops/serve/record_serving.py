@@ -7,13 +7,14 @@ from typing import Any
 from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count
-from fvflops.comparison.decoder import Decoder
+from fvflops.comparison.cost_functions import ScalingError
+from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
-from fvflops.serve.serving_model import ServingModel, read_serving_model
+from fvflops.serve.serving_model import ServingError, ServingModel, read_serving_model
 
-# Tokens of the recorded prompt: 67 keys are in no other size of a model.
-_PROMPT = 66
+# Tokens of the recorded prompt, and of an encoder: 67 and 59 keys are in no other size of a model.
+_PROMPT, _ENCODED = 66, 59
 
 
 def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
@@ -27,8 +28,22 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
     def look(cache: Any) -> None:
         snapshots.append(take_snapshot(cache))
 
-    decoder = Decoder(model, 1, resolve_table("default"), {"execution": "shapes"})
-    prefill, decode = decoder.record(_PROMPT, 1, look)
+    run = {"execution": "shapes"}
+    table = resolve_table("default")
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        decoder: Decoder = EncoderDecoder(model, 1, table, run, _ENCODED)
+    else:
+        decoder = Decoder(model, 1, table, run)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    try:
+        prefill, decode = decoder.record(_PROMPT, 1, look)
+    except ValueError as error:
+        if isinstance(error, ScalingError) or not types or any("linear" not in kind for kind in types):
+            raise
+        message = "does not run from a cache without attention layers: use a configuration that has some"
+        raise ServingError(f"{type(model).__name__} {message} ({error})") from error
     before, after = snapshots
     serving = read_serving_model(
         name or type(model).__name__,
@@ -37,5 +52,7 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         read_cache(before, after),
         prompt=_PROMPT,
         parameters=parameter_count(model)[""],
+        topk=getattr(text, "num_experts_per_tok", 1),
+        layer_types=types,
     )
     return serving, (before, after)

@@ -1,11 +1,11 @@
-"""What an inference engine runs for one token of a model: products, attention, mixtures, and states, from a recording."""
+"""What an inference engine runs for a token of a model: products, attention, mixtures and states, from a recording."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fvflops.devices.kernel_models.fused_attention import Attention
@@ -15,8 +15,8 @@ from fvflops.trace import TensorSpec, Trace
 
 # The number of a layer in a module's name.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-# A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts".
-_LAYER_PART = re.compile(r".*?\.\d+\.[^.]+")
+# A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts", "block.3.layer.0" of "block.3.layer.0.wi".
+_LAYER_PART = re.compile(r".*?\.\d+\.[^.]+(?:\.\d+(?=\.|$))?")
 _GROUPED = "aten::_grouped_mm"
 
 
@@ -34,7 +34,8 @@ class Projection(NamedTuple):
 
     `divided` says how ranks of tensor parallelism divide it: its "columns", its "rows" (the inner dimension, so that
     results are summed), or "" where each rank has all of it. `heads` of keys limit the division of their columns, 0 for
-    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only.
+    no limit. `per_sequence` is True for logits, which engines compute for each sequence's last token only. `of_cached`
+    is True where the model expands all cached tokens of a latent cache at each step; engines fold it into the queries.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Projection(NamedTuple):
     heads: int = 0
     per_sequence: bool = False
     is_quantized: bool = True
+    of_cached: bool = False
 
     @property
     def elements(self) -> int:
@@ -64,13 +66,17 @@ class AttentionLayer(NamedTuple):
 
 
 class ExpertLayer(NamedTuple):
-    """A mixture of experts with matrices of `hidden` by `inner` elements: two up where it is gated, and one down."""
+    """A mixture of experts with matrices of `hidden` by `inner` elements: two up where it is gated, and one down.
+
+    `runs_all` is True where the model multiplies each token with all experts; engines with `topk` only.
+    """
 
     experts: int
     topk: int
     hidden: int
     inner: int
     gated: bool
+    runs_all: bool = False
 
     @property
     def elements(self) -> int:
@@ -94,7 +100,8 @@ class ServingModel:
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
     `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
     `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
-    `embedding` of its input embeddings, 0 where they are tied to the logits' weights.
+    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run
+    once a request for each token of an encoder, keys and values of cross attention among them.
     """
 
     name: str
@@ -110,6 +117,9 @@ class ServingModel:
     reductions: int
     norms: int
     activations: int
+    encoder: Mapping[Projection, int] = field(default_factory=dict)
+    encoder_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
+    cross_attention: Mapping[AttentionLayer, int] = field(default_factory=dict)
     divided_norms: int = 0
 
     @property
@@ -126,33 +136,82 @@ class ServingModel:
         )
         return self.parameters - idle
 
+    def encoder_macs(self, encoded: int) -> int:
+        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, as in `macs`."""
+        total = sum(count * encoded * item.elements for item, count in self.encoder.items())
+        return total + _attention_macs(self.encoder_attention, encoded, encoded)
+
+    def macs(self, tokens: int, cached: int = 0, encoded: int = 0) -> int:
+        """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
+
+        They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
+        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and of a
+        sliding window the keys in the cache, of which at most window - 1 precede the tokens. Cross attention is to
+        `encoded` tokens. 2 times the result are FLOPs.
+        """
+        keys = tokens + cached
+        rows = {item: 1 if item.per_sequence else keys if item.of_cached else tokens for item in self.projections}
+        total = sum(count * rows[item] * item.elements for item, count in self.projections.items())
+        for mixture, count in self.experts.items():
+            run = mixture.experts if mixture.runs_all else mixture.topk
+            total += count * tokens * run * mixture.elements // mixture.experts
+        for layer, count in self.attention.items():
+            window = layer.cache.window
+            seen = tokens + min(cached, window - 1) if window else keys
+            total += _attention_macs({layer: count}, tokens, seen)
+        return total + _attention_macs(self.cross_attention, tokens, encoded)
+
+
+def _attention_macs(layers: Mapping[AttentionLayer, int], queries: int, keys: int) -> int:
+    pairs = queries * keys
+    return sum(count * pairs * layer.heads * (layer.key_size + layer.value_size) for layer, count in layers.items())
+
 
 def read_serving_model(
-    name: str, prefill: Trace, decode: Trace, cache: Sequence[CacheLayer], *, prompt: int, parameters: int
+    name: str,
+    prefill: Trace,
+    decode: Trace,
+    cache: Sequence[CacheLayer],
+    *,
+    prompt: int,
+    parameters: int,
+    topk: int = 1,
+    layer_types: Sequence[str] = (),
 ) -> ServingModel:
     """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
-    `cache` are the layers of its cache. A model without products of weights raises ServingError.
+    `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
+    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model
+    without products of weights raises ServingError.
     """
-    calls = list(_list_products(prefill))
-    steps = list(_list_products(decode))
-    weights = [call for call in calls if call.is_weight]
-    if not weights:
+    calls = _without_scans(_list_products(prefill), prompt)
+    steps = _without_scans(_list_products(decode), prompt)
+    head = next((call for call in reversed(calls) if call.is_weight), None)
+    if head is None:
         raise ServingError(f"{name} has no product of tokens with a weight, so there is nothing to serve")
-    head = weights[-1]
-    projections, reductions = _read_projections(calls, weights, prompt)
+    calls = [_as_one_weight(call, head.inner) for call in calls]
+    weights = [call for call in calls if call.is_weight]
+    projections, reductions = _read_projections(calls, weights, steps, prompt + 1)
     mixed = {call.module for call in calls if call.experts}
     mixed |= {f"{module}.act_fn" for module in mixed}
-    layers, by_module = _read_attention(steps, cache, prompt + 1)
+    layers, by_module = _read_attention(steps, cache, prompt + 1, layer_types)
+    decoded = {call.module for call in steps}
+    crossing = [layer for layer in cache if layer.kind == "cross attention"]
+    once = [call for call in calls if crossing and call.module not in decoded]
+    ran = {_NUMBER.sub("*", module) for module in decoded} | {"logits"}
+    limited = [_limit_division(module, item, by_module) for module, item in projections]
     return ServingModel(
         name=name,
-        layers=len(cache),
+        layers=max(len(cache) - len(crossing), len(by_module)),
         hidden=head.inner,
         vocabulary=head.columns,
         parameters=parameters,
-        projections=Counter(_limit_division(module, item, by_module) for module, item in projections),
+        projections=Counter(item for item in limited if item.name in ran),
+        encoder=Counter(item for item in limited if item.name not in ran),
+        encoder_attention=Counter(_read_encoder(once)),
+        cross_attention=Counter(_read_cross_attention(steps, by_module, crossing)),
         attention=Counter(by_module.values()),
-        experts=Counter(_read_experts(calls, prompt)),
+        experts=Counter(_read_experts(calls, prompt, topk)),
         states=Counter(_read_state(layer) for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
@@ -216,25 +275,46 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
-            yield _Call(
-                module, shape.queries, round(shape.keys), shape.size, shape.heads, kernel.macs, False, 0, shape.values
-            )
+            keys = round(shape.keys)
+            yield _Call(module, shape.queries, keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
             continue
         if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
-            rows, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
-            yield _Call(module, rows[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
+            tokens, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
+            yield _Call(module, tokens[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
             continue
-        is_weight = shape.batch == 1 and "convolution" not in signature.packet
-        yield _Call(
-            module, round(shape.rows), round(shape.columns), shape.inner, shape.batch, kernel.macs, is_weight, 0
-        )
+        rows, columns, inner, batch = round(shape.rows), round(shape.columns), shape.inner, shape.batch
+        experts = batch if batch > 1 and sorted((batch, columns, inner)) in _parameter_sizes(trace, module) else 0
+        is_weight = batch == 1 and "convolution" not in signature.packet
+        yield _Call(module, rows, columns, inner, batch, kernel.macs, is_weight, experts)
+
+
+def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
+    """Return the sizes of a module's own parameters, each sorted."""
+    info = trace.modules.by_name.get(module)
+    return [sorted(parameter.spec.shape) for parameter in info.parameters] if info else []
+
+
+def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
+    """Return the calls without products that a module repeats for each token of the prompt: those of a recurrence."""
+    found = list(calls)
+    repeated = Counter((call.module, call.columns, call.inner) for call in found)
+    return [call for call in found if repeated[call.module, call.columns, call.inner] < prompt]
+
+
+def _as_one_weight(call: _Call, hidden: int) -> _Call:
+    """Return a product with the blocks of a block-diagonal weight, which no experts are, as one with all columns."""
+    if call.batch != call.experts or call.experts < 2 or hidden in (call.columns, call.inner):
+        return call
+    return call._replace(columns=call.batch * call.columns, batch=1, is_weight=True, experts=0)
 
 
 def _read_projections(
-    calls: Sequence[_Call], weights: Sequence[_Call], prompt: int
+    calls: Sequence[_Call], weights: Sequence[_Call], steps: Sequence[_Call], keys: int
 ) -> tuple[list[tuple[str, Projection]], int]:
-    """Return the products with weights and the parents of their modules, and how often ranks of tensor parallelism sum their results in a token."""
+    """Return the products with weights and the parents of their modules, and the sums over ranks of a decoded token."""
     head = weights[-1]
+    decoded = {call.module for call in steps}
+    expanded = {call.module for call in steps if call.is_weight and call.rows == keys}
     hidden = head.inner
     branches = defaultdict(list)
     for call in weights[:-1]:
@@ -244,14 +324,17 @@ def _read_projections(
     found = [("", logits)]
     for branch, items in branches.items():
         has_rows = len(items) > 1 and items[-1].columns == hidden
-        if has_rows:
+        if has_rows and items[-1].module in decoded:
             summed.add(_part_of_layer(branch))
         for index, call in enumerate(items):
             divided = "" if not has_rows else "rows" if call is items[-1] else "columns"
             if divided == "columns" and _is_low_rank(call, items[index + 1 : -1], hidden):
                 divided = ""
             name = _NUMBER.sub("*", call.module)
-            found.append((branch, Projection(name, call.columns, call.inner, divided, is_quantized=has_rows)))
+            item = Projection(
+                name, call.columns, call.inner, divided, is_quantized=has_rows, of_cached=call.module in expanded
+            )
+            found.append((branch, item))
     return found, len(summed)
 
 
@@ -266,7 +349,7 @@ def _part_of_layer(module: str) -> str:
     return match.group() if match else module
 
 
-def _read_experts(calls: Iterable[_Call], prompt: int) -> Iterator[ExpertLayer]:
+def _read_experts(calls: Iterable[_Call], prompt: int, topk: int) -> Iterator[ExpertLayer]:
     by_module = defaultdict(list)
     for call in calls:
         if call.experts:
@@ -276,36 +359,67 @@ def _read_experts(calls: Iterable[_Call], prompt: int) -> Iterator[ExpertLayer]:
             raise ServingError(f"the mixture {module} has {len(items)} grouped products, where 2 or 3 are known")
         up, down = items[0], items[-1]
         gated = len(items) == 3 or up.columns == 2 * down.inner
-        yield ExpertLayer(up.experts, up.rows // prompt, up.inner, down.inner, gated)
+        runs_all = up.batch == up.experts
+        yield ExpertLayer(up.experts, topk if runs_all else up.rows // prompt, up.inner, down.inner, gated, runs_all)
 
 
 def _read_attention(
-    steps: Sequence[_Call], cache: Sequence[CacheLayer], keys: int
+    steps: Sequence[_Call], cache: Sequence[CacheLayer], keys: int, layer_types: Sequence[str]
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Attention is what multiplies with `keys` cached tokens. Where a product with a weight has so many rows, it expands
-    what is cached, which is latent.
+    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has
+    so many rows, it expands what is cached, which is latent.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
     by_module: dict[str, list[_Call]] = defaultdict(list)
+    sizes = {keys} | {layer.kept(keys) for layer in cache if layer.window}
     for call in steps:
-        if not call.is_weight and not call.experts and keys in (call.columns, call.inner) and call.module:
+        kept = {call.columns} if call.values else {call.columns, call.inner}
+        if not call.is_weight and not call.experts and kept & sizes and call.module:
             by_module[call.module].append(call)
     growing = [layer for layer in cache if layer.token and layer.kind != "cross attention"]
+    owners = range(len(growing))
+    sharing = len(by_module) > len(growing) and len(layer_types) == len(by_module)
+    for kind in layer_types[len(growing) :] if sharing else ():
+        growing.append(growing[max(index for index in owners if layer_types[index] == kind)])
     if len(by_module) != len(growing):
         raise ServingError(
             f"{len(growing)} layers have a cache that grows, but attention to {keys} tokens was recorded in "
             f"{len(by_module)} modules"
         )
-    kinds = iter(
+    of_tokens = [
         layer._replace(kind="latent", heads=1) if module in expanded else layer
         for module, layer in zip(by_module, growing, strict=True)
-    )
-    layers = tuple(next(kinds) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
-    of_tokens = (layer for layer in layers if layer.token and layer.kind != "cross attention")
+    ]
+    own = iter(of_tokens)
+    layers = tuple(next(own) if layer.token and layer.kind != "cross attention" else layer for layer in cache)
     found = zip(by_module.items(), of_tokens, strict=True)
-    return layers, {module: _read_heads(module, items, keys, layer) for (module, items), layer in found}
+    return layers, {module: _read_heads(module, items, layer.kept(keys), layer) for (module, items), layer in found}
+
+
+def _read_encoder(once: Sequence[_Call]) -> Iterator[AttentionLayer]:
+    """Yield the attention of an encoder, whose modules run once a request."""
+    by_module: dict[str, list[_Call]] = defaultdict(list)
+    for call in once:
+        if not call.is_weight and not call.experts and call.columns in (call.rows, call.inner):
+            by_module[call.module].append(call)
+    for module, items in by_module.items():
+        yield _read_heads(module, items, items[0].columns, CacheLayer("full"))
+
+
+def _read_cross_attention(
+    steps: Sequence[_Call], by_module: Mapping[str, AttentionLayer], crossing: Sequence[CacheLayer]
+) -> Iterator[AttentionLayer]:
+    """Yield the attention to an encoder's tokens, one for each layer of the cache that keeps them."""
+    found: dict[str, list[_Call]] = defaultdict(list)
+    for call in steps if crossing else ():
+        if not call.is_weight and not call.experts and call.module not in by_module:
+            found[call.module].append(call)
+    if len(found) != len(crossing):
+        raise ServingError(f"{len(crossing)} layers keep an encoder's tokens, but {len(found)} modules attend to them")
+    for (module, items), layer in zip(found.items(), crossing, strict=True):
+        yield _read_heads(module, items, items[0].columns, layer)
 
 
 def _limit_division(branch: str, item: Projection, by_module: Mapping[str, AttentionLayer]) -> Projection:

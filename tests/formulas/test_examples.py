@@ -16,7 +16,6 @@ from fvflops.analysis.table_examples import (
 )
 from fvflops.formulas import shipped_tables
 from fvflops.formulas.language.example import Example, ExampleError
-from fvflops.formulas.loading import PARTS
 from fvflops.trace import TensorSpec
 from tests.support.old_torch import may_lack
 from tests.support.schemas.library_schemas import define_library_schemas
@@ -24,7 +23,7 @@ from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 ROWS = [
     pytest.param(table, row, id=f"{table}-{row.name}")
-    for table in (*shipped_tables(), *PARTS)
+    for table in shipped_tables()
     for row in own_rows(load_table(table))
 ]
 

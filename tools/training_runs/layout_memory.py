@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from error_figures import write_errors
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvflops.devices.devices import find_device
+from fvflops.devices.measured_errors import VerdictErrors
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
@@ -291,6 +293,18 @@ def judge_layouts(layouts: Iterable[Layout]) -> Iterator[Judged]:
             print(f"{number} of {len(groups)} layouts, {time.process_time():.0f} s of CPU", file=sys.stderr)
 
 
+def count_verdicts(judged: Sequence[Judged]) -> VerdictErrors:
+    """Return how many verdicts are right, of layouts that are said to fit and of others."""
+    counts = Counter((item.fits, item.is_right) for item in judged)
+    return VerdictErrors(
+        source="Llama of 7B to 65B on A100s",
+        fit=counts[True, True] + counts[True, False],
+        fit_right=counts[True, True],
+        unfit=counts[False, True] + counts[False, False],
+        unfit_right=counts[False, True],
+    )
+
+
 def describe_verdicts(judged: Sequence[Judged]) -> str:
     """Return how many verdicts are right by model and by kernel, the wrong ones, and the best layouts refused."""
     kinds: dict[str, Callable[[Judged], str]] = {
@@ -414,12 +428,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the files (tests/data/training_times)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only layouts of this model; may be repeated")
+    parser.add_argument("--write", action="store_true", help="write the number of right verdicts, which reports show")
     parser.add_argument("--trials", action="store_true", help="only BigScience's trials")
     arguments = parser.parse_args()
     if not arguments.trials:
         layouts = read_layouts(arguments.data / "layout_study_a100.csv")
         chosen = [layout for layout in layouts if arguments.model is None or layout.model in arguments.model]
-        print(describe_verdicts(list(judge_layouts(chosen))), end="\n\n")
+        judged = list(judge_layouts(chosen))
+        print(describe_verdicts(judged), end="\n\n")
+        if arguments.write:
+            write_errors("memory", [count_verdicts(judged)])
     trials = dict.fromkeys(read_trials(arguments.data / "measured_runs.csv"))
     print(tabulate(map(compare_trial, trials), _TRIAL_HEADS))
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tables",  # its name in version 1.0
         dest="tables",
         metavar="CONVENTION,...",
-        help="conventions to compare with that of --convention, which is listed first; default: all shipped ones",
+        help="conventions to compare with --convention, which is listed first; default: all shipped ones",
     )
     add_report(parser)
 

@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         """
         the second model:
-        --input-b INPUT ...  inputs of B where they differ from those of A
-        --config-b JSON  configuration of B where it differs from that of A
+        --input-b INPUT ...  inputs of B where they differ from A's
+        --config-b JSON  configuration of B where it differs from A's
         --arg-b NAME=VALUE ...  arguments of B where they or its source differ
         """,
     )

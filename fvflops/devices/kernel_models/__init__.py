@@ -1,1 +1,1 @@
-"""Times of kernels on GPUs, from what the GPU is made of and a few figures of each class of kernels."""
+"""Times of kernels on GPUs, from the datasheet and a few fitted figures of each class of kernels."""

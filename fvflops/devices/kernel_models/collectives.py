@@ -40,7 +40,7 @@ class Fabric(NamedTuple):
 class CollectiveFigures:
     """What a collective's time depends on besides the bandwidth of a GPU's link; times are in seconds.
 
-    `start` is the time of launching and of all GPUs' entering, `step` that of one step. NCCL's protocols reach a
+    `start` is the time until all GPUs have launched it, `step` the time of one step. NCCL's protocols reach a
     fraction of the link's bandwidth each: `flagged` with flags between the data (LL128), and, after `fence` more
     seconds, `fenced` with memory fences (Simple).
     `local` is the part of a step that copying a GPU's own share takes, `scattered` the factor of the bandwidth where
@@ -120,7 +120,8 @@ class NodeLink:
 class PeerFigures:
     """What an engine's own all-reduce depends on, whose GPUs read each other's buffers; times are in seconds.
 
-    `start` is the shortest time, `barrier` that of one more wait for all, `peers` the fraction of the link's bandwidth.
+    `start` is the shortest time, `barrier` the time of one more wait for all GPUs, `peers` the fraction of the link's
+    bandwidth.
     """
 
     start: float

@@ -21,8 +21,8 @@ _SIZE = 32
 OVERLAP = 1.5
 _PARTIAL_BYTES = 4  # of an element of a partial result
 _RESULT_BYTES = 2
-# Backward: five products for the two of the forward, at this share of its efficiency, in three kernels. The share is
-# that of FlashAttention-2 on A100 and FlashAttention-3 on H100, heads of 128 (arXiv:2307.08691, arXiv:2407.08608).
+# Backward: five products for the two of the forward, at this share of its efficiency, in three kernels. The share was
+# measured of FlashAttention-2 on A100 and FlashAttention-3 on H100, heads of 128 (arXiv:2307.08691, arXiv:2407.08608).
 _BACKWARD_PRODUCTS, _BACKWARD_SHARE, _BACKWARD_KERNELS = 2.5, 0.8, 3
 
 
@@ -30,7 +30,7 @@ class Attention(NamedTuple):
     """`batch` sequences of `queries` new tokens that attend to `keys` tokens, the new ones among them.
 
     `key_heads` are shared by `heads` in equal groups; each head has `size` elements. `window` is the number of keys
-    that a query attends to at most. `key_bytes` are those of an element of keys and values. `appends` says whether the
+    that a query attends to at most. `key_bytes` is an element's size in keys and values. `appends` says whether the
     kernels also write the new keys and values into a cache. `value_size` are elements of a value, 0 for `size`;
     `latent` values are the first elements of the keys, and not read again. `repeated` says whether the same kernel ran
     just before, as in benchmarks, so that cached tokens may be in the GPU's cache.
@@ -79,7 +79,7 @@ class AttentionFigures:
 
     `rows` are queries of a tile, of up to `packed` heads of a group. `peak` is the fraction of the matrix peak
     with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `start` is the
-    shortest time, `appending` that of a kernel which writes to a cache of keys, `tile` what one tile takes besides its
+    shortest time, `appending` the time of a kernel that writes to a cache of keys, `tile` a tile's time besides its
     products, `tail` the share of the longest tile that is left when the others are done. `bandwidth` is the fraction of
     the memory bandwidth, `cached` its factor for up to `cache` bytes, which the kernel before left in the GPU's cache.
     """

@@ -166,7 +166,7 @@ def _busiest(loads: list[float], own: int, seed: int) -> list[float]:
 
 
 def _rounded(loads: list[float]) -> list[int]:
-    """Return integers with the sum of loads, by carrying what rounding leaves from the heaviest to the lightest."""
+    """Return integers with the sum of loads, by carrying the rounding error from the heaviest to the lightest."""
     found = []
     carried = 0.0
     for load in sorted(loads, reverse=True):

@@ -48,7 +48,7 @@ class Recurrence(NamedTuple):
 class RecurrentFigures:
     """What the time of a scan depends on besides the GPU's bandwidth; times are in seconds.
 
-    `start` is the shortest time, `step` that of one chunk of one head with a state of 128 x 128, `bandwidth` the
+    `start` is the shortest time, `step` the time of one chunk of one head with a state of 128 x 128, `bandwidth` the
     fraction of the memory bandwidth at which the tokens are moved once: little of it for kernels that move them often.
     `state` is how often states are read and written, `cached` the factor of the bandwidth for up to `cache` bytes.
     """

@@ -25,12 +25,13 @@ from fvflops.devices.utilisation import UtilisationError, with_attention
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
-from fvflops.measure.step_meter.meter_report import LiveLine, meter_report
+from fvflops.measure.step_meter.meter_report import meter_report
 from fvflops.measure.step_meter.metered_calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
+from fvflops.reports.terminal.terminal_line import TerminalLine
 from fvflops.text import short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
@@ -152,7 +153,7 @@ class StepMeter:
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
-        self._live = LiveLine(sys.stderr if live is True else live) if live and is_first else None
+        self._live = TerminalLine(sys.stderr if live is True else live) if live and is_first else None
         self._begun = time.perf_counter()
 
     def __repr__(self) -> str:
@@ -235,7 +236,7 @@ class StepMeter:
         if self._strict:
             _ = self.last  # raises where a figure is unknown
         if self._live is not None and self._live.is_due() and (last := self.last) is not None:
-            self._live.show(last)
+            self._live.draw(str(last))
 
     def cancel(self) -> None:
         """Leave out a step that was begun."""
@@ -346,7 +347,7 @@ class StepMeter:
         for handle in self._handles:
             handle.remove()
         if self._live is not None:
-            self._live.end()
+            self._live.leave()
 
     def _find_device(self, device: str | Device | None) -> Device | None:
         device = device or self._clock.device_name()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import Any
 
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, WorkParts, mean_figures
 from fvflops.reports.document import (
@@ -124,44 +122,3 @@ def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total:
     values: list[tuple[Value, ...]] = [(key, flops, flops / total) for key, flops in rows]
     columns = column, number_column("flops", "FLOPs"), number_column("share", form=_percent)
     return Table(name, columns, values, title=title, noun=name.removesuffix("s"))
-
-
-_PAUSE = 0.2  # seconds between two texts
-_WIDTH = 80  # if the terminal does not report its width
-
-
-class LiveLine:
-    """A line of a terminal that is overwritten at most five times a second; nothing on other streams."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._next = 0.0  # when a text may be shown
-        self._drawn = False
-
-    def is_due(self) -> bool:
-        """Return whether a text would be shown now."""
-        now = time.monotonic()
-        due = self._is_terminal and now >= self._next
-        if due:
-            self._next = now + _PAUSE
-        return due
-
-    def show(self, figures: StepFigures) -> None:
-        """Show the figures of a step, truncated to the width of the terminal."""
-        self._stream.write(f"\r{str(figures)[: self._width() - 1]}\x1b[K")
-        self._stream.flush()
-        self._drawn = True
-
-    def end(self) -> None:
-        """Leave the line as it is."""
-        if self._drawn:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._drawn = False
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _WIDTH
-        except (AttributeError, OSError, ValueError):  # it has no file descriptor
-            return _WIDTH

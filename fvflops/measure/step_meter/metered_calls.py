@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.shapes.concrete_tensors import CONCRETE_LIMIT, INTEGRAL
+from fvflops.torch_internals import pytree
 
 # Attributes of an unknown object are compared down to this depth.
 _DEPTH = 4
@@ -78,11 +79,11 @@ class ModelCall:
     def held(self) -> ModelCall:
         """Return the call to be counted later, without the values of inputs that shape execution does not have."""
         assert self.inputs is not None
-        return replace(self, inputs=_map_tensors(self.inputs, _hold), gradients=set(self.gradients))
+        return replace(self, inputs=pytree.tree_map(_hold, self.inputs), gradients=set(self.gradients))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the inputs with tensors that share their storage, or have no values, and are in no graph."""
-        args, kwargs = _map_tensors(self.inputs, _materialise)
+        args, kwargs = pytree.tree_map(_materialise, self.inputs)
         return args, kwargs
 
 
@@ -103,15 +104,6 @@ def _materialise(value: Any) -> Any:
     if isinstance(value, _Held):
         return value()
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-
-
-def _map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return plain lists, tuples and dicts with a function applied to what they contain."""
-    if type(value) in (list, tuple):
-        return type(value)(_map_tensors(item, function) for item in value)
-    if type(value) is dict:
-        return {key: _map_tensors(item, function) for key, item in value.items()}
-    return function(value)
 
 
 class CallObserver:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from fvflops.devices.devices import Device
+from fvflops.devices.measured_errors import ErrorEstimate, expect_step_error
 from fvflops.plan.memory.step_settings import NO_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule
@@ -278,6 +279,12 @@ class LayoutSearch(Displayed):
 
     def __repr__(self) -> str:
         return short_repr(self, f"{len(self.results):,} layouts", f"{len(self.fitting())} fit")
+
+    @property
+    def error(self) -> ErrorEstimate:
+        """The error to expect of the times, from measured runs that are most like these."""
+        is_one_node = self.network is None or self.gpus <= self.network.gpus_per_node
+        return expect_step_error(self.efficiency.software, self.device, is_one_node=is_one_node)
 
     def settings_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return what the plan of a layout assumes."""

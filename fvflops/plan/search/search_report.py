@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fvflops.devices.measured_errors import describe_verdicts
 from fvflops.plan.memory.step_settings import Verdict, lead
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
@@ -147,7 +148,8 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         + "bubble: that in which a pipeline's ranks have nothing to do, on average; " * pipelines
         + "most of the rest is kernels.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
-        f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
+        f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}. {describe_verdicts()}",
+        search.error.text,
     ]
     return Table("best", columns, rows, title="The fastest layouts that fit", notes=notes, noun="layout")
 
@@ -239,4 +241,4 @@ def _encode(search: LayoutSearch) -> dict[str, Any]:
         for result in search.results
     ]
     names = ("gpus", "global_batch", "device=device.name", "network=network.name", "seconds")
-    return {**record_data(search, *names), "layouts": layouts}
+    return {**record_data(search, *names), "error": search.error._asdict(), "layouts": layouts}

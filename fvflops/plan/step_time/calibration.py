@@ -142,7 +142,7 @@ class Efficiency:
     shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and `launch_collective` are the
     time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
     kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.
-    `source` says where the figures are from.
+    `software` is the shipped entry that they are of, "" for others, and `source` says where they are from.
     """
 
     kernels: KernelFigures | None = None
@@ -155,6 +155,7 @@ class Efficiency:
     launch_backward: float = 0.0
     launch_collective: float = 0.0
     step: float = 0.0
+    software: str = ""
     source: str = "peaks of the device, without launch overhead: a bound"
 
     __repr__ = record_repr
@@ -249,7 +250,7 @@ class KernelTimer:
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
-_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("kernels", "source"))
+_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("kernels", "software", "source"))
 # Of devices whose kernels are not known, in the shipped file.
 _PEAKS = "fractions of peaks"
 
@@ -281,7 +282,8 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     if kernels is None:
         peaks, _ = load_efficiencies()[_PEAKS]
         return replace(peaks, source=f"not measured for {device.name}: {peaks.source}")
-    return replace(efficiency, kernels=kernels, source=f"{name}: {efficiency.source}; kernels: {kernels.source}")
+    source = f"{name}: {efficiency.source}; kernels: {kernels.source}"
+    return replace(efficiency, kernels=kernels, software=name * (file == EFFICIENCIES), source=source)
 
 
 def find_network(name: str, *, file: str = NETWORKS) -> Network:

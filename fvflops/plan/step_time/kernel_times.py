@@ -27,8 +27,8 @@ KINDS = ("matmul", "attention", "attention backward", "memory")
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    `shape` is that of a product or of fused attention, None of others. `bytes_only` is True for an op without
-    a formula: of its work only the bytes are known.
+    `shape` is a Product or an Attention, None of others. `bytes_only` is True for an op without a formula: of its work
+    only the bytes are known.
     """
 
     kind: str
@@ -175,7 +175,6 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
     weight = next((spec for name in _WEIGHTS if isinstance(spec := given.get(name), TensorSpec)), None)
     if signature.packet in _STORED and weight is not None:
         size, stored = result_size, weight.nbytes / (columns * inner)
-    # Rows of tokens are no rows in memory, but those of attention's weights are.
     alignment = math.gcd(16, int(columns * size) or 1)
     return Product(math.prod(shape[:-1]), columns, inner, 1, size, result_size, alignment, stored)
 

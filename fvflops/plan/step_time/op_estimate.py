@@ -10,8 +10,9 @@ import torch
 
 from fvflops.analysis.table_examples import NotRunnable, overloads_of
 from fvflops.capture.recorder.tensor_specs import describe_call
-from fvflops.devices.devices import Device, resolve_device
+from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.devices.kernel_models.figures import find_figures
+from fvflops.devices.measured_errors import ErrorEstimate, expect_kernel_error
 from fvflops.formulas.schema import suggest_op
 from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer
 from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of
@@ -27,8 +28,9 @@ class OpEstimate(Displayed):
     """The estimated time of one call of an op, alone on a device and without its launch by the host.
 
     `bound_seconds` is the longer of its FLOPs at the device's peak and its bytes at its bandwidth. `kind` is its
-    kernel's: "matmul", "attention", "attention backward" or "memory". `kernel` is its work, `figures` what the time
-    rests on besides the datasheet, None for the bound, and `source` says who measured it.
+    kernel's: "matmul", "attention", "attention backward" or "memory". `kernel` is its work, `figures` the fitted
+    figures of its class, None for the bound, and `source` says who measured the kernels. `error` is the expected error
+    of `seconds`.
     """
 
     _report = "fvflops.plan.step_time.op_estimate:op_report"
@@ -41,6 +43,7 @@ class OpEstimate(Displayed):
     kernel: Kernel
     figures: Any
     source: str
+    error: ErrorEstimate
 
     def __repr__(self) -> str:
         return short_repr(self, self.op, format_seconds(self.seconds), self.device.name)
@@ -82,6 +85,7 @@ def estimate_signature(signature: Signature, device: Device) -> OpEstimate:
         raise ValueError(f"the work of {signature.op} is not known: the convention exact has no formula for it")
     figures = find_figures(device)
     timer = KernelTimer(device, Efficiency(kernels=figures))
+    kind, own = ("", None) if figures is None else timer.figures_of(kernel)
     return OpEstimate(
         op=signature.op,
         device=device,
@@ -89,8 +93,9 @@ def estimate_signature(signature: Signature, device: Device) -> OpEstimate:
         bound_seconds=timer.bound(kernel),
         kind=kernel.kind,
         kernel=kernel,
-        figures=None if figures is None else timer.figures_of(kernel)[1],
+        figures=own,
         source=PEAK.source if figures is None else figures.source,
+        error=expect_kernel_error(kind, short_dtype(kernel.dtype) if kernel.shape else "", device),
     )
 
 
@@ -111,21 +116,25 @@ def _sign(op: str, values: Sequence[Any], arguments: Mapping[str, Any]) -> Signa
 
 
 def op_report(estimate: OpEstimate) -> Document:
-    """Return the estimated time, its bound, and what it rests on."""
+    """Return the report of an estimated time: its bound, figures and error."""
     columns = (
         text_column("op"),
         text_column("kind"),
         number_column("seconds"),
         number_column("bound_seconds"),
         text_column("source"),
+        number_column("error_percent"),
+        text_column("error"),
     )
-    row = tuple(getattr(estimate, column.key) for column in columns)
+    names = [column.key for column in columns[:-2]]
+    row = (*(getattr(estimate, name) for name in names), estimate.error.mean, estimate.error.text)
     share = format_percent(estimate.bound_seconds / estimate.seconds, 1)
     lines = [
         f"time: {format_seconds(estimate.seconds)}",
         f"bound: {format_seconds(estimate.bound_seconds)}, by the device's peak or bandwidth; the time reaches {share}",
         f"kernel: {estimate.kind}, {estimate.kernel.macs} multiply-adds, {estimate.kernel.nbytes} bytes",
         f"figures: {estimate.source}",
+        f"error: {estimate.error.text}",
     ]
     table = Table("times", data_only(columns, [column.key for column in columns]), [row], noun="op")
     return Document("op time", f"{estimate.op} on {estimate.device.name}", [Items("", lines), table])

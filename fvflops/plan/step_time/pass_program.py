@@ -17,7 +17,7 @@ from fvflops.trace.process_group import ProcessGroupSpec
 # Ops that allocate optimizer state, in the first step only, and ops that fill copies of parameters.
 _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
 _FIRST_COPIES = frozenset({"aten::_foreach_copy_", "aten::copy_"})
-# FSDP2 runs what follows it, up to the optimizer's step, on the stream on which it runs.
+# FSDP2 runs the ops after it, up to the optimizer's step, on the same stream.
 _REDUCTION = "c10d::_reduce_scatter_base_"
 # They fill the buffer of an all-gather, on the stream on which it runs.
 _ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
@@ -208,7 +208,7 @@ class _Compiler:
         self._group.add(event, self._position)
 
     def _is_of_first_step(self, event: Event, packet: str) -> bool:
-        """Return whether an op of an optimizer creates its state, or fills what it has just created."""
+        """Return whether an op of an optimizer allocates its state, or fills it right after."""
         if packet in _FIRST_STEP:
             self._created.update(event.writes)
             return True

@@ -11,6 +11,7 @@ from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.devices.devices import Device
+from fvflops.devices.measured_errors import ErrorEstimate, expect_step_error
 from fvflops.devices.utilisation import hfu, mfu, model_flops
 from fvflops.garbage_collector import gc_paused
 from fvflops.plan.parallel_axes import count_shares
@@ -104,6 +105,12 @@ class StepEstimate(Displayed):
         return self.efficiency.step
 
     @property
+    def error(self) -> ErrorEstimate:
+        """The error to expect of the times, from measured runs that are most like these."""
+        is_one_node = self.network is None or self.gpus <= self.network.gpus_per_node
+        return expect_step_error(self.efficiency.software, self.device, is_one_node=is_one_node)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second of all GPUs together, None where the inputs are not token ids."""
         return None if self.tokens is None else self.tokens / self.seconds
@@ -161,7 +168,7 @@ class StepEstimate(Displayed):
         }
 
     def cost_to_train(self, tokens: float, *, price: float | None = None, watts: float | None = None) -> TrainingCost:
-        """Return what training on a number of tokens takes on these GPUs: time, and cost and energy.
+        """Return the time, cost and energy of training on a number of tokens on these GPUs.
 
         `price` is for a GPU hour, `watts` the power of a GPU. Without token ids in the inputs it raises ValueError.
         """
@@ -247,9 +254,9 @@ def estimate_step(
     Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
     the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The
     host launches kernels one after the other. `device` is a name, as for `mfu`, or a Device; `network` a name in
-    networks.yaml, or a Network: for several ranks by default that of nodes of the device, if networks.yaml has
-    one; `efficiency` is by default the device's in efficiencies.yaml. `fused` and `host_waits` are as in `read_program`
-    and `simulate`.
+    networks.yaml, or a Network: for several ranks by default the network of the device's usual nodes, if known;
+    `efficiency` is by default the device's in efficiencies.yaml. `fused` and `host_waits` are as in `read_program` and
+    `simulate`.
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
     beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
@@ -412,7 +419,7 @@ def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str
     if plans[0].world > len(plans):
         yield "ranks with other coordinates take as long as those simulated: no straggler, equal shares of the data"
     yield "kernels run one after the other, each as long as the slower of its FLOPs and its bytes, none of them cached"
-    yield f"kernels are those of PyTorch on {plans[0].recorded.info.device}, not compiled"
+    yield f"kernels are PyTorch's on {plans[0].recorded.info.device}, not compiled"
     if timing.efficiency.launch:
         yield "the host runs ahead of the device, except where a kernel is shorter than its launch"
     if "given" in plans[0].trace.about:

@@ -86,7 +86,7 @@ class StepProgram:
         return total
 
     def messages(self, sender: int, receiver: int) -> tuple[Message, ...]:
-        """Return what carries a hidden state or its gradient to a neighbouring stage: none on the same rank."""
+        """Return the transfers of a hidden state or its gradient to a neighbouring stage: none on the same rank."""
         first, last = sorted((self.places[sender], self.places[receiver]))
         if first == last:
             return ()
@@ -128,8 +128,8 @@ def read_step(
     """Return the programs of the ranks of a pipeline; `fused` as in `read_program`.
 
     Replicas average buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass, as
-    `assign_buckets` divides them, and gather those of a sharded optimizer beside its first forward pass; with 0 they do
-    it after and before these. Another value below 0 raises ValueError.
+    `assign_buckets` divides them, and gather a sharded optimizer's parameters beside its first forward pass; with 0
+    they reduce after the backward and gather before the forward pass. Another value below 0 raises ValueError.
     """
     check_bucket_cap(bucket_cap_mb)
     programs: list[Program] = []

@@ -90,7 +90,7 @@ def _summarise(estimate: StepEstimate) -> Summary:
 class RankMemory:
     """The predicted memory of a rank: bytes of tensors at the peak, by kind, and over its recorded passes.
 
-    `reserved` is what torch's allocator reserves for them with expandable segments.
+    `reserved` are the bytes that torch's allocator reserves for them with expandable segments.
     """
 
     plan: RankPlan
@@ -184,7 +184,7 @@ def name_of(plan: RankPlan) -> str:
 
 
 def describe_span(span: Span) -> str:
-    """Return what a span is, such as "forward, stage 3, microbatch 0"."""
+    """Return the name of a span, such as "forward, stage 3, microbatch 0"."""
     parts = [KINDS.get(span.kind, span.kind)]
     parts += [f"stage {span.stage}"] if span.stage >= 0 else []
     parts += [f"microbatch {span.microbatch}"] if span.microbatch >= 0 else []

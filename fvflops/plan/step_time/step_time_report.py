@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.devices.devices import Device
+from fvflops.devices.measured_errors import describe_verdicts
 from fvflops.garbage_collector import gc_paused
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
@@ -58,7 +59,7 @@ def estimate_report(
     """Return the report of an estimated step of the model `name`.
 
     `cost` is a whole training's, `measured` the seconds that a real step took, `command` the command line of the
-    report, and `finder` the one that finds what lowers the peak memory. `modules` are options of
+    report, and `finder` a command that finds how to lower the peak memory. `modules` are options of
     `module_table`. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
     MFU is above 1 raises ValueError.
     """
@@ -92,7 +93,7 @@ def estimate_report(
     title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
     about["host_bound"] = _encode_host(estimate)
     about |= {} if measured is None else {"measured": {"seconds": measured, **_utilisations(estimate, measured)}}
-    data = {**encode(estimate, memories, cost), "fits": verdict.fits}
+    data = {**encode(estimate, memories, cost), "fits": verdict.fits, "error": estimate.error._asdict()}
     return Document("step_estimate", title, parts, main="step", data=data, about=about)
 
 
@@ -104,7 +105,7 @@ def estimate_page(estimate: StepEstimate) -> Document:
 def judge(
     nbytes: int, device: Device, mesh: Mapping[str, int], *, advice: str = "", tensors: int | None = None
 ) -> Verdict:
-    """Return whether what torch's allocator reserves for the `tensors` of each rank of a mesh fits a device."""
+    """Return whether bytes reserved for the `tensors` of each rank of a mesh fit a device."""
     reserve = device.reserve(mesh)
     reserved_for = f"the device's context{' and NCCL' * (reserve > device.reserve())}" if reserve else ""
     return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice, tensors)
@@ -214,6 +215,7 @@ def _tabulate_step(estimate: StepEstimate) -> Table:
 
 def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
     yield f"Efficiency of {estimate.device.name}: {estimate.efficiency.source}."
+    yield estimate.error.text
     if estimate.network is not None:
         yield f"Network {estimate.network.name}: {estimate.network.source}."
     yield "Efficiency 1: kernels at the device's peaks, no launch overhead; the same network. No step is faster."
@@ -287,6 +289,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
         "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "
         f"without them the total is {otherwise}.",
         f"Not included: the device's context and buffers of NCCL, for which {format_bytes(reserve)} are set aside.",
+        describe_verdicts(),
     ]
     title = f"Memory of the fullest rank, {name_of(fullest.plan)}"
     return Table("memory", columns, rows, title=title, total=total, notes=notes, noun="kind")

@@ -16,14 +16,12 @@ from fvflops.plan.step_time.step_estimate import estimate_step
 from fvflops.trace import Trace
 from fvflops.zoo import build
 from tests.support.processes.start import run_ranks
-from tests.support.processes.zero_worker import ADAMW, CASES, cases_of
+from tests.support.processes.zero_worker import ADAMW, CASES, WHOLE, cases_of
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 # Bytes of the number that AdamW adds to its count of steps on the CPU: as int64, and as the count's float32. Those of
 # clipping are as many, and its result is alive.
 COUNT, CLIPPING = 12, 16
-# Cases whose whole step is measured: the CPU's kernels for bfloat16 take memory of their own.
-WHOLE = ("own, float32", "own, few layers", "torch, few layers")
 COMPARED = [
     (ranks, f"{whose}, {name}")
     for ranks in (2, 4)

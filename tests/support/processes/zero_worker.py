@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,8 @@ CASES = {
     "tp sequence": Case(make_llama, (TOKENS % 64,), {"dp": 2, "tp": 2}, **BF16, sequence=True),
     "pp": Case(make_llama, (TOKENS % 64,), {"pp": 2, "dp": 2}, **BF16, gradients="fp32"),
 }
+# Those whose whole step is measured: the CPU's kernels for bfloat16 take memory of their own.
+WHOLE = ("own, float32", "own, few layers", "torch, few layers")
 
 
 def cases_of(ranks):
@@ -255,10 +257,10 @@ def without_collectives():
             setattr(dist, name, original)
 
 
-def describe(make_step, case):
+def describe(make_step, case, *, is_whole):
     """Return a step's Trace, what is held between steps, and the most bytes that the first two steps allocate.
 
-    The last are of whole steps, without gloo's copies, and of the optimizer alone.
+    The last are of the optimizer alone, and if `is_whole` of whole steps too, without gloo's copies.
     """
     passes, optimizer = make_step(case)
     of_optimizer = []
@@ -269,16 +271,35 @@ def describe(make_step, case):
     with record(table="exact", warn=False) as run:
         passes()
         optimizer.step()
-    del passes, optimizer
-    passes, optimizer = make_step(case)
-    with without_collectives():
-        of_step = measure_steps(lambda: (passes(), optimizer.step()), 2)
-    return {"trace": run.trace().to_json(), "held": held, "optimizer": of_optimizer, "step": of_step}
+    found = {"trace": run.trace().to_json(), "held": held, "optimizer": of_optimizer}
+    if is_whole:
+        del passes, optimizer
+        passes, optimizer = make_step(case)
+        with without_collectives():
+            found["step"] = measure_steps(lambda: (passes(), optimizer.step()), 2)
+    return found
+
+
+def follow(make_step, case, *, is_whole):
+    """Run the steps that `describe` runs, whose collectives need all ranks."""
+    for context, steps in ((nullcontext(), 3), (without_collectives(), 2))[: 1 + is_whole]:
+        passes, optimizer = make_step(case)
+        with context:
+            for _ in range(steps):
+                passes()
+                optimizer.step()
 
 
 def main(rank, folder):
     wait_for_workers()
-    own, of_torch = cases_of(dist.get_world_size())
-    found = {f"own, {name}": describe(make_own_step, case) for name, case in own.items()}
-    found |= {f"torch, {name}": describe(make_torch_step, case) for name, case in of_torch.items()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    ranks = dist.get_world_size()
+    run = describe if rank in (0, ranks - 1) else follow
+    found = {}
+    for whose, make_step, cases in zip(
+        ("own", "torch"), (make_own_step, make_torch_step), cases_of(ranks), strict=True
+    ):
+        for name, case in cases.items():
+            full = f"{whose}, {name}"
+            found[full] = run(make_step, case, is_whole=full in WHOLE)
+    if run is describe:
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
