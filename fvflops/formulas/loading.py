@@ -31,7 +31,7 @@ _ENDINGS = (".yaml", ".yml")  # of a table that another file names
 _FLAGS = ("opaque", "floating_point_only", "ignore_inherited", "registered_formulas")
 
 # Shipped YAML files that are not formula tables, and tables that are no conventions of their own.
-_OTHER_FILES = ("devices", "efficiencies", "kernel_figures", "measured_errors", "networks")
+_OTHER_FILES = ("devices", "efficiencies", "engines", "kernel_figures", "measured_errors", "networks")
 PARTS = ("kernels",)
 
 Rows = dict[str, tuple[Row, Node]]
