@@ -29,7 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import torch  # noqa: E402
 import yaml  # noqa: E402
-from serving_runs.error_report import error_table, unused_runs, worst_runs  # noqa: E402
+from error_figures import write_errors  # noqa: E402
+from serving_runs.error_report import error_table, list_errors, unused_runs, worst_runs  # noqa: E402
 from serving_runs.fitting import FITTED, Batch, find_features  # noqa: E402
 from serving_runs.prediction import Predictor, Times  # noqa: E402
 from serving_runs.requests_replay import FILES, MODEL, replay  # noqa: E402
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/serving_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="with ttft_tpot.csv, and files of requests")
     parser.add_argument("--held-out", action="store_true", help="also fit without each model, and without each GPU")
+    parser.add_argument("--write", action="store_true", help="with --held-out: write errors to measured_errors.yaml")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="fit, and write the figures to this file")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth run (1)")
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs with the largest errors to show (10)")
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind, attribute in _HELD_OUT.items():
             predicted[kind] = _hold_out(predictor, runs, batches, attribute, options.jobs)
     print(f"{len(runs):,} runs, errors of predicted times\n{error_table(runs, predicted)}")
+    if options.write and options.held_out:
+        write_errors("serving", list_errors(runs, predicted[""], predicted[next(iter(_HELD_OUT))]))
     print(f"\nlargest errors\n{worst_runs(runs, predicted[''], options.worst)}")
     print(f"\nleft out\n{unused_runs(read)}")
     for path in replays:

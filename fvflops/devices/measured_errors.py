@@ -80,12 +80,29 @@ class VerdictErrors:
     unfit_right: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingErrors:
+    """Errors in % of estimates of `runs` of an inference engine under closed loops of clients.
+
+    `tpot` is the mean of the time per output token, `ttft` the median of the time to first token; the others are these
+    by figures that were fitted without the run's model.
+    """
+
+    engine: str
+    runs: int
+    tpot: float
+    ttft: float
+    tpot_held_out: float
+    ttft_held_out: float
+
+
 class Errors(NamedTuple):
     """The rows of a file of errors."""
 
     runs: Sequence[RunErrors]
     kernels: Sequence[KernelErrors]
     memory: Sequence[VerdictErrors]
+    serving: Sequence[ServingErrors]
 
 
 class ErrorEstimate(NamedTuple):
@@ -149,6 +166,28 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
     return ErrorEstimate(text, mean, count)
 
 
+def expect_serving_error(engine: str, device: Device) -> str:
+    """Return the errors of the times of an engine's tokens, by all runs of it; its GPUs are H100, H200 and B200.
+
+    >>> expect_serving_error("vllm", find_device("A100")).partition(":")[0]
+    'Error'
+    """
+    row = next((row for row in load_errors().serving if row.engine == engine), None)
+    if row is None:
+        return "Error unknown: these figures were not compared with measured runs."
+    measured = device.name in _SERVED
+    alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVED)} "
+    return (
+        f"Error: {alike}time per output token {_percent(row.tpot)} in the mean of {format_quantity(row.runs, 'run')} "
+        f"({_percent(row.tpot_held_out)} for models left out of the fit), time to first token {_percent(row.ttft)} "
+        f"({_percent(row.ttft_held_out)}) in the median."
+    )
+
+
+# GPUs of the measured runs of engines.
+_SERVED = ("H100 SXM", "H200", "B200")
+
+
 def describe_verdicts() -> str:
     """Return how often a verdict that a step fits was right.
 
@@ -179,7 +218,7 @@ def _join(names: Iterable[str]) -> str:
 def load_errors(file: str = ERRORS) -> Errors:
     """Return the rows of a file; a mistake in it raises TableError with the file and the line."""
     document = read_document(file).fields("a file of errors", ("description", *Errors._fields))
-    types: tuple[type[Any], ...] = (RunErrors, KernelErrors, VerdictErrors)
+    types: tuple[type[Any], ...] = (RunErrors, KernelErrors, VerdictErrors, ServingErrors)
     return Errors(
         *(
             [_read(node, kind) for node in document[name].items(name)]

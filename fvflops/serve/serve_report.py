@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from fvflops.devices.measured_errors import expect_serving_error
 from fvflops.reports.document import Command, Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.cache_size import CacheLayer
@@ -39,6 +40,7 @@ def serve_report(
     parts.append(_tabulate_cache(estimate))
     parts.append(_tabulate_steps(estimate))
     parts.append(_explain_bound(estimate))
+    parts.append(expect_serving_error(estimate.engine, estimate.device))
     if estimate.requests is not None:
         items = list(_list_requests(estimate, estimate.requests))
         if price is not None or watts is not None:
@@ -210,6 +212,7 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
         "prefill": _encode_phase(estimate.prefill),
         "decode": [_encode_phase(phase) for phase in estimate.decode],
         "compute_bound_batch": estimate.compute_bound,
+        "error": expect_serving_error(estimate.engine, estimate.device),
         "requests": None if estimate.requests is None else _encode_requests(estimate, estimate.requests),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fvflops.devices.measured_errors import expect_serving_error
 from fvflops.reports.document import (
     Command,
     Document,
@@ -40,6 +41,7 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
         parts.append("No layout serves the load within the limits.")
     if search.points:
         parts.append(_draw(search))
+    parts.append(expect_serving_error(search.engine, search.device))
     parts += _list_unfit(search)
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
     title = f"{plain_name(name or search.model.name)} on {search.gpus} × {plain_name(search.device.name)}: "

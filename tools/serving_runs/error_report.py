@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from tabulate import tabulate
 
+from fvflops.devices.measured_errors import ServingErrors
 from serving_runs.prediction import Times
 from serving_runs.serving_run import ServingRun
 
@@ -52,6 +53,29 @@ def _row(name: str, kind: str, runs: Sequence[ServingRun], times: Sequence[Times
         f"{median(ttft):+.1%}",
         f"{mean(map(abs, rates)):.1%}",
     ]
+
+
+def list_errors(
+    runs: Sequence[ServingRun], fitted: Sequence[Times], unseen: Sequence[Times]
+) -> Iterator[ServingErrors]:
+    """Yield the errors of the runs of each engine, as fitted and with each run's model left out."""
+    for engine in dict.fromkeys(run.engine for run in runs):
+        own = [index for index, run in enumerate(runs) if run.engine == engine]
+
+        def errors(times: Sequence[Times], own: Sequence[int] = own) -> tuple[float, float]:
+            tpot = mean(abs(times[index].tpot / runs[index].tpot - 1) for index in own)
+            ttft = median(abs(times[index].ttft / runs[index].ttft - 1) for index in own)
+            return round(100 * tpot, 1), round(100 * ttft, 1)
+
+        (tpot, ttft), (tpot_held_out, ttft_held_out) = errors(fitted), errors(unseen)
+        yield ServingErrors(
+            engine=engine,
+            runs=len(own),
+            tpot=tpot,
+            ttft=ttft,
+            tpot_held_out=tpot_held_out,
+            ttft_held_out=ttft_held_out,
+        )
 
 
 def worst_runs(runs: Sequence[ServingRun], times: Sequence[Times], number: int) -> str:
