@@ -5,8 +5,7 @@
     tools/error_figures.py --check  fails where they differ
 
 `tools/training_times.py --write`, `tools/kernel_times.py FOLDER --write`, `tools/serving_times.py FOLDER --held-out
---write` and `python -m training_runs.layout_memory
---write` (from tools) measure the errors and write both.
+--write` and `python -m training_runs.layout_memory --write` (from tools) measure the errors and write both.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ KERNELS: Mapping[str, str] = {
     "attention": "attention of prompts",
     "encoder": "attention of encoders",
     "decode": "attention of a new token",
+    "trtllm decode": "attention of a new token by TensorRT-LLM",
     "latent": "latent attention (MLA)",
     "latent decode": "latent attention of a new token",
     "mixture": "mixtures of experts",
@@ -26,7 +27,6 @@ KERNELS: Mapping[str, str] = {
     "collective": "collectives in a node",
     "peers": "all-reduce of inference engines",
     "recurrent": "gated linear attention",
-    "short convolution": "short convolutions",
 }
 ONE_NODE, NODES = "one node", "several nodes"
 

@@ -14,11 +14,13 @@ from fvflops.devices.measured_errors import (
     VerdictErrors,
     describe_verdicts,
     expect_kernel_error,
+    expect_serving_error,
     expect_step_error,
     load_errors,
 )
 from fvflops.formulas import TableError
 from fvflops.plan.step_time.calibration import load_efficiencies
+from fvflops.serve.engine_figures import load_engines
 from tests.support.checkout import ROOT
 
 COMMON = {"device": "A100 SXM 80GB", "bias": 0.0, "percentile_95": 9.0}
@@ -37,7 +39,8 @@ KERNELS = [
 
 @pytest.fixture
 def errors(monkeypatch):
-    found = Errors(RUNS, KERNELS, [VerdictErrors(source="study", fit=10, fit_right=9, unfit=5, unfit_right=5)])
+    verdicts = [VerdictErrors(source="study", fit=10, fit_right=9, unfit=5, unfit_right=5)]
+    found = Errors(RUNS, KERNELS, verdicts, [])
     monkeypatch.setattr(measured_errors, "load_errors", lambda: found)
 
 
@@ -86,7 +89,7 @@ def test_all_shipped_figures_have_their_errors():
     measured = {(row.device, row.kind) for row in errors.kernels}
     assert measured <= fitted
     # Too few of their kernels take more than 10 us.
-    assert {kind for _, kind in fitted - measured} <= {"memory", "peers", "short convolution"}
+    assert {kind for _, kind in fitted - measured} <= {"memory", "peers", "trtllm decode"}
     assert all(row.fit_right <= row.fit and row.unfit_right <= row.unfit for row in errors.memory) and errors.memory
 
 
@@ -114,3 +117,10 @@ def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path):
     file.write_text(text.replace("mean: ", "mean: a", 1))
     with pytest.raises(TableError, match=r"errors.yaml:\d+: a row of errors: could not convert"):
         load_errors(str(file))
+
+
+def test_engines_have_the_errors_of_their_figures():
+    assert {row.engine for row in load_errors().serving} == set(load_engines())
+    own, other = (expect_serving_error("vllm", find_device(name)) for name in ("H200", "A100"))
+    assert own.startswith("Error: time per output token") and "not measured on A100" in other
+    assert expect_serving_error("mine", find_device("H200")).startswith("Error unknown")

@@ -14,27 +14,27 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81106, 471),
+    "fvflops": (81148, 471),
     "fvflops/analysis": (3048, 19),
     "fvflops/capture": (18861, 112),
     "fvflops/cli": (5532, 34),
     "fvflops/comparison": (4364, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1779, 13),
-    "fvflops/devices": (2139, 14),
+    "fvflops/devices": (2178, 14),
     "fvflops/formulas": (4118, 27),
     "fvflops/integrations": (789, 7),
     "fvflops/measure": (5732, 23),
     "fvflops/plan": (11287, 53),
     "fvflops/reports": (5103, 36),
-    "fvflops/serve": (3872, 25),
+    "fvflops/serve": (3875, 25),
     "fvflops/sources": (4451, 32),
     "fvflops/sweep": (2104, 11),
     "fvflops/trace": (3510, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (71322, 409),
-    "tools": (13202, 100),
+    "tests": (71332, 409),
+    "tools": (13233, 100),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
