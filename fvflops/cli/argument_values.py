@@ -90,18 +90,15 @@ def parse_amount(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return seconds from a text such as 200ms or 1.5s, as argparse's `type`.
+    """Return seconds from a text such as 200ms, 1.5s or 1.5, as argparse's `type`.
 
-    >>> parse_seconds("200ms"), parse_seconds("1.5s"), parse_seconds("50us")
-    (0.2, 1.5, 5e-05)
+    >>> parse_seconds("200ms"), parse_seconds("1.5s"), parse_seconds("2")
+    (0.2, 1.5, 2.0)
     """
-    match = re.fullmatch(r"([0-9.]+) ?(us|ms|s)", text)
-    try:
-        seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
-    except ValueError:
-        seconds = 0.0
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(us|ms|s|)", text)
+    seconds = float(match[1]) / {"us": 1e6, "ms": 1e3}.get(match[2], 1.0) if match else 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"must be a time with its unit, such as 200ms or 1.5s; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a time above 0, such as 200ms or 1.5s; got {text!r}")
     return seconds
 
 

@@ -26,9 +26,10 @@ from fvflops.sources.load import load_model
 
 EXAMPLES = (
     "fvflops serve zoo:llama3_8b --device H100",
-    "fvflops serve zoo:llama3_70b --device H100 --tp 4 --weights fp8 --concurrency 64",
-    "fvflops serve transformers:DeepseekV3ForCausalLM --device H200 --tp 8 --ep 8 --weights fp8",
+    "fvflops serve zoo:llama3_70b --device H100 --tp 4 --concurrency 64",
+    "fvflops serve zoo:mixtral_8x7b --device H100 --search --gpus 4 --tpot 30ms",
 )
+RARE = ("--pp", "--hit-rate", "--acceptance", "--draft-tokens", "--watts", "--price", "--at", "--utilisation")
 # Options of --search.
 _OF_FIXED = ("gpus", "draft_tokens", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
