@@ -23,7 +23,7 @@ from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation
 from fvflops.serve.simulation.request_simulation import simulate
 from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
-from fvflops.text import short_repr
+from fvflops.text import record_repr, short_repr
 from fvflops.units import format_seconds
 
 # Tokens of a step at a time of the largest GPUs' default; smaller ones have fewer.
@@ -36,7 +36,7 @@ SPREAD = 0.2
 _BATCHES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingLoad:
     """What is asked of an engine: prompts of `input_tokens`, answered with `output_tokens`.
 
@@ -55,6 +55,8 @@ class ServingLoad:
     longest: int | None = None
     utilisation: float = 0.9
     speculation: Speculation | None = None
+
+    __repr__ = record_repr
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):

@@ -66,12 +66,12 @@ def test_requests_of_a_file(tmp_path, capsys):
         ("zoo:llama_tiny --device H100 --tpot 20x --search --gpus 1", "must be a time above 0, such as 200ms or 1.5s"),
         ("zoo:resnet50 --device H100", "ResNet50 takes no"),
         ("zoo:llama_tiny --device H100 --input-len 2000 --max-model-len 100", "longer than the longest sequence, 100"),
-        ("zoo:llama_tiny --device TPUv4 --tp 2", "need a network: name one by --network"),
+        ("zoo:llama_tiny --device 'TPU v4' --tp 2", "need a network: name one by --network"),
     ],
 )
 def test_mistakes(options, message, capsys):
     with pytest.raises(SystemExit) if "20x --search" in options else _nothing():
-        assert main(["serve", *options.split()]) == 2
+        assert main(["serve", *shlex.split(options)]) == 2
     error = capsys.readouterr().err
     assert message in " ".join(error.split()) and error.count("\n") <= 3
 

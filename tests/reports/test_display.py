@@ -105,6 +105,10 @@ def shown():
     savings = fvflops.memory_savings(step)
     budget = Budget("net", {"flops": Limit("flops", 20, tolerance=Fraction(1, 100))})
     tables = {
+        "serving": fvflops.serve_model(build("llama_tiny", device="meta"), device="H100"),
+        "serving search": fvflops.search_serving(
+            build("llama_tiny", device="meta"), device="H100", gpus=1, precisions=[("bf16", "bf16")]
+        ),
         "flops": flops,
         "activations": fvflops.ActivationCountAnalysis(net, x, warn=False),
         "bytes": fvflops.ByteCountAnalysis(net, x, warn=False),
@@ -187,6 +191,9 @@ def shown():
         "efficiency": estimate.efficiency,
         "network": estimate.network,
         "link": estimate.network.between,
+        "serving layout": fvflops.ServingLayout(),
+        "serving load": fvflops.ServingLoad(),
+        "latency limits": fvflops.LatencyLimits(),
         "op estimate": fvflops.estimate_op("mm", [(4, 8), (8, 4)], device="H100"),
         "training cost": estimate.cost_to_train(15e12, price=2.5, watts=700),
         "master weights": fvflops.MasterWeights(net.parameters(), torch.optim.AdamW),
