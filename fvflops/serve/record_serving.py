@@ -10,6 +10,7 @@ from fvflops.analysis.model_counts import parameter_count
 from fvflops.comparison.cost_functions import ScalingError
 from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
+from fvflops.garbage_collector import gc_paused
 from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
 from fvflops.serve.serving_model import ServingError, ServingModel, read_serving_model
 
@@ -17,6 +18,7 @@ from fvflops.serve.serving_model import ServingError, ServingModel, read_serving
 _PROMPT, _ENCODED = 66, 59
 
 
+@gc_paused()
 def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
     """Return what serving a causal language model takes, and its cache after a prompt and after one more token.
 
