@@ -78,6 +78,7 @@ class Gap:
     seconds: float
     category: str = "user_annotation"
     inner: str = ""  # runtime call inside, over all of it
+    phase: str = "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,11 @@ class _Layout:
             self.wait(work.call, _MAIN)
         else:
             start, self.host = self.host, self.host + work.seconds
+            thread = _AUTOGRAD if work.phase == "backward" else _MAIN
             args = {"Python id": self.next()} if work.category == "python_function" else {"External id": self.next()}
-            self.add(work.category, work.name, start, self.host, _MAIN, **args)
+            self.add(work.category, work.name, start, self.host, thread, **args)
             if work.inner:
-                self.add("cuda_runtime", work.inner, start + 1e-6, self.host - 1e-6, _MAIN, correlation=self.next())
+                self.add("cuda_runtime", work.inner, start + 1e-6, self.host - 1e-6, thread, correlation=self.next())
 
     def wait(self, call: str, thread: int) -> None:
         start = self.host + 1e-6
