@@ -37,7 +37,8 @@ def find_communication(evidence: Evidence) -> Findings:
         exposed = sum(row.ns for row in rows)
         count = sum(row.kernels for row in rows)
         # One of them can seldom be hidden, such as the first gather of a step and the last reduction.
-        unavoidable = evidence.steps * max(row.kernel_ns / row.kernels for row in rows if row.kernels) if count else 0
+        longest = max((row.kernel_ns / row.kernels for row in rows if row.kernels), default=0.0)
+        unavoidable = 0.0 if evidence.is_planned else evidence.steps * longest
         late = min(_lateness(evidence, key), exposed) if key not in _PAIRS else 0.0
         slow = min(_slowness(evidence, key, rows), exposed - late) if not late and key not in _PAIRS else 0.0
         code, _, advice = _COLLECTIVES.get(key, (f"exposed_{key}", "", "overlap it with compute"))

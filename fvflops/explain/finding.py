@@ -36,7 +36,7 @@ MEASURED = "measured: the time that the trace shows"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The rows of all steps of a trace, and times of kernels in a step of the device, None if it is not known."""
+    """The rows of all steps of a trace, and times of kernels on the device, None if unknown."""
 
     trace: ExplainedTrace
     steps: int
@@ -44,6 +44,7 @@ class Evidence:
     work: tuple[WorkRow, ...]
     idle: tuple[IdleRow, ...]
     timer: KernelTimer | None
+    is_planned: bool = False
 
     @property
     def device(self) -> Device | None:
@@ -76,13 +77,13 @@ class Evidence:
         return 1.0
 
 
-def gather_evidence(trace: ExplainedTrace) -> Evidence:
+def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evidence:
     """Return the rows of all steps of a trace."""
     steps = trace.steps()
     work = tuple(row for _, step in steps for row in step.work)
     idle = tuple(row for _, step in steps for row in step.idle)
     timer = None if trace.device is None else KernelTimer(trace.device, find_efficiency(trace.device))
-    return Evidence(trace, max(len(steps), 1), trace.total_ns(), work, idle, timer)
+    return Evidence(trace, max(len(steps), 1), trace.total_ns(), work, idle, timer, is_planned)
 
 
 def shapes_of(row: WorkRow) -> list[tuple[int, ...]]:

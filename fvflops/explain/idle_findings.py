@@ -12,6 +12,8 @@ from fvflops.units import format_quantity, format_seconds
 _COMPILES = re.compile(r"dynamo|inductor|compiled_?fx|_compile|aot_?autograd|triton.*(compile|jit)", re.IGNORECASE)
 _COLLECTS = re.compile(r"gc\.collect|function collect>|garbage|gc_collect", re.IGNORECASE)
 _SAVES = re.compile(r"torch/serialization|checkpoint.*save|save.*checkpoint|torch\.save|_save\b", re.IGNORECASE)
+_READ, _MANY_READS = "aten::_local_scalar_dense", 500
+_DISPATCH = 0.1  # share of a step on the CPU that Python takes between ops, with the profiler
 _LAUNCH = ("launch", "start", "queue")
 # Code → what the host did, and what to do about it.
 _REASONS = {
@@ -40,6 +42,7 @@ _REASONS = {
         "the GPU waits for the host to launch kernels",
         "use torch.compile, CUDA graphs or larger batches: the host is slower than the kernels",
     ),
+    "item_calls": ("Python reads values one by one", "read them at once by tolist(), or keep them in tensors"),
     "host_work": ("the GPU waits for Python code outside of ops", "move this work to another thread, or out of the step"),
 }
 
@@ -50,9 +53,13 @@ def find_idle(evidence: Evidence) -> Findings:
     for row in evidence.idle:
         groups[_reason(row)].append(row)
     kernels = evidence.each(sum(row.kernels for row in evidence.work))
+    reads = evidence.each(sum(row.calls for row in evidence.work if row.op == _READ))
+    if reads >= _MANY_READS and not evidence.on_gpu and "host_work" in groups:
+        groups["item_calls"] = groups.pop("host_work")
     for code, rows in groups.items():
         ns = sum(row.ns for row in rows)
-        if code not in _REASONS or not ns:
+        least = _DISPATCH * evidence.total_ns if code == "host_work" and not evidence.on_gpu else 0
+        if code not in _REASONS or ns <= least:
             continue
         what, advice = _REASONS[code]
         gaps = format_quantity(max(evidence.each(sum(row.gaps for row in rows)), 1), "gap")
@@ -60,6 +67,8 @@ def find_idle(evidence: Evidence) -> Findings:
         text = f"{what}: {format_seconds(evidence.seconds(ns))} idle in {gaps}"
         if code == "launch_bound":
             text += f", {format_quantity(kernels, 'kernel')} a step"
+        elif code == "item_calls":
+            text += f", with {format_quantity(reads, 'call')} of .item()"
         elif name:
             text += f", most at {name}"
         yield Finding(code, text, evidence.seconds(ns), describe_idle(rows, evidence.steps), advice, MEASURED)

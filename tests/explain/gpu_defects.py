@@ -336,3 +336,29 @@ CLEAN = ("one GPU", "llama", "fsdp", "ddp", "a100", "experts", "recompute", "sgd
 def plant(defect: Defect) -> list[Work]:
     """Return the work of a step with the defect."""
     return defect.change(work_of(defect.case))
+
+
+# --- against the plan ---------------------------------------------------------------------------------------------
+
+
+def _recompute(work: list[Work]) -> list[Work]:
+    """The forward pass again before the backward pass, inside of a checkpoint."""
+    forward = [item for item in work if isinstance(item, Op) and item.phase == "forward"]
+    first = next(index for index, item in enumerate(work) if isinstance(item, Op) and item.phase == "backward")
+    again = [replace(item, phase="recompute", module=item.module or "layer") for item in forward]
+    return [*work[:first], *again, *work[first:]]
+
+
+def _padded(op: Op) -> list[Work]:
+    dims = tuple(tuple(size * 5 // 4 if size == 8192 else size for size in dim) for dim in op.dims)
+    return [replace(op.slower(1.25), dims=dims)]
+
+
+AGAINST_PLAN = (
+    Defect("recomputation", "llama", "unplanned_recomputation", _recompute),
+    Defect("padding of batches", "llama", "more_work", _each(_padded, _MM)),
+    Defect("slow attention", "llama", "slower_than_planned", _each(lambda op: [op.slower(4)], "attention")),
+    Defect("exposed tensor-parallel all-reduce", "tensor", "exposed_all_reduce", _longer("all_reduce", 1.4)),
+    Defect("uneven stages", "pipeline", "pipeline_bubble", _bubble(2)),
+)
+CLEAN_WITH_PLAN = (*CLEAN, "ddp llama", "tensor", "pipeline")

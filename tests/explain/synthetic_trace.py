@@ -181,6 +181,7 @@ class _Layout:
         elif work.phase == "recompute":
             name = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
             self.add("cpu_op", name, start, end, thread, **{"External id": self.next()})
+            self.add("python_function", f"nn.Module: {work.module}_0", start + 1e-7, end - 1e-7, thread)
         elif work.phase == "optimizer" and not work.around:
             self.add("user_annotation", "Optimizer.step#AdamW.step", start, end, thread)
 

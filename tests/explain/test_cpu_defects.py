@@ -1,0 +1,48 @@
+"""The right finding first in real traces of the CPU with a planted defect, and none in their clean twins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fvflops.explain.explained_trace import explain_trace
+from fvflops.explain.finding import Finding
+from fvflops.explain.findings import find_losses
+from tests.explain.cpu_defects import CPU_DEFECTS, CpuDefect, Maker, run, train
+
+# Times decide, so that most run by `-m long` only; these lose most of the step by their defect.
+_ALWAYS = ("token by token", "data loading", "filling")
+_TWINS = [defect for defect in CPU_DEFECTS if defect.clean is not train]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _find(make: Maker, folder: Path) -> list[Finding]:
+    return find_losses(explain_trace(run(make, folder / "trace.json")))
+
+
+def _mark(defects: list[CpuDefect], always: tuple[str, ...]) -> list[object]:
+    return [
+        pytest.param(defect, id=defect.name, marks=() if defect.name in always else pytest.mark.long)
+        for defect in defects
+    ]
+
+
+@pytest.mark.parametrize("defect", _mark(CPU_DEFECTS, _ALWAYS))
+def test_planted_defect_is_found_first(defect: CpuDefect, tmp_path: Path) -> None:
+    found = _find(defect.make, tmp_path)
+    assert [finding.code for finding in found][:1] == [defect.code]
+
+
+@pytest.mark.parametrize("defect", _mark(_TWINS, _ALWAYS))
+def test_clean_twin_has_no_findings(defect: CpuDefect, tmp_path: Path) -> None:
+    assert _find(defect.clean, tmp_path) == []
