@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.find_losses import find_losses
+from fvflops.explain.findings.losses_report import encode_losses, losses_parts
+from fvflops.explain.findings.planned_step import PlannedStep, compare_step
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
@@ -21,11 +24,13 @@ _ROWS = 20  # of tables besides the main one
 _MIN_DIMENSIONS = 1
 
 
-def explain_report(trace: ExplainedTrace) -> Document:
-    """Return the report of explained traces."""
+def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
+    """Return the report of explained traces, with a plan also what it expects."""
     steps = max(len(trace.steps()), 1)
     about = trace.about()
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []
+    found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
+    parts += losses_parts(found, compared, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
     parts += [_tabulate_collectives(trace, steps), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
@@ -35,7 +40,7 @@ def explain_report(trace: ExplainedTrace) -> Document:
         f"{name}{device}: {about[0]}",
         parts,
         main="time",
-        data=_encode(trace),
+        data={**encode_losses(found, compared), **_encode(trace)},
         about={"device": None if trace.device is None else trace.device.name, "steps": steps, "about": about},
     )
 

@@ -166,8 +166,8 @@ def _copies(kind: str) -> Callable[[Tensor], Tensor]:
                 x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
             elif kind == "clone":
                 x = x.clone()
-            elif kind == "stack":
-                x = torch.stack([x]).squeeze(0)
+            elif kind == "copy_":
+                x = torch.empty_like(x).copy_(x)
             elif kind == "pad":
                 x = F.pad(x, (0, 8))[..., :-8]
             elif kind == "repeat":
@@ -255,7 +255,7 @@ def _defects() -> list[CpuDefect]:
         CpuDefect("index_select", "indexing", lambda: train(around=_index), lambda: train(shape=(2, 448))),
         CpuDefect("filling", "zeroing", lambda: train(after=_zero, width=512, shape=(1, 32)), lambda: train(shape=(1, 512))),
     ]
-    names = {"contiguous": "copies", "clone": "copies", "stack": "copies", "pad": "copies", "repeat": "copies"}
+    names = {"contiguous": "copies", "clone": "copies", "copy_": "copies", "pad": "copies", "repeat": "copies"}
     for kind, code in {**names, "casts": "casts", "half casts": "casts"}.items():
         found.append(CpuDefect(kind, code, lambda kind=kind: train(around=_copies(kind)), clean))  # type: ignore[misc]
     found.append(CpuDefect("8 rows, head by head", "product_loop", lambda: _heads(True), lambda: _heads(False)))

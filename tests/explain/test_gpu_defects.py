@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from fvflops.cli import main
 from fvflops.explain.explained_trace import ExplainedTrace, explain_trace
-from fvflops.explain.findings import LEAST, find_losses
-from fvflops.explain.planned_step import PlannedStep, compare_step, expect_step
+from fvflops.explain.findings.find_losses import LEAST, find_losses
+from fvflops.explain.findings.planned_step import PlannedStep, compare_step, expect_step
 from tests.explain.gpu_defects import AGAINST_PLAN, CLEAN, CLEAN_WITH_PLAN, DEFECTS, Defect, plant
 from tests.explain.planned_work import plan, work_of
 from tests.explain.synthetic_trace import Work, lay_out, write
@@ -52,3 +54,19 @@ def test_clean_step_is_as_planned(case: str, tmp_path: Path) -> None:
     total = trace.total_ns() / len(trace.steps()) / 1e9
     assert sum(row.measured for row in rows) == pytest.approx(total, rel=1e-6)
     assert sum(row.expected for row in rows) == pytest.approx(planned.seconds, rel=LEAST)
+
+
+def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(lay_out(work_of("one GPU")), tmp_path / "trace.json")
+    options = ["--model", "zoo:gpt2", "--mesh", "dp=1", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
+    assert main(["explain", path, *options, "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {row["what"] for row in data["compared"]} >= {"matmul", "attention", "optimizer", "idle"}
+    total = sum(row["measured"] for row in data["compared"])
+    assert total == pytest.approx(explain_trace(path).total_ns() / 2e9, rel=1e-6)
+    # The trace has a batch of 16, the plan one of 2 and more layers.
+    assert data["findings"][0]["code"] == "more_work"
+    assert main(["explain", path, *options, "--output", str(tmp_path / "page.html")]) == 0
+    assert "The expected step and the measured one" in (tmp_path / "page.html").read_text()
+    assert main(["explain", path, "--mesh", "dp=2"]) == 2
+    assert "add --model" in capsys.readouterr().err

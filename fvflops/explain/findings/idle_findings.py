@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from fvflops.explain.finding import MEASURED, Evidence, Finding, Findings, describe_idle
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, describe_idle
 from fvflops.explain.step_records import IdleRow
 from fvflops.units import format_quantity, format_seconds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.explain.finding import MEASURED, Evidence, Finding, Findings, list_evidence
-from fvflops.explain.planned_step import PlannedStep, measure_kernels
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
+from fvflops.explain.findings.planned_step import PlannedStep, measure_kernels
 from fvflops.units import format_quantity, format_seconds, format_share
 
 _MORE = 1.02  # times the planned multiply-adds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.finding import MEASURED, Evidence, Finding, Findings, list_evidence
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
 from fvflops.explain.step_records import WorkRow
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec

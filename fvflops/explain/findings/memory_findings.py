@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.finding import MEASURED, Evidence, Finding, Findings, Group, list_evidence, shapes_of, types_of
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, Group, list_evidence, shapes_of, types_of
 from fvflops.explain.step_records import WorkRow
 from fvflops.units import format_quantity, format_seconds
 
@@ -75,7 +75,9 @@ def _reason(row: WorkRow) -> str:
 
 
 def _judge_optimizer(evidence: Evidence) -> Findings:
-    rows = [row for row in evidence.work if row.phase == "optimizer" and "_fused_" not in row.op]
+    rows = [row for row in evidence.work if row.phase == "optimizer"]
+    if any("_fused_" in row.op for row in rows):
+        return
     kernels, ns = sum(row.kernels for row in rows), sum(row.ns for row in rows)
     by_op: dict[str, float] = defaultdict(float)
     for row in rows:

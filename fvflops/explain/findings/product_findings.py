@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product
-from fvflops.explain.finding import (
+from fvflops.explain.findings.finding import (
     MEASURED,
     Evidence,
     Finding,

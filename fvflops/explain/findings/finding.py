@@ -80,8 +80,8 @@ class Evidence:
 def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evidence:
     """Return the rows of all steps of a trace."""
     steps = trace.steps()
-    work = tuple(row for _, step in steps for row in step.work)
-    idle = tuple(row for _, step in steps for row in step.idle)
+    work = tuple(trace.work(lambda row: (row.kind, row.op, row.kernel, row.phase, str(row.inputs), row.details)))
+    idle = tuple(trace.idle(lambda row: (row.cause, row.name)))
     timer = None if trace.device is None else KernelTimer(trace.device, find_efficiency(trace.device))
     return Evidence(trace, max(len(steps), 1), trace.total_ns(), work, idle, timer, is_planned)
 

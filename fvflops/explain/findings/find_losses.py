@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fvflops.explain.communication_findings import find_communication
+from fvflops.explain.findings.communication_findings import find_communication
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.finding import Finding, gather_evidence
-from fvflops.explain.idle_findings import find_idle
-from fvflops.explain.memory_findings import find_memory
-from fvflops.explain.plan_findings import find_rest, find_unplanned
-from fvflops.explain.planned_step import PlannedStep
-from fvflops.explain.product_findings import find_products
+from fvflops.explain.findings.finding import Finding, gather_evidence
+from fvflops.explain.findings.idle_findings import find_idle
+from fvflops.explain.findings.memory_findings import find_memory
+from fvflops.explain.findings.plan_findings import find_rest, find_unplanned
+from fvflops.explain.findings.planned_step import EXPOSED, PlannedStep
+from fvflops.explain.findings.product_findings import find_products
 from fvflops.units import format_seconds
 
 LEAST = 0.02  # share of a step: clean steps lose up to this much in many small ways
@@ -37,14 +37,12 @@ def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> li
 
 
 def _over(found: list[Finding], planned: PlannedStep) -> list[Finding]:
-    """Return findings without the seconds that the plan has for them; exposed collectives share theirs."""
-    left: dict[str, float] = {}
+    """Return findings without the seconds that the plan has for them; exposed collectives share theirs by size."""
+    exposed = sum(finding.seconds for finding in found if finding.code.startswith(EXPOSED))
     result = []
-    for finding in sorted(found, key=lambda finding: -finding.seconds):
-        key = "exposed" if finding.code.startswith("exposed_") else finding.code
-        allowed = left.setdefault(key, planned.allowance(finding.code))
-        used = min(allowed, finding.seconds)
-        left[key] = allowed - used
+    for finding in found:
+        share = finding.seconds / exposed if finding.code.startswith(EXPOSED) and exposed else 1.0
+        used = min(planned.allowance(finding.code) * share, finding.seconds)
         text = f"{finding.text}, {format_seconds(used)} of it planned" if used else finding.text
         result.append(replace(finding, seconds=finding.seconds - used, text=text))
     return result

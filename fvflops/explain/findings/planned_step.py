@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.finding import Evidence, gather_evidence
+from fvflops.explain.findings.finding import Evidence, gather_evidence
 from fvflops.explain.kernel_kinds import KINDS, kind_of_op
 from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.pass_program import Launch, Run
@@ -16,7 +16,8 @@ from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.text import shown_by_fields
 
 _OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
-BUBBLE, IDLE, EXPOSED = "pipeline bubble and sending", "idle", "exposed communication"
+BUBBLE, IDLE, COMMUNICATION = "pipeline bubble and sending", "idle", "exposed communication"
+EXPOSED = "exposed_"  # beginning of the codes of findings of exposed collectives
 _ROWS = {**KINDS, "memory": "kernels bound by memory"}
 
 
@@ -51,7 +52,7 @@ class PlannedStep:
 
     def allowance(self, code: str) -> float:
         """Return the seconds that the plan has for the reason of a finding."""
-        return self.parts.get("exposed" if code.startswith("exposed_") else code, 0.0)
+        return self.parts.get("exposed" if code.startswith(EXPOSED) else code, 0.0)
 
 
 def expect_step(
@@ -112,7 +113,7 @@ def compare_step(trace: ExplainedTrace, planned: PlannedStep) -> list[ComparedRo
             pairs["send" in name or "recv" in name] += row.ns
     idle = evidence.seconds(sum(row.ns for row in evidence.idle))
     rows += [
-        ComparedRow(EXPOSED, "", planned.parts["exposed"], evidence.seconds(pairs[False])),
+        ComparedRow(COMMUNICATION, "", planned.parts["exposed"], evidence.seconds(pairs[False])),
         ComparedRow(BUBBLE, "", planned.parts["pipeline_bubble"], evidence.seconds(pairs[True])),
         ComparedRow(IDLE, "", planned.parts["launch_bound"], idle),
     ]
