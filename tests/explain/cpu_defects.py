@@ -166,8 +166,6 @@ def _copies(kind: str) -> Callable[[Tensor], Tensor]:
                 x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
             elif kind == "clone":
                 x = x.clone()
-            elif kind == "copy_":
-                x = torch.empty_like(x).copy_(x)
             elif kind == "pad":
                 x = F.pad(x, (0, 8))[..., :-8]
             elif kind == "repeat":
@@ -234,28 +232,85 @@ def _adam(**options: bool) -> Callable[[Sequence[nn.Parameter]], torch.optim.Opt
 def _defects() -> list[CpuDefect]:
     clean = train
     found = [
-        CpuDefect("separate attention", "unfused_attention", lambda: train(separate, shape=(2, 512), width=128), lambda: train(shape=(2, 512), width=128)),
-        CpuDefect("masked attention", "unfused_attention", lambda: train(masked, shape=(2, 512), width=128), lambda: train(shape=(4, 256))),
-        CpuDefect("separate attention of long sequences", "unfused_attention", lambda: train(separate, shape=(1, 1024), width=128), lambda: train(shape=(1, 1024), width=128)),
+        CpuDefect(
+            "separate attention",
+            "unfused_attention",
+            lambda: train(separate, shape=(2, 512), width=128),
+            lambda: train(shape=(2, 512), width=128),
+        ),
+        CpuDefect(
+            "masked attention",
+            "unfused_attention",
+            lambda: train(masked, shape=(2, 512), width=128),
+            lambda: train(shape=(4, 256)),
+        ),
+        CpuDefect(
+            "separate attention of long sequences",
+            "unfused_attention",
+            lambda: train(separate, shape=(1, 1024), width=128),
+            lambda: train(shape=(1, 1024), width=128),
+        ),
         CpuDefect("float64 products", "float64_products", _products(torch.float64), _products(torch.float32)),
         CpuDefect("float64 model", "float64_products", lambda: train(dtype=torch.float64), lambda: train(width=320)),
         CpuDefect("token by token", "product_loop", _tokens_one_by_one(True), _tokens_one_by_one(False)),
         CpuDefect("loop over experts", "product_loop", _experts(True), _experts(False)),
-        CpuDefect("foreach optimizer off", "unfused_optimizer", lambda: train(optimizer=_adam(foreach=False), shape=(1, 16), width=512), lambda: train(shape=(1, 64), width=512)),
-        CpuDefect("foreach optimizer", "unfused_optimizer", lambda: train(optimizer=_adam(foreach=True), shape=(1, 16), width=512), lambda: train(shape=(2, 64), width=512)),
-        CpuDefect("RMSprop", "unfused_optimizer", lambda: train(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), shape=(1, 16), width=512), lambda: train(shape=(3, 64), width=512)),
+        CpuDefect(
+            "foreach optimizer off",
+            "unfused_optimizer",
+            lambda: train(optimizer=_adam(foreach=False), shape=(1, 16), width=512),
+            lambda: train(shape=(1, 64), width=512),
+        ),
+        CpuDefect(
+            "foreach optimizer",
+            "unfused_optimizer",
+            lambda: train(optimizer=_adam(foreach=True), shape=(1, 16), width=512),
+            lambda: train(shape=(2, 64), width=512),
+        ),
+        CpuDefect(
+            "RMSprop",
+            "unfused_optimizer",
+            lambda: train(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), shape=(1, 16), width=512),
+            lambda: train(shape=(3, 64), width=512),
+        ),
         CpuDefect("data loading", "data_loading", lambda: train(before=_load(0.05)), lambda: train(shape=(3, 300))),
         CpuDefect("slow samples", "data_loading", lambda: train(before=_load(0.12)), lambda: train(shape=(4, 200))),
-        CpuDefect("recompilation", "compilation", lambda: train(before=_named("_compile.compile_inner (dynamo_timed)", 0.1)), lambda: train(shape=(2, 320))),
-        CpuDefect("garbage collection", "garbage_collection", lambda: train(before=_named("gc.collect", 0.1)), lambda: train(shape=(5, 128))),
-        CpuDefect("saving", "checkpoint_saving", lambda: train(before=_named("torch.save", 0.1)), lambda: train(shape=(6, 128))),
+        CpuDefect(
+            "recompilation",
+            "compilation",
+            lambda: train(before=_named("_compile.compile_inner (dynamo_timed)", 0.1)),
+            lambda: train(shape=(2, 320)),
+        ),
+        CpuDefect(
+            "garbage collection",
+            "garbage_collection",
+            lambda: train(before=_named("gc.collect", 0.1)),
+            lambda: train(shape=(5, 128)),
+        ),
+        CpuDefect(
+            "saving",
+            "checkpoint_saving",
+            lambda: train(before=_named("torch.save", 0.1)),
+            lambda: train(shape=(6, 128)),
+        ),
         CpuDefect("Python work", "host_work", lambda: train(before=lambda: _busy(0.1)), lambda: train(shape=(7, 96))),
-        CpuDefect("Python work in a range", "host_work", lambda: train(before=_named("make_batch", 0.1)), lambda: train(shape=(8, 96))),
-        CpuDefect(".item() of each value", "item_calls", lambda: train(after=_read_items, shape=(1, 64)), lambda: train(shape=(1, 256))),
+        CpuDefect(
+            "Python work in a range",
+            "host_work",
+            lambda: train(before=_named("make_batch", 0.1)),
+            lambda: train(shape=(8, 96)),
+        ),
+        CpuDefect(
+            ".item() of each value",
+            "item_calls",
+            lambda: train(after=_read_items, shape=(1, 64)),
+            lambda: train(shape=(1, 256)),
+        ),
         CpuDefect("index_select", "indexing", lambda: train(around=_index), lambda: train(shape=(2, 448))),
-        CpuDefect("filling", "zeroing", lambda: train(after=_zero, width=512, shape=(1, 32)), lambda: train(shape=(1, 512))),
+        CpuDefect(
+            "filling", "zeroing", lambda: train(after=_zero, width=512, shape=(1, 32)), lambda: train(shape=(1, 512))
+        ),
     ]
-    names = {"contiguous": "copies", "clone": "copies", "copy_": "copies", "pad": "copies", "repeat": "copies"}
+    names = {"contiguous": "copies", "clone": "copies", "pad": "copies", "repeat": "copies"}
     for kind, code in {**names, "casts": "casts", "half casts": "casts"}.items():
         found.append(CpuDefect(kind, code, lambda kind=kind: train(around=_copies(kind)), clean))  # type: ignore[misc]
     found.append(CpuDefect("8 rows, head by head", "product_loop", lambda: _heads(True), lambda: _heads(False)))
@@ -264,7 +319,11 @@ def _defects() -> list[CpuDefect]:
 
 def _heads(loop: bool) -> Step:
     weights, x = torch.randn(64, 64, 64), torch.randn(64, 64, 64)
-    return infer(lambda: [[x[i] @ weights[i] for i in range(64)] for _ in range(30)] if loop else [x @ weights for _ in range(300)])
+    return infer(
+        lambda: (
+            [[x[i] @ weights[i] for i in range(64)] for _ in range(30)] if loop else [x @ weights for _ in range(300)]
+        )
+    )
 
 
 CPU_DEFECTS = _defects()

@@ -114,11 +114,15 @@ def _thin(rows: int) -> Callable[[Op], list[Work]]:
     """Products of a few rows, which take the time of reading their weights."""
 
     def change(op: Op) -> list[Work]:
-        first, second = op.dims[-2:]if op.op == "aten::mm" else op.dims[1:3]
+        first, second = op.dims[-2:] if op.op == "aten::mm" else op.dims[1:3]
         inner, columns = first[1], second[1]
         dims = ((rows, inner), (inner, columns))
         nbytes = 2 * inner * columns
-        return [replace(op, op="aten::mm", dims=dims, types=(_BF16, _BF16), kernels=((op.kernels[0][0], nbytes / _BANDWIDTH),))]
+        return [
+            replace(
+                op, op="aten::mm", dims=dims, types=(_BF16, _BF16), kernels=((op.kernels[0][0], nbytes / _BANDWIDTH),)
+            )
+        ]
 
     return change
 
@@ -133,7 +137,15 @@ def _loop(op: Op) -> list[Work]:
         dims = ((rows, inner), (inner, columns))
         seconds = 20e-6 + 2 * rows * inner * columns / 2e14
         found.append(Op(op="aten::nonzero", phase=op.phase, dims=((tokens,),), types=("bool",), launch=20e-6))
-        found.append(Op(op="aten::mm", kernels=((PRODUCTS["bfloat16"], seconds),), dims=dims, types=(_BF16, _BF16), phase=op.phase))
+        found.append(
+            Op(
+                op="aten::mm",
+                kernels=((PRODUCTS["bfloat16"], seconds),),
+                dims=dims,
+                types=(_BF16, _BF16),
+                phase=op.phase,
+            )
+        )
     return found
 
 
@@ -143,7 +155,9 @@ def _loop(op: Op) -> list[Work]:
 def _copied(op: str, types: tuple[str, ...], kernel: str = _COPY) -> Callable[[Op], list[Work]]:
     def change(item: Op) -> list[Work]:
         dims = next((dim for dim in item.dims if dim), (4096, 4096))
-        copy = Op(op=op, kernels=((kernel, 0.35 * item.seconds),), dims=(dims,) * len(types), types=types, phase=item.phase)
+        copy = Op(
+            op=op, kernels=((kernel, 0.35 * item.seconds),), dims=(dims,) * len(types), types=types, phase=item.phase
+        )
         return [copy, item]
 
     return change
@@ -162,7 +176,13 @@ def _unfuse_optimizer(name: str, number: int) -> Callable[[Op], list[Work]]:
         elements = op.seconds * _BANDWIDTH / 14 / number
         dims = ((int(elements) // 1024, 1024),) * 2
         return [
-            Op(op=f"aten::{name}{one}", kernels=((_ELEMENTWISE, each),), dims=dims, types=(_BF16, _BF16), phase="optimizer")
+            Op(
+                op=f"aten::{name}{one}",
+                kernels=((_ELEMENTWISE, each),),
+                dims=dims,
+                types=(_BF16, _BF16),
+                phase="optimizer",
+            )
             for _ in range(number)
             for one in ops
         ]
@@ -175,9 +195,10 @@ def _unfuse_optimizer(name: str, number: int) -> Callable[[Op], list[Work]]:
 
 def _slow_host(work: list[Work]) -> list[Work]:
     """A host that needs 60 us for an op, and kernels that are short."""
-    return [item.slower(0.05) if isinstance(item, Op) else item for item in (
-        replace(item, launch=60e-6) if isinstance(item, Op) else item for item in work
-    )]
+    return [
+        item.slower(0.05) if isinstance(item, Op) else item
+        for item in (replace(item, launch=60e-6) if isinstance(item, Op) else item for item in work)
+    ]
 
 
 def _short(work: list[Work]) -> list[Work]:
@@ -194,7 +215,10 @@ def _short(work: list[Work]) -> list[Work]:
 def _item(_: int, phase: str = "forward") -> list[Work]:
     copied = ("Memcpy DtoH (Device -> Pageable)", 2e-6)
     read = Op(op="aten::item", phase=phase, inner="aten::_local_scalar_dense", category="gpu_memcpy", nbytes=4)
-    return [read.with_kernels(copied, sync="cudaStreamSynchronize"), Gap(name="train.py(40): log", seconds=250e-6, category="python_function", phase=phase)]
+    return [
+        read.with_kernels(copied, sync="cudaStreamSynchronize"),
+        Gap(name="train.py(40): log", seconds=250e-6, category="python_function", phase=phase),
+    ]
 
 
 def _synchronise(_: int) -> list[Work]:
@@ -204,7 +228,10 @@ def _synchronise(_: int) -> list[Work]:
 def _nonzero(_: int) -> list[Work]:
     copied = ("Memcpy DtoH (Device -> Pinned)", 2e-6)
     found = Op(op="aten::nonzero", category="gpu_memcpy", nbytes=8)
-    return [found.with_kernels(copied, sync="cudaStreamSynchronize"), Gap(name="model.py(9): select", seconds=200e-6, category="python_function")]
+    return [
+        found.with_kernels(copied, sync="cudaStreamSynchronize"),
+        Gap(name="model.py(9): select", seconds=200e-6, category="python_function"),
+    ]
 
 
 # --- communication ------------------------------------------------------------------------------------------------
@@ -246,7 +273,9 @@ def _longer(wanted: str, factor: float, first: int | None = None) -> Change:
 def _bubble(factor: float) -> Change:
     def apply(work: list[Work]) -> list[Work]:
         return [
-            replace(item, seconds=item.seconds * factor) if isinstance(item, Collective) and item.group == "pp" else item
+            replace(item, seconds=item.seconds * factor)
+            if isinstance(item, Collective) and item.group == "pp"
+            else item
             for item in work
         ]
 
@@ -263,7 +292,12 @@ def _exchange(work: list[Work]) -> list[Work]:
     for number, item in enumerate(work):
         if isinstance(item, Op) and "_grouped_mm" in item.op and number % 2:
             sent = Collective(
-                number=10_000 + number, collective="all_to_all", seconds=1.1e-3, elements=1 << 27, group="ep", phase=item.phase
+                number=10_000 + number,
+                collective="all_to_all",
+                seconds=1.1e-3,
+                elements=1 << 27,
+                group="ep",
+                phase=item.phase,
             )
             found += [sent, Wait(sent.number)]
         found.append(item)
@@ -283,10 +317,21 @@ DEFECTS = (
     Defect("unfused attention", "one GPU", "unfused_attention", _each(_unfused, "attention")),
     Defect("unfused attention of Llama", "llama", "unfused_attention", _each(_unfused, "attention")),
     Defect("unfused forward attention", "sgd", "unfused_attention", _each(_unfused, "attention$")),
-    Defect("float32 without TF32", "one GPU", "float32_without_tf32", _each(_as_dtype(_FLOAT, PRODUCTS["float32"], 12), _MM)),
-    Defect("float32 head", "llama", "float32_without_tf32", _each(
-        lambda op: _as_dtype(_FLOAT, PRODUCTS["float32"], 12)(op) if op.module == "lm_head" else [op], _MM)),
-    Defect("TF32 in place of bfloat16", "llama", "float32_products", _each(_as_dtype(_FLOAT, PRODUCTS["tf32"], 2.1), _MM)),
+    Defect(
+        "float32 without TF32",
+        "one GPU",
+        "float32_without_tf32",
+        _each(_as_dtype(_FLOAT, PRODUCTS["float32"], 12), _MM),
+    ),
+    Defect(
+        "float32 head",
+        "llama",
+        "float32_without_tf32",
+        _each(lambda op: _as_dtype(_FLOAT, PRODUCTS["float32"], 12)(op) if op.module == "lm_head" else [op], _MM),
+    ),
+    Defect(
+        "TF32 in place of bfloat16", "llama", "float32_products", _each(_as_dtype(_FLOAT, PRODUCTS["tf32"], 2.1), _MM)
+    ),
     Defect("TF32 on an A100", "a100", "float32_products", _each(_as_dtype(_FLOAT, PRODUCTS["tf32"], 2.1), _MM)),
     Defect("float64", "sgd", "float64_products", _each(_as_dtype("double", PRODUCTS["float64"], 15), _MM)),
     Defect("vocabulary of 50,257", "one GPU", "unaligned_size", _each(_vocabulary, _MM)),
@@ -304,14 +349,23 @@ DEFECTS = (
     Defect("casts of weights", "fsdp", "casts", _each(_copied("aten::_to_copy", (_FLOAT,)), _MM)),
     Defect("index_put", "one GPU", "indexing", _each(_copied("aten::index_put_", (_BF16, _BF16)), _MM)),
     Defect("zeroed gradients", "one GPU", "zeroing", _each(_copied("aten::zero_", (_BF16,)), _MM)),
-    Defect("unpinned batches", "one GPU", "unpinned_copies", _in_middle(_transfer(_HTOD, 8e-3, "cudaStreamSynchronize"))),
+    Defect(
+        "unpinned batches", "one GPU", "unpinned_copies", _in_middle(_transfer(_HTOD, 8e-3, "cudaStreamSynchronize"))
+    ),
     Defect("exposed offloading", "llama", "host_copies", _every(20, lambda _: [_transfer(_PINNED, 4e-3, "")])),
     Defect("optimizer without foreach", "llama", "unfused_optimizer", _each(_unfuse_optimizer("", 40), "_fused_adamw")),
-    Defect("foreach optimizer", "experts", "unfused_optimizer", _each(_unfuse_optimizer("_foreach_", 2), "_fused_adamw")),
+    Defect(
+        "foreach optimizer", "experts", "unfused_optimizer", _each(_unfuse_optimizer("_foreach_", 2), "_fused_adamw")
+    ),
     Defect("launch-bound", "one GPU", "launch_bound", _slow_host),
     Defect("thousands of short kernels", "one GPU", "launch_bound", _short),
     Defect(".item() after each layer", "one GPU", "synchronisation", _every(10, _item)),
-    Defect(".item() in the backward pass", "one GPU", "synchronisation", _every(12, lambda number: _item(number, "backward"), "backward")),
+    Defect(
+        ".item() in the backward pass",
+        "one GPU",
+        "synchronisation",
+        _every(12, lambda number: _item(number, "backward"), "backward"),
+    ),
     Defect("cudaDeviceSynchronize", "one GPU", "synchronisation", _every(12, _synchronise)),
     Defect("nonzero", "experts", "synchronisation", _every(6, _nonzero)),
     Defect("data loading", "one GPU", "data_loading", lambda work: [_LOADING, *work]),

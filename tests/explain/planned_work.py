@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,7 +43,9 @@ PRODUCTS = {
     "float64": "void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1>(Params)",
 }
 _ATTENTION = "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(Flash_fwd_params)"
-_ATTENTION_BACKWARD = "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>(Flash_bwd_params)"
+_ATTENTION_BACKWARD = (
+    "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>(Flash_bwd_params)"
+)
 _ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor>(int)"
 _OTHERS = {
     "embedding": "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16>(int)",
@@ -56,7 +58,7 @@ _OTHERS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def plan(case: str) -> tuple[StepEstimate, StepProgram]:
     """Return a planned step: one of CASES."""
     model, sizes, inputs, options, device = CASES[case]
@@ -78,9 +80,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any], tuple[int, int], dict[str, Any], 
     "tensor": (*("llama3_8b", {"layers": 4}, (2, 4096)), {"mesh": {"tp": 4}, "optimizer": torch.optim.AdamW}, "H100"),
     "a100": ("gpt2", {"vocab_size": 50304, "layers": 4}, (16, 1024), {"mesh": {"dp": 1}}, "A100"),
     "experts": ("mixtral_8x7b", {"layers": 2}, (1, 4096), {"mesh": {"dp": 1}}, "H100"),
-    "recompute": (
-        *("llama3_8b", {"layers": 4}, (2, 4096), {"mesh": {"dp": 1}, "checkpoint": "full"}, "H100"),
-    ),
+    "recompute": (*("llama3_8b", {"layers": 4}, (2, 4096), {"mesh": {"dp": 1}, "checkpoint": "full"}, "H100"),),
     "sgd": (
         *("mpt_125m", {"layers": 4}, (8, 2048)),
         *({"mesh": {"dp": 1}, "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, fused=True)}, "H100"),

@@ -191,7 +191,9 @@ class _Layout:
         correlation = self.next()
         is_copy = work.category == "gpu_memcpy"
         call = "cudaMemcpyAsync" if is_copy else "cudaMemsetAsync" if "set" in work.category else "cudaLaunchKernel"
-        self.add("cuda_runtime", call, called, called + calling, thread, **{"External id": number, **_corr(correlation)})
+        self.add(
+            "cuda_runtime", call, called, called + calling, thread, **{"External id": number, **_corr(correlation)}
+        )
         begin = max(self.streams.get(COMPUTE, 0.0), called + _LATENCY)
         self.streams[COMPUTE] = begin + seconds
         args = {"External id": number, "device": self.rank, "context": 1, "stream": COMPUTE, **_corr(correlation)}
@@ -238,7 +240,9 @@ def _corr(number: int) -> dict[str, int]:
     return {"correlation": number}
 
 
-def lay_out(work: Sequence[Work], *, steps: int = 2, rank: int = 0, world: int = 1, gpu: str = "H100") -> dict[str, Any]:
+def lay_out(
+    work: Sequence[Work], *, steps: int = 2, rank: int = 0, world: int = 1, gpu: str = "H100"
+) -> dict[str, Any]:
     """Return a trace of some equal steps; after each the host reads the loss, so that it waits for the GPU."""
     layout = _Layout(rank, streams={COMPUTE: 0.0})
     for step in range(1, steps + 1):

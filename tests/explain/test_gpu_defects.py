@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ def _explain(work: list[Work], case: str, folder: Path) -> ExplainedTrace:
     return explain_trace(write(lay_out(work, world=8, gpu=gpu), folder / "trace.json"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _planned(case: str) -> PlannedStep:
     return expect_step(plan(case)[0], rank=0)
 

@@ -66,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("the trace names no GPU that is known: add --device, such as --device H100")
         subject, estimate = estimate_arguments(arguments, explained.device, _OPTIMIZER)
         fused = find_classes(subject, arguments.fused)
-        planned = expect_step(
-            estimate, explained.timelines[0].rank, fused=fused, bucket_cap_mb=arguments.bucket_cap_mb
-        )
+        planned = expect_step(estimate, explained.timelines[0].rank, fused=fused, bucket_cap_mb=arguments.bucket_cap_mb)
     write_report(explain_report(explained, planned), arguments)
     return 0

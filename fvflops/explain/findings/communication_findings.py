@@ -16,7 +16,11 @@ _COLLECTIVES = {
     "allgather": ("exposed_all_gather", "all_gather", "prefetch the next module's parameters (FSDP: forward_prefetch)"),
     "reducescatter": ("exposed_reduce_scatter", "reduce_scatter", "reduce gradients beside the backward pass"),
     "allreduce": ("exposed_all_reduce", "all_reduce", "reduce in buckets beside the backward pass, as DDP does"),
-    "alltoall": ("exposed_all_to_all", "all_to_all", "overlap the exchange of tokens with shared experts or another batch"),
+    "alltoall": (
+        "exposed_all_to_all",
+        "all_to_all",
+        "overlap the exchange of tokens with shared experts or another batch",
+    ),
     "send": ("pipeline_bubble", "send", "use more microbatches, or stages of equal time"),
     "recv": ("pipeline_bubble", "send", "use more microbatches, or stages of equal time"),
     "broadcast": ("exposed_broadcast", "broadcast", "broadcast less often, such as buffers (broadcast_buffers=False)"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fvflops.explain.findings.communication_findings import find_communication
 from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.communication_findings import find_communication
 from fvflops.explain.findings.finding import Finding, gather_evidence
 from fvflops.explain.findings.idle_findings import find_idle
 from fvflops.explain.findings.memory_findings import find_memory

@@ -43,7 +43,10 @@ _REASONS = {
         "use torch.compile, CUDA graphs or larger batches: the host is slower than the kernels",
     ),
     "item_calls": ("Python reads values one by one", "read them at once by tolist(), or keep them in tensors"),
-    "host_work": ("the GPU waits for Python code outside of ops", "move this work to another thread, or out of the step"),
+    "host_work": (
+        "the GPU waits for Python code outside of ops",
+        "move this work to another thread, or out of the step",
+    ),
 }
 
 

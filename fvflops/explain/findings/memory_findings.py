@@ -7,7 +7,16 @@ import re
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, Group, list_evidence, shapes_of, types_of
+from fvflops.explain.findings.finding import (
+    MEASURED,
+    Evidence,
+    Finding,
+    Findings,
+    Group,
+    list_evidence,
+    shapes_of,
+    types_of,
+)
 from fvflops.explain.step_records import WorkRow
 from fvflops.units import format_quantity, format_seconds
 

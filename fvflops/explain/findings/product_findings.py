@@ -100,9 +100,7 @@ def _fused_ns(evidence: Evidence, rows: Sequence[WorkRow]) -> float | None:
         size = min(*shapes[0][1:], *shapes[1][1:])
         kind = "attention" if row.phase != "backward" else "attention backward"
         each = row.macs // max(row.calls, 1)
-        shape = Attention(
-            *(1, queries, keys, shapes[0][0], shapes[0][0], size, False), element_bytes=2, key_bytes=2
-        )
+        shape = Attention(*(1, queries, keys, shapes[0][0], shapes[0][0], size, False), element_bytes=2, key_bytes=2)
         products = 2 if kind == "attention" else 5
         kernel = Kernel(kind, products * each, 4 * 2 * shapes[0][0] * queries * size, "bfloat16", shape)
         # The first forward product stands for both, as one of four backward ones for all.
@@ -185,9 +183,7 @@ def _judge_loop(evidence: Evidence, rows: list[WorkRow]) -> Finding:
     share = ns / max(sum(row.kernel_ns for row in evidence.work), 1)
     saved = max(ns - expected, 0.0) + gaps * share
     advice = "batch the products: one bmm or grouped_mm for all experts, heads or time steps"
-    return Finding(
-        "product_loop", text, evidence.seconds(saved), list_evidence(rows, evidence.steps), advice, _MODEL
-    )
+    return Finding("product_loop", text, evidence.seconds(saved), list_evidence(rows, evidence.steps), advice, _MODEL)
 
 
 def _peak_of(evidence: Evidence, dtype: str) -> float:
