@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
-from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
+from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import record_data
 from fvflops.units import flops_to_string, format_bytes, format_seconds, format_share, format_short

@@ -62,7 +62,7 @@ class ExplainedTrace(Displayed):
         return list(_describe(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report: .json with all rows and exact numbers, .html, .md, .csv or .txt; others raise ValueError."""
+        """Write the report to a .json file, with all rows and exact numbers, .html, .md, .csv or .txt file."""
         path = os.fspath(path)
         format = _FORMATS.get(os.path.splitext(path)[1].lower())
         if format is None:
@@ -140,9 +140,9 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     graphs = sum(row.kernel_ns for row in work if row.is_graph)
     unlinked = sum(row.kernel_ns for row in work if not row.op and not row.is_graph)
     if graphs:
-        yield f"{format_percent(graphs, kernel_ns)} of the kernel time is of captured graphs: known by kernel names only"
+        yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
     if unlinked * 100 > kernel_ns:
-        yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: known by kernel names only"
+        yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
     for timeline in trace.timelines:
         columns = timeline.columns
         if columns.negative or columns.unreadable:

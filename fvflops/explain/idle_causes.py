@@ -9,7 +9,9 @@ from typing import NamedTuple
 from fvflops.explain.trace_columns import OP, PYTHON, RUNTIME, TraceColumns
 
 _SYNCHRONISES = re.compile(r"(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip|cu)Memcpy(?!.*Async)")
-_SLOW_CALLS = re.compile(r"Malloc|Free|HostAlloc|HostRegister|Module(Load|Unload)|Library(Load|Unload)|GraphInstantiate")
+_SLOW_CALLS = re.compile(
+    r"Malloc|Free|HostAlloc|HostRegister|Module(Load|Unload)|Library(Load|Unload)|GraphInstantiate"
+)
 _LOADS_DATA = re.compile(r"DataLoader|torch/utils/data/|_next_data")
 # Python frames that are not the program's own.
 _OF_LIBRARIES = re.compile(r"^(torch/|<built-in|<string>|nn\.Module: |threading\.py|contextlib\.py)|site-packages")

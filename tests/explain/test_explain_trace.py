@@ -17,7 +17,16 @@ def host(name, start, duration, category="cpu_op", **args):
 
 def kernel(name, start, duration, stream=7, category="kernel", **args):
     args = {"device": 0, "stream": stream, **args}
-    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start, "dur": duration, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
 
 
 def launch(correlation, start, name="cudaLaunchKernel", duration=1, **args):
