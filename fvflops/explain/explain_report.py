@@ -18,7 +18,6 @@ _TIMES = (
     *("communication_ns", "memcpy_ns", "host_ns"),
 )
 _ROWS = 20  # of tables besides the main one
-_MIN_DIMENSIONS = 1
 
 
 def explain_report(trace: ExplainedTrace) -> Document:
@@ -138,7 +137,7 @@ def describe_work(row: WorkRow) -> str:
     if row.inputs:
         dims, types = row.inputs[0] or (), row.inputs[1] or ()
         shapes = [dim for dim in dims if dim and all(isinstance(size, int) for size in dim)]
-        words += ["x".join(map(str, shape)) for shape in shapes[:3] if len(shape) >= _MIN_DIMENSIONS]
+        words += ["x".join(map(str, shape)) for shape in shapes[:3]]
         words += [str(type).removeprefix("c10::").lower() for type in types[:1] if type not in ("", "Scalar")]
     return " ".join(words)
 
@@ -154,14 +153,12 @@ def _tabulate_collectives(trace: ExplainedTrace, steps: int) -> Table:
         number_column("bytes_per_second", "rate", form=lambda rate: f"{format_short(rate)}B/s"),
     )
     rows: list[list[Value]] = []
-    for row in trace.work(lambda row: (row.kind, describe_collective(row))):
+    for row in trace.work(lambda row: (row.kind, describe_collective(row), dict(row.details).get("Group size"))):
         if row.kind == "communication":
-            details = dict(row.details)
-            nbytes = None
-            rate = None if not nbytes else nbytes * 1e9 / row.kernel_ns
             seconds, hidden = row.ns / 1e9 / steps, row.hidden_ns / 1e9 / steps
-            name, ranks = describe_collective(row), details.get("Group size")
-            rows.append([name, ranks, row.kernels / steps, seconds, hidden, nbytes, rate])
+            name, ranks = describe_collective(row), dict(row.details).get("Group size")
+            nbytes = None if row.nbytes is None else row.nbytes / steps
+            rows.append([name, ranks, row.kernels / steps, seconds, hidden, nbytes, row.bytes_per_second])
     return Table("communication", columns, rows, "Communication, mean of a step", noun="collective").ranked(top=_ROWS)
 
 

@@ -32,6 +32,13 @@ from fvflops.text import short_repr
 from fvflops.units import format_quantity, format_seconds
 
 _STEP = re.compile(r"ProfilerStep\*?#\d+")
+# "dtype" of a collective → bytes of an element.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long"), 8),
+}
 _GROUPS = ("compute", "communication", "memcpy")
 
 
@@ -306,6 +313,11 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
         cost = costs.cost(op, inputs) if inputs and costs.is_counted(op) else UNKNOWN_COST
         work, calls = cost.work, row.calls
+        details = columns.details[key.details] if key.details >= 0 else {}
+        nbytes = None if cost.nbytes is None else cost.nbytes * calls
+        if key.kind == "communication":
+            message = _message_bytes(details)
+            nbytes = None if message is None else message * row.kernels
         yield WorkRow(
             kind=key.kind,
             group=_GROUPS[key.group],
@@ -314,7 +326,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             phase=key.context.phase,
             module=key.context.module,
             inputs=inputs,
-            details=tuple(columns.details[key.details].items()) if key.details >= 0 else (),
+            details=tuple(details.items()),
             is_graph=key.context.is_graph,
             calls=calls,
             kernels=row.kernels,
@@ -322,10 +334,18 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             ns=row.ns,
             macs=None if work is None else work.macs * calls,
             flops=None if work is None else work.flops * calls,
-            nbytes=None if cost.nbytes is None else cost.nbytes * calls,
+            nbytes=nbytes,
             expected_ns=None if cost.seconds is None else cost.seconds * 1e9 * calls,
             modelled_ns=0 if cost.seconds is None else row.kernel_ns,
         )
+
+
+def _message_bytes(details: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a collective's larger message, None if they were not recorded."""
+    sizes = [details.get(key) for key in ("In msg nelems", "Out msg nelems")]
+    dtype = _ELEMENT_BYTES.get(str(details.get("dtype")))
+    known = [size for size in sizes if isinstance(size, int)]
+    return max(known) * dtype if known and dtype else None
 
 
 def _sum_idle(
