@@ -12,8 +12,7 @@ from fvflops.cli.progress import activity
 from fvflops.explain.explain_report import explain_report
 from fvflops.explain.explained_trace import explain_trace
 
-EXAMPLES = ("fvflops explain trace.json.gz", "fvflops explain rank0.json rank1.json --device H100 --output page.html")
-FIRST = ("--device", "--top", "--output")
+EXAMPLES = ("fvflops explain trace.json", "fvflops explain trace.json --device H100 --output page.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
