@@ -25,7 +25,7 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
 
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
-    place if no dispatch mode is active. Calls of modules and those that have FLOPs are aligned first, so that an event of
+    place if no dispatch mode is active. Calls of modules and those that have FLOPs are aligned first: an event of
     attention is not lost to the transposes inside it.
     """
     keys: list[Callable[[RecordedCall], Hashable]] = [_name]
