@@ -141,7 +141,6 @@ _DECODE = KernelClass(
     seconds=decode_seconds,
     figures=DecodeFigures,
     bounds=_DECODE_BOUNDS,
-    fixed={},
     shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
 )
 CLASSES = (
