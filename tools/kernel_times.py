@@ -53,7 +53,6 @@ _SAME_CHIP = dict.fromkeys(("H100 SXM", "H200"), ("H100 SXM", "H200"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the errors, or write fitted figures; return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/kernel_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="with the CSV files")
     parser.add_argument("--class", dest="kinds", action="append", choices=CLASSES, help="only this class")

@@ -70,7 +70,6 @@ class _Shared:
                     self._end()
 
     def call_users(self) -> None:
-        """Call the function of each user."""
         with interrupts.deferred():
             for user in list(self._users.values()):
                 user()
@@ -101,7 +100,6 @@ class _Finder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Undo `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

@@ -408,7 +408,6 @@ _TRIAL_HEADS = ["trial", "allocated, GB", "reserved", "with context and NCCL", "
 
 
 def main() -> None:
-    """Print the verdicts on the layouts, and the memory of the trials."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the files (tests/data/training_times)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only layouts of this model; may be repeated")

@@ -144,7 +144,6 @@ def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:
 
 
 def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:
-    """Return the report of a search."""
     if arguments.gpus is None:
         raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
     for name in ("tp", "pp", "ep", "dp_attention", "concurrency", "rate", "requests"):
