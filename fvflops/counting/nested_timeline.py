@@ -9,8 +9,7 @@ from numbers import Integral
 from operator import add
 from typing import Any, NamedTuple
 
-from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, region_costs
+from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, find_dtype, region_costs
 from fvflops.formulas import OpCost
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
 from fvflops.devices.kernel_models.fused_attention import (
     Attention,
     AttentionFigures,
+    DecodeFigures,
     attention_seconds,
+    decode_seconds,
 )
 from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 
