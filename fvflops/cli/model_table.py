@@ -48,7 +48,6 @@ _ALIASES = {"memory": MEMORY}
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a table of models."""
     group = parser.add_argument_group(
         "several models",
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "

@@ -101,7 +101,6 @@ class Progress:
         self._line.draw(f"[{bar}] {noun} {done:,} of {total:,}{remaining}{note}")
 
     def clear(self) -> None:
-        """Erase the bar."""
         self._line.clear()
 
 

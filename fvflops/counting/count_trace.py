@@ -34,7 +34,6 @@ class SignatureCache(Generic[Result]):
         self._items: dict[int, tuple[Signature, Result]] = {}
 
     def get(self, signature: Signature) -> Result | None:
-        """Return the result of a signature, None where there is none."""
         item = self._items.get(id(signature))
         return item[1] if item is not None and item[0] is signature else None
 

@@ -174,7 +174,6 @@ class _SpanBuilder:
         self._live = None if _has_memory(trace) else list(_live_bytes(trace))
 
     def spans(self) -> list[Span]:
-        """Return all spans."""
         for kind, event, call, position in walk_events(self._trace):
             if kind == "op":
                 self._call(event, call, position)

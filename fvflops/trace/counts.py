@@ -271,7 +271,6 @@ class ModuleCounts(Counter[str]):
         return repr(Counter(self))
 
     def copy(self) -> Counter[str]:  # type: ignore[override]
-        """Return a Counter."""
         return Counter(self)
 
     __eq__ = _plain(eq)

@@ -31,7 +31,6 @@ Row = Mapping[str, str]
 
 @cache
 def processor(gpu: str, dtype: str) -> Processor:
-    """Return a GPU of the measurements for a dtype of theirs."""
     device = find_device(DEVICES[gpu])
     assert device.multiprocessors is not None and device.bandwidth is not None
     return Processor(device.multiprocessors, device.peak(PEAKS[dtype]), device.bandwidth)

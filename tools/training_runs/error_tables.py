@@ -22,7 +22,6 @@ def relative_errors(runs: Sequence[TrainingRun], predicted: np.ndarray) -> np.nd
 
 
 def by_source(runs: Sequence[TrainingRun], errors: np.ndarray) -> dict[str, np.ndarray]:
-    """Return source → its errors."""
     names = np.array([run.source for run in runs])
     return {name: errors[names == name] for name in dict.fromkeys(names.tolist())}
 

@@ -77,7 +77,6 @@ class FirstRead:
         self.mappings += inner
 
     def contents(self) -> Contents:
-        """Return the contents alone."""
         keys, values = keys_and_values(self.mappings)
         return Contents(self.modules, self.mappings, keys, values, self.empty, self.others, self.tensors)
 

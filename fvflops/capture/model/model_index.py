@@ -159,7 +159,6 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
 
 
 def has_packed(model: nn.Module) -> bool:
-    """Return whether a model has packed weights."""
     return any(parameter.stored is not None for parameter in read_modules(model).parameters())
 
 

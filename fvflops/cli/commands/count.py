@@ -56,7 +56,6 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops count`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser, nargs="+")
     shared_options.add_run(parser)

@@ -45,7 +45,6 @@ ABOUT: Mapping[str, Callable[[], Mapping[str, str]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops list`."""
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTS)}; default: the number of each")
     parser.add_argument(
         "pattern", nargs="?", metavar="PATTERN", help="names that match it, in any case: 'resnet*', '*[bl]_16'"

@@ -17,6 +17,12 @@ from fvflops.plan.step_time.op_estimate import estimate_signature, op_report
 from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
 from fvflops.text import nearest, suggest
 
+EXAMPLES = (
+    "fvflops ops linear",
+    "fvflops ops --convention fvcore",
+    "fvflops ops mm --time '8192 4096, 4096 512' --device H100",
+    "fvflops ops --check --table mine.yaml --import my_ops",
+)
 _FUNCTION = "prim::PythonOp."
 _MAX_SUGGESTED = 6  # ops in a message
 _PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
@@ -112,16 +118,7 @@ def _list_parts(row: Row) -> list[tuple[str, str]]:
     return written if row.covers else [*written, ("covers", "false, so ops inside are counted too")]
 
 
-EXAMPLES = (
-    "fvflops ops linear",
-    "fvflops ops --convention fvcore",
-    "fvflops ops mm --time '8192 4096, 4096 512' --device H100",
-    "fvflops ops --check --table mine.yaml --import my_ops",
-)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops ops`."""
     add_convention(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
     parser.add_argument("--check", action="store_true", help="run and check the examples of the convention's rows")

@@ -70,7 +70,6 @@ _NEED_ACCELERATOR = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops plan`."""
     shared_options.add_convention(parser)
     shared_options.add_model(
         parser,

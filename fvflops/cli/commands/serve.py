@@ -36,7 +36,6 @@ FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops serve`."""
     parser.add_argument("model", metavar="MODEL", help="a causal language model, as for count")
     add_options(
         parser,
