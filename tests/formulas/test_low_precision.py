@@ -9,7 +9,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, parameter_count, parameter_summary
 from fvflops.capture.model.model_index import read_modules
-from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.count_trace import find_dtype
 from fvflops.formulas import Call
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec

@@ -24,7 +24,7 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
-from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
+from fvflops.cli.progress import TerminalInfo, find_terminal
 from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.count_report import write_markdown, write_text
 from fvflops.reports.display_width import truncate_middle, wrap
