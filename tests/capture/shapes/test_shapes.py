@@ -25,6 +25,7 @@ from fvflops.capture.shapes.rules.assumptions import can_be_assumed
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Trace, tensors_in
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import MODELS, build_case
 from tests.support.old_torch import OLDER, VERSION
 from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
@@ -773,17 +774,13 @@ def test_analysis_logs_the_fallback_once(log: pytest.LogCaptureFixture):
 
 
 def test_data_dependent_loop_runs_as_often_as_its_values_say():
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.body = nn.Linear(4, 1), nn.Linear(4, 4)
-
+    class Gated(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(int(self.gate(x).round())):
                 x = self.body(x)
             return x
 
-    model = Gated()
+    model = Gated(gate=nn.Linear(4, 1), body=nn.Linear(4, 4))
     with torch.no_grad():
         model.gate.weight.zero_()
         model.gate.bias.fill_(3)
@@ -796,11 +793,7 @@ def test_data_dependent_loop_runs_as_often_as_its_values_say():
 def test_model_that_catches_the_error_falls_back_to_real_execution(name: str, log: pytest.LogCaptureFixture):
     read_value, _ = VALUE_READS[name]
 
-    class Catching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-
+    class Catching(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.fc(x)
             try:
@@ -809,7 +802,7 @@ def test_model_that_catches_the_error_falls_back_to_real_execution(name: str, lo
                 x = self.other(x)
             return x
 
-    model, x = Catching(), torch.randn(2, 4)
+    model, x = Catching(fc=nn.Linear(4, 4), other=nn.Linear(4, 4)), torch.randn(2, 4)
     trace = record_call(model, (x,), stops_at=PRICER.stops_at)
     assert trace.about["execution"] == "real"
     assert len(messages(log)) == 1

@@ -1,0 +1,20 @@
+"""A module whose parts are given by name, for models that a test defines by their forward alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+
+class Parts(nn.Module):
+    """A base class: `Net(fc=nn.Linear(4, 4))` has the attribute `fc`."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    if TYPE_CHECKING:  # a part is of any type
+
+        def __getattr__(self, name: str) -> Any: ...
