@@ -145,21 +145,6 @@ def test_trees_are_plain_data_that_outlives_the_model():
         assert isinstance(duplicate.by_name, dict)
 
 
-def test_lists_that_a_run_changes_are_restored():
-    class Counting(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.sizes.append(x.shape[0])
-            self.sizes[0] = 9
-            return self.conv(x)
-
-    model = Counting(sizes=[1, 2], same=[3], conv=nn.Conv2d(1, 1, 1))
-    sizes, same = model.sizes, model.same
-    for _ in range(3):
-        FlopCountAnalysis(model, torch.ones(1, 1, 2, 2)).total()
-        assert model.sizes is sizes and model.same is same
-        assert (sizes, same) == ([1, 2], [3])
-
-
 def test_a_model_counted_once_is_counted_as_one_counted_often():
     table: FormulaTable = load_table("exact")
     model, other = (build_on_meta(ZOO["resnet50"].build).eval() for _ in range(2))

@@ -185,18 +185,6 @@ def test_torchs_counter_lacks_the_attention_of_a_checkpointed_block_and_does_not
     assert run.macs(phase="recompute") == sum(times * FORWARD[name] for name, times in CHECKPOINTS[way][1].items())
 
 
-def test_torchs_counter_does_not_divide_the_backward_pass_of_a_convolution_by_its_groups():
-    model, x = nn.Conv2d(8, 8, 3, groups=4), torch.randn(1, 8, 6, 6, requires_grad=True)
-    with record(model) as run, FlopCounterMode(display=False) as counter:
-        model(x).sum().backward()
-    forward = 4 * 4 * 8 * 2 * 9  # positions, channels, inputs of a group, kernel
-    assert macs_by_phase(run) == {"forward": forward, "backward": 2 * forward}
-    flops = counter.get_flop_counts()["Global"]
-    assert flops[torch.ops.aten.convolution] == 2 * forward
-    gradients = {"input": 2 * forward, "weight": 4 * 2 * forward}  # as if each filter saw all four groups
-    assert flops[torch.ops.aten.convolution_backward] == sum(gradients.values()) == 23_040
-
-
 class Residuals(nn.Module):
     """Reentrant checkpoints one inside the other, each with a way around it: gradients meet at their nodes."""
 

@@ -99,6 +99,7 @@ class Touchy(nn.Module):
         self.outside = torch.zeros(4)
         self.counter = torch.zeros(2, dtype=torch.int64)
         self.history: list[Any] = []
+        self.sizes = [1, 2]
         self.kept: dict[str, Any] = {"first": torch.ones(1)}
         self.nested = {"deep": [{"deeper": []}]}
         self.waiting: deque[Any] = deque(maxlen=3)
@@ -120,6 +121,7 @@ class Touchy(nn.Module):
         self.unset = x.detach() * 2
         self.lazily = x * 2
         self.history.append(x)
+        self.sizes[0] = x.shape[0]
         self.kept["last"] = x + 1
         self.nested["deep"][0]["deeper"].append(x)
         self.waiting.append(x)
@@ -158,6 +160,7 @@ def test_a_model_is_as_before(execution: str, loss: Loss, training: bool, raises
         else:
             trace = record_call(model, (x,), execution=execution, loss=loss)
             assert trace.about["execution"] == ("real" if execution == "real" else "shapes")
+    assert model.sizes == [1, 2]
 
 
 @LOSSES

@@ -1,7 +1,8 @@
-"""A module whose parts are given by name, for models that a test defines by their forward alone."""
+"""Modules whose parts are given by name, for models that a test defines by their forward alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,3 +19,13 @@ class Parts(nn.Module):
     if TYPE_CHECKING:  # a part is of any type
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+class Applied(Parts):
+    """A module whose forward is a function of the module and its inputs."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__(function=function, **parts)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
