@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
@@ -11,7 +12,7 @@ from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import record_data
-from fvflops.units import flops_to_string, format_bytes, format_seconds, format_share, format_short
+from fvflops.units import format_bytes, format_seconds, format_share, format_short
 
 _TIMES = (
     *("total_ns", "busy_ns", "compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns"),
@@ -26,7 +27,7 @@ def explain_report(trace: ExplainedTrace) -> Document:
     about = trace.about()
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
-    parts += [_tabulate_collectives(trace, steps), _tabulate_idle(trace, steps)]
+    parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
     device = "" if trace.device is None else f" on {trace.device.name}"
     return Document(
@@ -39,6 +40,11 @@ def explain_report(trace: ExplainedTrace) -> Document:
     )
 
 
+def _hidden(column: Column, order: int) -> Column:
+    """Return a column that narrow terminals lack, the largest order first."""
+    return replace(column, hide_order=order)
+
+
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
@@ -48,13 +54,13 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("what", shorten_last=True),
         number_column("calls"),
-        number_column("kernels"),
+        _hidden(number_column("kernels"), 3),
         _seconds("seconds", "time"),
         number_column("share", form=format_share),
-        _seconds("hidden_seconds", "hidden"),
-        number_column("flops", "FLOPs"),
-        number_column("bytes", form=format_bytes),
-        number_column("flops_per_second", "rate", form=flops_to_string),
+        _hidden(_seconds("hidden_seconds", "hidden"), 2),
+        _hidden(number_column("flops", "FLOPs"), 4),
+        _hidden(number_column("bytes", form=format_bytes), 5),
+        number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
         _seconds("lost_seconds", "lost"),
     )
@@ -112,7 +118,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
         text_column("phase"),
         number_column("calls"),
         _seconds("seconds", "time"),
-        number_column("flops_per_second", "rate", form=flops_to_string),
+        number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
         _seconds("lost_seconds", "lost"),
     )
@@ -169,6 +175,18 @@ def describe_collective(row: WorkRow) -> str:
     return f"{name.strip('_')} {str(details.get('dtype', '')).lower()}".strip()
 
 
+def _tabulate_waits(trace: ExplainedTrace) -> Table:
+    columns = (
+        number_column("rank", form=str),
+        number_column("collectives"),
+        _seconds("kernel_seconds", "time"),
+        _seconds("waiting_seconds", "waiting"),
+    )
+    rows = [[wait.rank, wait.collectives, wait.kernel_ns / 1e9, wait.waiting_ns / 1e9] for wait in trace.waits()]
+    title = "Collectives that wait for other ranks, whole trace"
+    return Table("waits", columns, rows, title, noun="rank").ranked(top=_ROWS)
+
+
 def _tabulate_idle(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("cause"),
@@ -195,7 +213,8 @@ def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
         }
         for timeline in trace.timelines
     ]
-    return {"ranks": ranks}
+    waits = [record_data(wait, "rank", "collectives", "kernel_ns", "waiting_ns") for wait in trace.waits()]
+    return {"ranks": ranks, "waits": waits}
 
 
 def _encode_step(step: StepTimeline) -> dict[str, Any]:

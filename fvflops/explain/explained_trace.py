@@ -11,6 +11,7 @@ from fvflops.devices.devices import Device, find_device, resolve_device
 from fvflops.explain.op_costs import OpCosts
 from fvflops.explain.rank_timeline import RankTimeline, build_timeline, name_device
 from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
+from fvflops.explain.straggling_ranks import RankWait, find_waits
 from fvflops.explain.trace_columns import TraceColumns, read_columns
 from fvflops.reports.display import Displayed
 from fvflops.reports.formats import write_document
@@ -52,6 +53,10 @@ class ExplainedTrace(Displayed):
     def idle(self, key: Callable[[IdleRow], Hashable] = lambda row: row.cause) -> list[IdleRow]:
         """Return the idle time of all `steps()`, summed by a key of the rows, by default the cause; longest first."""
         return sum_rows((row for _, step in self.steps() for row in step.idle), key)
+
+    def waits(self) -> tuple[RankWait, ...]:
+        """Return how long each rank's collectives waited for other ranks; empty without several ranks."""
+        return find_waits(self.timelines)
 
     def total_ns(self) -> int:
         """Return the time of all `steps()`: the sum of their rows of work and of idle time."""
@@ -135,6 +140,10 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     for row in trace.idle()[:1]:
         if row.ns * 20 > total:
             yield f"most idle time: {CAUSES[row.cause]}, {format_percent(row.ns, total)} of the time"
+    if waits := trace.waits():
+        last = min(waits, key=lambda wait: wait.waiting_ns)
+        waiting = format_seconds(max(wait.waiting_ns for wait in waits) / 1e9)
+        yield f"ranks wait for others in collectives up to {waiting} of the trace; least rank {last.rank}, the slowest"
     work = [row for _, step in steps for row in step.work]
     kernel_ns = sum(row.kernel_ns for row in work)
     graphs = sum(row.kernel_ns for row in work if row.is_graph)

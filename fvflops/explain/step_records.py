@@ -32,8 +32,8 @@ class WorkRow:
     `nbytes` (memory traffic without cache reuse; of a collective its larger message) are theirs, None where unknown; a
     call is counted with its longest kernel, and by the ops inside it if they do the work. `expected_ns` is the time of
     such calls by the device's kernel model, None if unknown, and `modelled_ns` that of their kernels. `kind` is a key
-    of KINDS, `group` "compute", "communication" or "memcpy". `op` is "" where no op launched it; `is_graph` is whether a captured graph did. `details` are arguments of
-    a collective or a copy, as recorded.
+    of KINDS, `group` "compute", "communication" or "memcpy". `op` is "" where no op launched it; `is_graph` is whether
+    a captured graph did. `details` are arguments of a collective or a copy, as recorded.
     """
 
     kind: str

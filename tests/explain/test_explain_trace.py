@@ -192,3 +192,18 @@ def test_the_report_is_written_in_each_format(tmp_path):
         explained.save(tmp_path / "out.pdf")
     assert main(["explain", str(tmp_path / "trace.json"), "--output", str(tmp_path / "out.md")]) == 0
     assert "ProfilerStep#1" in (tmp_path / "out.md").read_text()
+
+
+def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
+    paths = []
+    for rank, (start, duration) in enumerate([(0, 90), (70, 20), (30, 60)]):
+        args = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float", "Group size": 3}
+        events = [kernel("ncclDevKernel_AllReduce", start, duration, **args)]
+        paths.append(write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank}))
+    explained = explain_trace(paths)
+    assert [(wait.rank, wait.waiting_ns) for wait in explained.waits()] == [(0, 70_000), (1, 0), (2, 40_000)]
+    assert [row.nbytes for row in explained.work()] == [12_000]
+    assert "least rank 1" in "\n".join(explained.about())
+    assert not explain_trace(paths[:1]).waits()
+    with pytest.raises(TraceError, match="one rank"):
+        explain_trace([paths[0], paths[0]])
