@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
@@ -11,17 +12,16 @@ from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.findings.losses_report import encode_losses, losses_parts
 from fvflops.explain.findings.planned_step import PlannedStep, compare_step
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
-from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
+from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import record_data
-from fvflops.units import flops_to_string, format_bytes, format_seconds, format_share, format_short
+from fvflops.units import format_bytes, format_seconds, format_share, format_short
 
 _TIMES = (
     *("total_ns", "busy_ns", "compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns"),
     *("communication_ns", "memcpy_ns", "host_ns"),
 )
 _ROWS = 20  # of tables besides the main one
-_MIN_DIMENSIONS = 1
 
 
 def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
@@ -32,7 +32,7 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
     found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
     parts += losses_parts(found, compared, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
-    parts += [_tabulate_collectives(trace, steps), _tabulate_idle(trace, steps)]
+    parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
     device = "" if trace.device is None else f" on {trace.device.name}"
     return Document(
@@ -45,6 +45,11 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
     )
 
 
+def _hidden(column: Column, order: int) -> Column:
+    """Return a column that narrow terminals lack, the largest order first."""
+    return replace(column, hide_order=order)
+
+
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
@@ -54,13 +59,13 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("what", shorten_last=True),
         number_column("calls"),
-        number_column("kernels"),
+        _hidden(number_column("kernels"), 3),
         _seconds("seconds", "time"),
         number_column("share", form=format_share),
-        _seconds("hidden_seconds", "hidden"),
-        number_column("flops", "FLOPs"),
-        number_column("bytes", form=format_bytes),
-        number_column("flops_per_second", "rate", form=flops_to_string),
+        _hidden(_seconds("hidden_seconds", "hidden"), 2),
+        _hidden(number_column("flops", "FLOPs"), 4),
+        _hidden(number_column("bytes", form=format_bytes), 5),
+        number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
         _seconds("lost_seconds", "lost"),
     )
@@ -118,7 +123,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
         text_column("phase"),
         number_column("calls"),
         _seconds("seconds", "time"),
-        number_column("flops_per_second", "rate", form=flops_to_string),
+        number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
         _seconds("lost_seconds", "lost"),
     )
@@ -143,7 +148,7 @@ def describe_work(row: WorkRow) -> str:
     if row.inputs:
         dims, types = row.inputs[0] or (), row.inputs[1] or ()
         shapes = [dim for dim in dims if dim and all(isinstance(size, int) for size in dim)]
-        words += ["x".join(map(str, shape)) for shape in shapes[:3] if len(shape) >= _MIN_DIMENSIONS]
+        words += ["x".join(map(str, shape)) for shape in shapes[:3]]
         words += [str(type).removeprefix("c10::").lower() for type in types[:1] if type not in ("", "Scalar")]
     return " ".join(words)
 
@@ -159,14 +164,12 @@ def _tabulate_collectives(trace: ExplainedTrace, steps: int) -> Table:
         number_column("bytes_per_second", "rate", form=lambda rate: f"{format_short(rate)}B/s"),
     )
     rows: list[list[Value]] = []
-    for row in trace.work(lambda row: (row.kind, describe_collective(row))):
+    for row in trace.work(lambda row: (row.kind, describe_collective(row), dict(row.details).get("Group size"))):
         if row.kind == "communication":
-            details = dict(row.details)
-            nbytes = None
-            rate = None if not nbytes else nbytes * 1e9 / row.kernel_ns
             seconds, hidden = row.ns / 1e9 / steps, row.hidden_ns / 1e9 / steps
-            name, ranks = describe_collective(row), details.get("Group size")
-            rows.append([name, ranks, row.kernels / steps, seconds, hidden, nbytes, rate])
+            name, ranks = describe_collective(row), dict(row.details).get("Group size")
+            nbytes = None if row.nbytes is None else row.nbytes / steps
+            rows.append([name, ranks, row.kernels / steps, seconds, hidden, nbytes, row.bytes_per_second])
     return Table("communication", columns, rows, "Communication, mean of a step", noun="collective").ranked(top=_ROWS)
 
 
@@ -175,6 +178,18 @@ def describe_collective(row: WorkRow) -> str:
     details = dict(row.details)
     name = str(details.get("Collective name") or row.op or shorten_kernel(row.kernel))
     return f"{name.strip('_')} {str(details.get('dtype', '')).lower()}".strip()
+
+
+def _tabulate_waits(trace: ExplainedTrace) -> Table:
+    columns = (
+        number_column("rank", form=str),
+        number_column("collectives"),
+        _seconds("kernel_seconds", "time"),
+        _seconds("waiting_seconds", "waiting"),
+    )
+    rows = [[wait.rank, wait.collectives, wait.kernel_ns / 1e9, wait.waiting_ns / 1e9] for wait in trace.waits()]
+    title = "Collectives that wait for other ranks, whole trace"
+    return Table("waits", columns, rows, title, noun="rank").ranked(top=_ROWS)
 
 
 def _tabulate_idle(trace: ExplainedTrace, steps: int) -> Table:
@@ -203,7 +218,8 @@ def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
         }
         for timeline in trace.timelines
     ]
-    return {"ranks": ranks}
+    waits = [record_data(wait, "rank", "collectives", "kernel_ns", "waiting_ns") for wait in trace.waits()]
+    return {"ranks": ranks, "waits": waits}
 
 
 def _encode_step(step: StepTimeline) -> dict[str, Any]:

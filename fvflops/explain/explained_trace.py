@@ -11,6 +11,7 @@ from fvflops.devices.devices import Device, find_device, resolve_device
 from fvflops.explain.op_costs import OpCosts
 from fvflops.explain.rank_timeline import RankTimeline, build_timeline, name_device
 from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
+from fvflops.explain.straggling_ranks import RankWait, find_waits
 from fvflops.explain.trace_columns import TraceColumns, read_columns
 from fvflops.reports.display import Displayed
 from fvflops.reports.formats import write_document
@@ -53,6 +54,10 @@ class ExplainedTrace(Displayed):
         """Return the idle time of all `steps()`, summed by a key of the rows, by default the cause; longest first."""
         return sum_rows((row for _, step in self.steps() for row in step.idle), key)
 
+    def waits(self) -> tuple[RankWait, ...]:
+        """Return how long each rank's collectives waited for other ranks; empty without several ranks."""
+        return find_waits(self.timelines)
+
     def total_ns(self) -> int:
         """Return the time of all `steps()`: the sum of their rows of work and of idle time."""
         return sum(step.total_ns for _, step in self.steps())
@@ -62,7 +67,7 @@ class ExplainedTrace(Displayed):
         return list(_describe(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report: .json with all rows and exact numbers, .html, .md, .csv or .txt; others raise ValueError."""
+        """Write the report to a .json file, with all rows and exact numbers, .html, .md, .csv or .txt file."""
         path = os.fspath(path)
         format = _FORMATS.get(os.path.splitext(path)[1].lower())
         if format is None:
@@ -135,14 +140,18 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     for row in trace.idle()[:1]:
         if row.ns * 20 > total:
             yield f"most idle time: {CAUSES[row.cause]}, {format_percent(row.ns, total)} of the time"
+    if waits := trace.waits():
+        last = min(waits, key=lambda wait: wait.waiting_ns)
+        waiting = format_seconds(max(wait.waiting_ns for wait in waits) / 1e9)
+        yield f"ranks wait for others in collectives up to {waiting} of the trace; least rank {last.rank}, the slowest"
     work = [row for _, step in steps for row in step.work]
     kernel_ns = sum(row.kernel_ns for row in work)
     graphs = sum(row.kernel_ns for row in work if row.is_graph)
     unlinked = sum(row.kernel_ns for row in work if not row.op and not row.is_graph)
     if graphs:
-        yield f"{format_percent(graphs, kernel_ns)} of the kernel time is of captured graphs: known by kernel names only"
+        yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
     if unlinked * 100 > kernel_ns:
-        yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: known by kernel names only"
+        yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
     for timeline in trace.timelines:
         columns = timeline.columns
         if columns.negative or columns.unreadable:

@@ -9,8 +9,11 @@ from typing import NamedTuple
 from fvflops.explain.trace_columns import OP, PYTHON, RUNTIME, TraceColumns
 
 _SYNCHRONISES = re.compile(r"(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip|cu)Memcpy(?!.*Async)")
-_SLOW_CALLS = re.compile(r"Malloc|Free|HostAlloc|HostRegister|Module(Load|Unload)|Library(Load|Unload)|GraphInstantiate")
+_SLOW_CALLS = re.compile(
+    r"Malloc|Free|HostAlloc|HostRegister|Module(Load|Unload)|Library(Load|Unload)|GraphInstantiate"
+)
 _LOADS_DATA = re.compile(r"DataLoader|torch/utils/data/|_next_data")
+_SLOW_NS = 100_000  # a launch takes some 5 µs
 # Python frames that are not the program's own.
 _OF_LIBRARIES = re.compile(r"^(torch/|<built-in|<string>|nn\.Module: |threading\.py|contextlib\.py)|site-packages")
 
@@ -39,9 +42,12 @@ class IdleCauses:
         launched = host.start[launch]
         if launched > start:
             yield from self.on_host(start, min(launched, end), host.thread[launch])
+        name, returned = self._columns.names[host.name[launch]], min(host.end[launch], end)
+        if start < launched < returned:  # the first launch of a kernel loads it
+            yield IdlePiece("runtime" if returned - launched > _SLOW_NS else "launch", name, returned - launched)
+            launched = returned
         if launched < end:
-            cause = "start" if launched > start else "queue"
-            yield IdlePiece(cause, self._columns.names[host.name[launch]], end - max(launched, start))
+            yield IdlePiece("start" if launched > start else "queue", name, end - max(launched, start))
 
     def on_host(self, start: int, end: int, thread: int) -> Iterator[IdlePiece]:
         """Yield what a thread of the host did in a time.

@@ -32,12 +32,12 @@ _OPS = {
     "attention": r"attention|flash|fmha|sdpa",
     "convolution": r"conv(?!ert)",
     "normalisation": r"(batch|layer|group|instance|rms|local_response)_?norm|::_?native_norm",
-    "embedding": r"embedding",
+    "embedding": r"(?<!rotary_)embedding",
     "optimizer": r"_fused_(adam|sgd|adagrad)|fused_adam|multi_tensor|_amp_",
     "matmul": r"::_?(addmm|mm|bmm|baddbmm|addbmm|matmul|linear|addmv|mv|dot|vdot|einsum|_?scaled_(grouped_)?mm\w*"
     r"|_int_mm|_addmm_activation|_grouped_mm)(_backward|_out)?$|gemm|scaled_mm",
-    "copy": r"::_?(copy_?|to|_to_copy|clone|contiguous|cat|stack|fill_?|zero_|zeros\w*|ones\w*|full\w*|empty\w*|index\w*"
-    r"|gather|scatter\w*|slice\w*|select\w*|permute|transpose|repeat\w*|roll|flip|constant_pad_nd|pad|nonzero|narrow"
+    "copy": r"::_?(copy_?|to|_to_copy|clone|contiguous|cat|stack|fill_?|zero_|zeros\w*|ones\w*|full\w*|empty\w*"
+    r"|index\w*|gather|scatter\w*|slice\w*|select\w*|permute|transpose|repeat\w*|roll|flip|constant_pad_nd|pad|nonzero|narrow"
     r"|masked_select|arange|pin_memory|_local_scalar_dense|item|chunk_cat|split_with_sizes_copy|reshape_and_cache\w*"
     r"|unfold\w*|tril|triu|index_put_?)(_out)?$",
     "reduction": r"softmax|::(sum|mean|amax|amin|max|min|argmax|argmin|any|all|prod|norm|linalg_vector_norm|var|std"
@@ -53,9 +53,10 @@ _KERNELS = {
     "normalisation": r"norm|rmsnorm",
     "optimizer": r"multi_tensor_apply|adam",
     "matmul": r"gemm|cijk_|nvjet|cutlass|xmma|^bmm_|matmul|triton_tem_fused.*mm|splitk|gemv",
-    "embedding": r"embedding|indexselect",
+    "embedding": r"(?<!rotary_)embedding|indexselect",
     "reduction": r"reduce|softmax|argmax|topk|radixsort|scan|triton_(red|per)_|loss",
-    "elementwise": r"elementwise|functor|rotary|gelu|silu|act_and_mul|quant|dropout|triton_(poi|for)_|optensor|subtensorop",
+    "elementwise": r"elementwise|functor|rotary|gelu|silu|act_and_mul|quant|dropout|triton_(poi|for)_|optensor"
+    r"|subtensorop",
     "copy ": r"copy|cat|transpose|permute|gather|scatter|fill|index",
 }
 _TRITON = re.compile(r"triton_(?:poi|per|red|tem|for|unk|split_scan)_fused_(.*?)(?:_\d+)*$")

@@ -76,7 +76,7 @@ class LaunchContexts:
             inside = next((index for index, kind, name in chain if _module_of(kind, name)), -1)
             if inside > node:  # a module that runs in a node of autograd: checkpointing
                 phase, module = "recompute", self._module(inside)
-        composite = next((kind for _, name in reversed(ops) if (kind := kind_of_op(name)) in COMPOSITE), "")
+        composite = next((found for _, name in reversed(ops) if (found := kind_of_op(name)) in COMPOSITE), "")
         own = kind_of_op(ops[0][1]) if ops else ""
         return Context(self._work_op(ops, own), phase, module, composite, own, is_graph=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fvflops.counting import TableCostModel
@@ -60,10 +61,8 @@ class OpCosts:
             return UNKNOWN_COST
         seconds = None
         if self.device is not None:
-            try:
+            with suppress(ValueError):  # a view, or an op of unknown work
                 seconds = estimate_signature(signature, self.device).seconds
-            except ValueError:  # a view, or an op of unknown work
-                pass
         return OpCost(costs.work(0), costs.nbytes(0), seconds)
 
 

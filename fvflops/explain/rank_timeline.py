@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fvflops.explain.idle_causes import IdleCauses
+from fvflops.explain.kernel_kinds import kind_of_op
 from fvflops.explain.launch_contexts import Context, LaunchContexts
 from fvflops.explain.op_costs import UNKNOWN_COST, OpCosts
 from fvflops.explain.step_records import IdleRow, StepTimeline, WorkRow
@@ -30,6 +32,13 @@ from fvflops.text import short_repr
 from fvflops.units import format_quantity, format_seconds
 
 _STEP = re.compile(r"ProfilerStep\*?#\d+")
+# "dtype" of a collective → bytes of an element.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long"), 8),
+}
 _GROUPS = ("compute", "communication", "memcpy")
 
 
@@ -90,23 +99,37 @@ def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
     windows, bounds = _find_windows(columns, activities, on_gpu=on_gpu)
     contexts = LaunchContexts(columns, costs.is_counted)
     found = [contexts.of(op, launch) for op, launch in zip(activities.op, activities.launch, strict=True)]
-    division = _divide(columns, activities, [
-        contexts.kind(context, str(columns.names[name]), kind)
-        for context, name, kind in zip(found, activities.name, activities.kind, strict=True)
-    ])
-    work = _sum_work(columns, activities, found, division, bounds)
+    division = _divide(
+        columns,
+        activities,
+        [
+            contexts.kind(context, str(columns.names[name]), kind)
+            for context, name, kind in zip(found, activities.name, activities.kind, strict=True)
+        ],
+    )
+    work = _sum_work(columns, activities, found, division, bounds, _find_outer(columns, found, costs))
     idle = _sum_idle(columns, activities, division, bounds, on_gpu=on_gpu)
-    unions = [[0] * 2 for _ in windows]
+    unions = [[0, 0] for _ in windows]
     for column, covered in enumerate(division.unions[COMMUNICATION:]):
         for window, piece in split((Piece(*interval, -1) for interval in covered), bounds):
             unions[window][column] += piece.end - piece.start
     steps = []
-    for index, window in enumerate(windows):
+    for index, (name, _, host_ns) in enumerate(windows):
         rows = tuple(_make_rows(columns, work[index], costs))
-        groups = [sum(row.ns for row in rows if row.group == group) for group in _GROUPS]
+        compute, communication, memcpy = (sum(row.ns for row in rows if row.group == group) for group in _GROUPS)
         steps.append(
             StepTimeline(
-                window.name, bounds[index], bounds[index + 1], *groups, *unions[index], window.host_ns, rows, idle[index]
+                name=name,
+                start_ns=bounds[index],
+                end_ns=bounds[index + 1],
+                compute_ns=compute,
+                exposed_communication_ns=communication,
+                exposed_memcpy_ns=memcpy,
+                communication_ns=unions[index][0],
+                memcpy_ns=unions[index][1],
+                host_ns=host_ns,
+                work=rows,
+                idle=idle[index],
             )
         )
     return RankTimeline(
@@ -138,14 +161,16 @@ def _list_host_work(columns: TraceColumns) -> Activities:
             column.append(value)
         found.stream.append(thread)
     count = len(found)
-    found.kind, found.details, found.launch = array("i", [0]) * count, array("i", [-1]) * count, array("i", [-1]) * count
+    found.kind, found.details, found.launch = (
+        array("i", [0]) * count,
+        array("i", [-1]) * count,
+        array("i", [-1]) * count,
+    )
     found.external = found.correlation = array("q", [-1]) * count
     return found
 
 
-def _find_windows(
-    columns: TraceColumns, activities: Activities, *, on_gpu: bool
-) -> tuple[list[Window], list[int]]:
+def _find_windows(columns: TraceColumns, activities: Activities, *, on_gpu: bool) -> tuple[list[Window], list[int]]:
     """Return the windows of the steps, and their bounds: one more."""
     host = columns.host
     is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(str(name))}
@@ -161,8 +186,8 @@ def _find_windows(
     else:
         starts = [host.start[index] for index in steps] + [max(ends)]
         first, last = min(first, starts[0]), max(last, starts[-1])
-    for index, start in zip(steps, starts, strict=False):
-        windows.append(Window(columns.names[host.name[index]], start, host.end[index] - host.start[index]))
+    for step, start in zip(steps, starts, strict=False):
+        windows.append(Window(columns.names[host.name[step]], start, host.end[step] - host.start[step]))
     windows.append(Window("after the steps", starts[-1], None))
     if first < starts[0]:
         windows.insert(0, Window("before the steps", first, None))
@@ -226,8 +251,9 @@ def _sum_work(
     contexts: Sequence[Context],
     division: _Division,
     bounds: Sequence[int],
+    outer: Set[int],
 ) -> list[dict[_Key, _Sums]]:
-    """Return the sums of each window's rows."""
+    """Return the sums of each window's rows; calls of `outer` ops are counted by the ops inside them."""
     host = columns.host
     sums: list[dict[_Key, _Sums]] = [defaultdict(_Sums) for _ in bounds[1:]]
 
@@ -243,21 +269,38 @@ def _sum_work(
     longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
     whole = (Piece(activities.start[index], activities.start[index], index) for index in range(len(activities)))
     for window, piece in split(whole, bounds):
-        index = piece.index
+        index = piece.activity
         row = sums[window][key(window, index)]
         row.kernels += 1
         row.kernel_ns += activities.end[index] - activities.start[index]
         op = contexts[index].op
-        if op >= 0:
+        if op >= 0 and op not in outer:
             best = longest.get(op)
             if best is None or _length(activities, index) > _length(activities, best):
                 longest[op] = index
     called = (Piece(activities.start[index], activities.start[index], index) for index in longest.values())
     for window, piece in split(called, bounds):
-        sums[window][key(window, piece.index)].calls += 1
+        sums[window][key(window, piece.activity)].calls += 1
     for window, piece in split(division.pieces, bounds):
-        sums[window][key(window, piece.index)].ns += piece.end - piece.start
+        sums[window][key(window, piece.activity)].ns += piece.end - piece.start
     return sums
+
+
+def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCosts) -> set[int]:
+    """Return the ops whose work is that of ops inside them: of the same class, or with multiply-adds."""
+    host, names = columns.host, columns.names
+    outer: set[int] = set()
+    for op in {context.op for context in contexts if context.op >= 0}:
+        name = str(names[host.name[op]])
+        if not costs.is_counted(name):
+            continue
+        work = costs.cost(name, columns.inputs[host.inputs[op]]).work if host.inputs[op] >= 0 else None
+        around = host.parent[op]
+        while around >= 0 and (around := host.op[around]) >= 0:
+            if (work and work.macs) or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
+                outer.add(around)
+            around = host.parent[around]
+    return outer
 
 
 def _length(activities: Activities, index: int) -> int:
@@ -270,6 +313,11 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
         cost = costs.cost(op, inputs) if inputs and costs.is_counted(op) else UNKNOWN_COST
         work, calls = cost.work, row.calls
+        details = columns.details[key.details] if key.details >= 0 else {}
+        nbytes = None if cost.nbytes is None else cost.nbytes * calls
+        if key.kind == "communication":
+            message = _message_bytes(details)
+            nbytes = None if message is None else message * row.kernels
         yield WorkRow(
             kind=key.kind,
             group=_GROUPS[key.group],
@@ -278,7 +326,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             phase=key.context.phase,
             module=key.context.module,
             inputs=inputs,
-            details=tuple(columns.details[key.details].items()) if key.details >= 0 else (),
+            details=tuple(details.items()),
             is_graph=key.context.is_graph,
             calls=calls,
             kernels=row.kernels,
@@ -286,10 +334,18 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             ns=row.ns,
             macs=None if work is None else work.macs * calls,
             flops=None if work is None else work.flops * calls,
-            nbytes=None if cost.nbytes is None else cost.nbytes * calls,
+            nbytes=nbytes,
             expected_ns=None if cost.seconds is None else cost.seconds * 1e9 * calls,
             modelled_ns=0 if cost.seconds is None else row.kernel_ns,
         )
+
+
+def _message_bytes(details: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a collective's larger message, None if they were not recorded."""
+    sizes = [details.get(key) for key in ("In msg nelems", "Out msg nelems")]
+    dtype = _ELEMENT_BYTES.get(str(details.get("dtype")))
+    known = [size for size in sizes if isinstance(size, int)]
+    return max(known) * dtype if known and dtype else None
 
 
 def _sum_idle(
@@ -298,9 +354,9 @@ def _sum_idle(
     """Return the idle rows of each window."""
     causes, covered = IdleCauses(columns), division.covered()
     main = Counter(activities.stream).most_common(1)[0][0] if len(activities) else 0
-    starting = {start: launch for start, launch in zip(activities.start, activities.launch, strict=True)}
+    starting = dict(zip(activities.start, activities.launch, strict=True))
     found = []
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         sums: dict[tuple[str, str], IdleRow] = {}
         for start, end in gaps(covered, first, last):
             pieces = causes.of_gap(start, end, starting.get(end, -1)) if on_gpu else causes.on_host(start, end, main)

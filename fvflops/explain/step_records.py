@@ -29,10 +29,11 @@ class WorkRow:
     `ns` is their share of the step: where kernels overlap, a moment belongs to compute before communication before
     copies, and to the kernel that started first. `kernel_ns` is the sum of their durations, `hidden_ns` the part that
     other kernels hide. `calls` are calls of the op `op`, and `macs`, `flops` (2 per multiply-add, and all others) and
-    `nbytes` (memory traffic without cache reuse) are theirs, None where unknown. `expected_ns` is the time of such
-    calls by the device's kernel model, None if unknown. `kind` is a key of KINDS, `group` "compute", "communication" or
-    "memcpy". `op` is "" where no op launched it; `is_graph` is whether a captured graph did. `details` are arguments of
-    a collective or a copy, as recorded.
+    `nbytes` (memory traffic without cache reuse; of a collective its larger message) are theirs, None where unknown; a
+    call is counted with its longest kernel, and by the ops inside it if they do the work. `expected_ns` is the time of
+    such calls by the device's kernel model, None if unknown, and `modelled_ns` that of their kernels. `kind` is a key
+    of KINDS, `group` "compute", "communication" or "memcpy". `op` is "" where no op launched it; `is_graph` is whether
+    a captured graph did. `details` are arguments of a collective or a copy, as recorded.
     """
 
     kind: str

@@ -12,11 +12,11 @@ COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
 class Piece(NamedTuple):
-    """A time that belongs to the activity `index`."""
+    """A time that belongs to an activity, by its index."""
 
     start: int
     end: int
-    index: int
+    activity: int
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
@@ -39,7 +39,7 @@ def subtract(pieces: Iterable[Piece], covered: Sequence[Interval]) -> Iterator[P
     """Yield what disjoint sorted intervals leave of disjoint sorted pieces.
 
     >>> list(subtract([Piece(0, 10, 7)], [(2, 3), (5, 20)]))
-    [Piece(start=0, end=2, index=7), Piece(start=3, end=5, index=7)]
+    [Piece(start=0, end=2, activity=7), Piece(start=3, end=5, activity=7)]
     """
     position = 0
     for start, end, index in pieces:
@@ -71,7 +71,7 @@ def split(pieces: Iterable[Piece], bounds: Sequence[int]) -> Iterator[tuple[int,
     No piece is outside the first and the last bound.
 
     >>> list(split([Piece(1, 7, 0)], [0, 5, 9]))
-    [(0, Piece(start=1, end=5, index=0)), (1, Piece(start=5, end=7, index=0))]
+    [(0, Piece(start=1, end=5, activity=0)), (1, Piece(start=5, end=7, activity=0))]
     """
     for start, end, index in pieces:
         window = bisect_right(bounds, start) - 1

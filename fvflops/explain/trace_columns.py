@@ -291,7 +291,9 @@ def _sort(records: HostSpans | Activities, keys: list[array[int]], origin: int) 
         column: array[int] = getattr(records, name)
         if len(column):
             values = _tensor(column)[order]
-            setattr(records, name, _from_tensor(values - origin if name in ("start", "end") else values, column.typecode))
+            setattr(
+                records, name, _from_tensor(values - origin if name in ("start", "end") else values, column.typecode)
+            )
 
 
 def _nest(host: HostSpans) -> None:

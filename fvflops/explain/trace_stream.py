@@ -114,7 +114,7 @@ class TraceStream:
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         magic = file.read(2)
         file.seek(0)
-        source = cast(IO[bytes], gzip.open(file)) if magic == _GZIP else file
+        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if magic == _GZIP else file
         try:
             while block := source.read(_BLOCK):
                 if text := decoder.decode(block):

@@ -85,10 +85,8 @@ def _unfused(op: Op) -> list[Work]:
         softmax = make("aten::_softmax_backward_data", (scores, scores), _SOFTMAX, 3 * moved)
         return [second, first, softmax, make("aten::mul", (scores,), _ELEMENTWISE, 2 * moved), second, second]
     masked = make("aten::masked_fill_", (scores,), _ELEMENTWISE, 2 * moved)
-    return [first, make("aten::div", (scores,), _ELEMENTWISE, 2 * moved), masked] + [
-        make("aten::_softmax", (scores,), _SOFTMAX, 2 * moved),
-        second,
-    ]
+    divided = make("aten::div", (scores,), _ELEMENTWISE, 2 * moved)
+    return [first, divided, masked, make("aten::_softmax", (scores,), _SOFTMAX, 2 * moved), second]
 
 
 def _as_dtype(dtype: str, kernel: str, slower: float) -> Callable[[Op], list[Work]]:

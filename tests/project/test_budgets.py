@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81148, 471),
+    "fvflops": (81353, 472),
     "fvflops/analysis": (3048, 19),
     "fvflops/capture": (18861, 112),
     "fvflops/cli": (5530, 34),
@@ -24,7 +24,7 @@ LIMITS = {
     "fvflops/devices": (2178, 14),
     "fvflops/formulas": (4118, 27),
     "fvflops/integrations": (789, 7),
-    "fvflops/measure": (5732, 23),
+    "fvflops/measure": (5937, 24),
     "fvflops/plan": (11287, 53),
     "fvflops/reports": (5103, 36),
     "fvflops/serve": (3877, 25),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3510, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (71339, 409),
+    "tests": (71528, 410),
     "tools": (13233, 100),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

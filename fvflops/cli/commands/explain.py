@@ -16,9 +16,9 @@ from fvflops.explain.explained_trace import explain_trace
 from fvflops.explain.findings.planned_step import expect_step
 
 EXAMPLES = (
-    "fvflops explain trace.json.gz",
-    "fvflops explain rank0.json rank1.json --device H100 --output page.html",
-    "fvflops explain trace.json --model zoo:llama3_8b --mesh fsdp=8 --batch 2 --seq 4096 --device H100",
+    "fvflops explain trace.json",
+    "fvflops explain trace.json --device H100 --output page.html",
+    "fvflops explain trace.json --model zoo:llama_tiny --mesh fsdp=8 --device H100",
 )
 FIRST = ("--device", "--model", "--mesh", "--top", "--output")
 _OPTIMIZER = "AdamW"  # default

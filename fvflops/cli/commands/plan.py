@@ -20,8 +20,7 @@ from fvflops.cli.planning.accelerator import (
 from fvflops.cli.planning.planned_estimate import estimate_training, find_classes, load_training
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import activity
-from fvflops.cli.terminal_detection import find_width
+from fvflops.cli.progress import activity, find_width
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.plan_options import PlanOptions
@@ -70,7 +69,6 @@ _NEED_ACCELERATOR = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops plan`."""
     shared_options.add_convention(parser)
     shared_options.add_model(
         parser,

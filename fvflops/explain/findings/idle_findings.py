@@ -23,7 +23,7 @@ _REASONS = {
     ),
     "synchronisation": (
         "the GPU runs out of work after the host waited for it",
-        "read values of tensors less often, such as the loss every 100 steps, and avoid ops with sizes that depend on data",
+        "read values less often, such as the loss every 100 steps; avoid ops whose sizes depend on data",
     ),
     "compilation": (
         "the GPU waits while torch.compile compiles anew",

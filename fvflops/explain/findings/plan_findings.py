@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
 from fvflops.explain.findings.planned_step import PlannedStep, measure_kernels
-from fvflops.units import format_quantity, format_seconds, format_share
+from fvflops.units import format_seconds, format_share
 
 _MORE = 1.02  # times the planned multiply-adds
 
@@ -29,7 +29,7 @@ def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
         share = 1 - planned.macs / macs
         seconds = evidence.seconds(sum(row.ns for row in products)) * share
         text = (
-            f"products do {format_share(share)} more work than planned: {format_quantity(round(macs), 'multiply-add')}, "
+            f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} multiply-adds, "
             f"planned {planned.macs:,}"
         )
         yield Finding(

@@ -198,7 +198,7 @@ def _product_of(row: WorkRow) -> tuple[int, int, int] | None:
     shapes = [shape for shape in shapes_of(row) if len(shape) >= 2]
     if row.op not in ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul") or len(shapes) < 2 or not row.calls:
         return None
-    first, second = shapes[-2:]
+    first = shapes[-2]
     rows, inner = math.prod(first[:-1]), first[-1]
     macs = (row.macs or 0) // row.calls
     return (rows, macs // (rows * inner), inner) if macs and rows * inner else None

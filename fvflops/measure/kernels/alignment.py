@@ -25,17 +25,17 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
 
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
-    place if no dispatch mode is active. In long lists calls of modules and those that have FLOPs are aligned first.
+    place if no dispatch mode is active. Calls of modules and those that have FLOPs are aligned first: an event of
+    attention is not lost to the transposes inside it.
     """
     keys: list[Callable[[RecordedCall], Hashable]] = [_name]
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
         keys.insert(0, lambda call: (_name(call), call.shapes))
     pairs: Pairs = []
+    anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
     for key in keys:
         event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
-        if len(events) * len(calls) > _MAX_PAIRS:
-            anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
-            pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
+        pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
         pairs = _fill_gaps(pairs, event_keys, ends, call_keys, range(len(calls)))
     return pairs
 

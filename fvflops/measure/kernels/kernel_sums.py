@@ -37,7 +37,11 @@ def sum_kernels(
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, event in enumerate(match.run.events):
-        key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
+        key: tuple[object, ...] = (
+            event_name(event),
+            event.kind == "device",
+            event.kind in ("range", "step", "optimizer"),
+        )
         key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
@@ -51,7 +55,7 @@ def sum_kernels(
         work = add_works(kernels.get(index, match.work[index]) for index in outermost) or _UNKNOWN
         self_work = add_works(match.self_work[index] for index in indexes) or _UNKNOWN
         row = KernelRow(
-            key=_name(first),
+            key=event_name(first),
             module=match.modules[indexes[0]] if by_module else None,
             count=len(events),
             cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
@@ -82,7 +86,8 @@ def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
             yield f"{';'.join(frames)} {value}\n"
 
 
-def _name(event: KernelEvent) -> str:
+def event_name(event: KernelEvent) -> str:
+    """Return the name of an event's row."""
     return MODULE_CALL if event.kind == "module" else event.name
 
 

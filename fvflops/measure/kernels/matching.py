@@ -16,6 +16,8 @@ from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
+_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, as that of AccumulateGrad
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KernelMatch:
@@ -63,16 +65,19 @@ class KernelMatch:
         return numbers if self.run.complete else numbers[:-1]
 
     def clock(self) -> tuple[int, int]:
-        """Return the number of completed steps and their time in ns; without a schedule the run is one step."""
+        """Return the number of completed steps and their time in ns; without a schedule the run is one step.
+
+        The time is the span of the kernels if there are any: the CPU may launch a step's kernels in less time.
+        """
         complete = set(self.complete_steps())
-        events = self.run.events
-        steps = [index for index, event in enumerate(events) if event.kind == "step"]
-        if steps or not complete:
-            durations = [events[index].duration_ns for index in steps if self.steps[index] in complete]
-            return len(durations), max(sum(durations), 1)
-        cpu_events = [event for event in events if event.kind != "device"]
-        start, end = min(event.start_ns for event in cpu_events), max(event.end_ns for event in cpu_events)
-        return 1, max(end - start, 1)
+        inside = [event for event, step in zip(self.run.events, self.steps, strict=True) if step in complete]
+        steps = [event for event in inside if event.kind == "step"]
+        kernels = [event for event in inside if event.kind == "device"]
+        if steps and not kernels:
+            return len(steps), max(sum(event.duration_ns for event in steps), 1)
+        start = min((event.start_ns for event in kernels or inside), default=0)
+        end = max((event.end_ns for event in kernels or inside), default=0)
+        return len(complete), max(end - start, 1)
 
 
 def match_kernels(
@@ -237,6 +242,8 @@ class _StepMatcher:
         work = call.work
         self._sums["landed_flops"] += 0 if work is None else work.flops
         self._sums["matched"] += 1
+        if work is None and self._by_shapes is not None:
+            return  # counted by the shapes of the ops inside it
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
@@ -304,10 +311,17 @@ class _StepMatcher:
         """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
         for inner in self._children[event_index]:
             event = self._events[inner]
-            if event.kind == "op" and event.name in self._products:
+            if event.kind == "op" and self._is_product(inner):
                 yield inner
             else:
                 yield from self._list_products(inner)
+
+    def _is_product(self, event_index: int) -> bool:
+        """Return whether an op has multiply-adds: by its shapes, else as a recorded one of its name has."""
+        if self._by_shapes is None:
+            return self._events[event_index].name in self._products
+        work = self._by_shapes.work(event_index)
+        return work is not None and work.macs > 0
 
     def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
         """Count products in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
@@ -334,22 +348,36 @@ class _StepMatcher:
         return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
     def _around_matched(self) -> set[int]:
-        """Return the events around matched ops, up to a call of compiled code."""
+        """Return the events around matched ops, up to a call of compiled code.
+
+        An op without FLOPs, such as a view, says nothing of a custom op or of an op with a formula around it.
+        """
         around: set[int] = set()
         for event_index in self._ops:
+            has_work = self.work.get(event_index) != NO_WORK
             parent = self._events[event_index].parent
             while parent >= 0 and parent not in around and self._events[parent].kind != "compiled":
+                if not has_work and not self._is_decomposed(parent):
+                    break
                 around.add(parent)
                 parent = self._events[parent].parent
         return around
 
+    def _is_decomposed(self, event_index: int) -> bool:
+        """Return whether an event's work is that of the ops inside it: one of ATen without a formula, or no op."""
+        event = self._events[event_index]
+        if event.kind != "op":
+            return True
+        work = None if self._by_shapes is None else self._by_shapes.work(event_index)
+        return event.name.startswith(("aten::", *_WRAPPERS)) and work in (None, NO_WORK)
+
     def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
         """Yield the outermost op events that neither are nor contain a matched op."""
         for event_index in event_indexes:
-            kind = self._events[event_index].kind
-            if event_index in self._ops or kind == "compiled":
+            kind, name = self._events[event_index].kind, self._events[event_index].name
+            if event_index in self._ops or (kind == "compiled" and self._calls is not None):
                 continue
-            if kind == "op" and event_index not in around_matched:
+            if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
                 yield event_index
             else:
                 yield from self._list_unmatched(self._children[event_index], around_matched)
