@@ -11,7 +11,7 @@ import torch
 from fvflops.explain.explained_trace import explain_trace
 from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.findings.finding import Finding
-from tests.explain.cpu_defects import CPU_DEFECTS, CpuDefect, Maker, run, train
+from tests.support.planted.cpu_defects import CPU_DEFECTS, CpuDefect, Maker, run, train
 
 # Times decide, so that most run by `-m long` only; these lose most of the step by their defect.
 _ALWAYS = ("token by token", "data loading", "filling")

@@ -12,9 +12,9 @@ from fvflops.cli import main
 from fvflops.explain.explained_trace import ExplainedTrace, explain_trace
 from fvflops.explain.findings.find_losses import LEAST, find_losses
 from fvflops.explain.findings.planned_step import PlannedStep, compare_step, expect_step
-from tests.explain.gpu_defects import AGAINST_PLAN, CLEAN, CLEAN_WITH_PLAN, DEFECTS, Defect, plant
-from tests.explain.planned_work import plan, work_of
-from tests.explain.synthetic_trace import Work, lay_out, write
+from tests.support.planted.gpu_defects import AGAINST_PLAN, CLEAN, CLEAN_WITH_PLAN, DEFECTS, Defect, plant
+from tests.support.planted.planned_work import plan, work_of
+from tests.support.planted.synthetic_trace import Work, lay_out, write
 
 
 def _explain(work: list[Work], case: str, folder: Path) -> ExplainedTrace:

@@ -13,7 +13,8 @@ _COMPILES = re.compile(r"dynamo|inductor|compiled_?fx|_compile|aot_?autograd|tri
 _COLLECTS = re.compile(r"gc\.collect|function collect>|garbage|gc_collect", re.IGNORECASE)
 _SAVES = re.compile(r"torch/serialization|checkpoint.*save|save.*checkpoint|torch\.save|_save\b", re.IGNORECASE)
 _READ, _MANY_READS = "aten::_local_scalar_dense", 500
-_DISPATCH = 0.1  # share of a step on the CPU that Python takes between ops, with the profiler
+_SHORT_NS = 100_000  # from op to op on the CPU, in Python
+_DISPATCH = 0.15  # share of a step on the CPU that Python takes between ops, with the profiler
 _LAUNCH = ("launch", "start", "queue")
 # Code → what the host did, and what to do about it.
 _REASONS = {
@@ -53,12 +54,14 @@ _REASONS = {
 def find_idle(evidence: Evidence) -> Findings:
     """Yield a finding for each reason of idle time."""
     groups: dict[str, list[IdleRow]] = defaultdict(list)
-    for row in evidence.idle:
-        groups[_reason(row)].append(row)
-    kernels = evidence.each(sum(row.kernels for row in evidence.work))
     reads = evidence.each(sum(row.calls for row in evidence.work if row.op == _READ))
-    if reads >= _MANY_READS and not evidence.on_gpu and "host_work" in groups:
-        groups["item_calls"] = groups.pop("host_work")
+    for row in evidence.idle:
+        code = _reason(row)
+        if code == "host_work" and not evidence.on_gpu:
+            is_short = row.ns < _SHORT_NS * row.gaps
+            code = "item_calls" if reads >= _MANY_READS else "" if is_short else code
+        groups[code].append(row)
+    kernels = evidence.each(sum(row.kernels for row in evidence.work))
     for code, rows in groups.items():
         ns = sum(row.ns for row in rows)
         least = _DISPATCH * evidence.total_ns if code == "host_work" and not evidence.on_gpu else 0

@@ -29,8 +29,8 @@ def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
         share = 1 - planned.macs / macs
         seconds = evidence.seconds(sum(row.ns for row in products)) * share
         text = (
-            f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} multiply-adds, "
-            f"planned {planned.macs:,}"
+            f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} "
+            f"multiply-adds, planned {planned.macs:,}"
         )
         yield Finding(
             *("more_work", text, seconds, list_evidence(products, evidence.steps)),

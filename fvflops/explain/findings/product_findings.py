@@ -167,7 +167,9 @@ def _find_loops(evidence: Evidence, rows: Sequence[WorkRow]) -> list[list[WorkRo
 def _judge_loop(evidence: Evidence, rows: list[WorkRow]) -> Finding:
     ns = sum(row.kernel_ns for row in rows)
     calls = sum(row.calls for row in rows)
-    gaps = sum(row.ns for row in evidence.idle if row.cause in ("launch", "synchronisation"))
+    # Ops on the CPU have Python between them, as kernels have launches.
+    causes = ("launch", "synchronisation") if evidence.on_gpu else ("host",)
+    gaps = sum(row.ns for row in evidence.idle if row.cause in causes)
     flops = sum(row.flops or 0 for row in rows)
     fastest = max((row.flops_per_second or 0.0 for row in evidence.work if row.kind in _PRODUCTS), default=0.0)
     device = evidence.device

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from tests.explain.planned_work import PRODUCTS, TYPES, work_of
-from tests.explain.synthetic_trace import Collective, Gap, Op, Sync, Wait, Work
+from tests.support.planted.planned_work import PRODUCTS, TYPES, work_of
+from tests.support.planted.synthetic_trace import Collective, Gap, Op, Sync, Wait, Work
 
 _ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor>(int)"
 _COPY = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>(int)"

@@ -136,8 +136,8 @@ def _products(dtype: torch.dtype) -> Maker:
 
 def _tokens_one_by_one(loop: bool) -> Maker:
     def make() -> Step:
-        weight, x = torch.randn(64, 64), torch.randn(1024, 64)
-        return infer(lambda: [x[i : i + 1] @ weight for i in range(1024)] if loop else [x @ weight for _ in range(60)])
+        weight, x = torch.randn(64, 64), torch.randn(4096, 64)
+        return infer(lambda: [x[i : i + 1] @ weight for i in range(4096)] if loop else [x @ weight for _ in range(60)])
 
     return make
 
@@ -258,19 +258,19 @@ def _defects() -> list[CpuDefect]:
             "foreach optimizer off",
             "unfused_optimizer",
             lambda: train(optimizer=_adam(foreach=False), shape=(1, 16), width=512),
-            lambda: train(shape=(1, 64), width=512),
+            lambda: train(shape=(1, 400), width=512),
         ),
         CpuDefect(
             "foreach optimizer",
             "unfused_optimizer",
             lambda: train(optimizer=_adam(foreach=True), shape=(1, 16), width=512),
-            lambda: train(shape=(2, 64), width=512),
+            lambda: train(shape=(2, 400), width=512),
         ),
         CpuDefect(
             "RMSprop",
             "unfused_optimizer",
             lambda: train(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), shape=(1, 16), width=512),
-            lambda: train(shape=(3, 64), width=512),
+            lambda: train(shape=(3, 400), width=512),
         ),
         CpuDefect("data loading", "data_loading", lambda: train(before=_load(0.05)), lambda: train(shape=(3, 300))),
         CpuDefect("slow samples", "data_loading", lambda: train(before=_load(0.12)), lambda: train(shape=(4, 200))),

@@ -23,7 +23,7 @@ from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.module_tree import innermost
 from fvflops.zoo import build
-from tests.explain.synthetic_trace import Collective, Op, Wait, Work
+from tests.support.planted.synthetic_trace import Collective, Op, Wait, Work
 
 TYPES = {
     "bfloat16": "c10::BFloat16",
