@@ -10,7 +10,17 @@ from typing import Any
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
+from fvflops.reports.document import (
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    difference_column,
+    number_column,
+    text_column,
+)
 from fvflops.text import record_data
 from fvflops.units import format_bytes, format_seconds, format_share, format_short
 
@@ -45,6 +55,10 @@ def _hidden(column: Column, order: int) -> Column:
     return replace(column, hide_order=order)
 
 
+def _format_lost(seconds: float) -> str:
+    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
+
+
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
@@ -62,7 +76,7 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
         _hidden(number_column("bytes", form=format_bytes), 5),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        _seconds("lost_seconds", "lost"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
     )
     total = trace.total_ns()
     rows: list[list[Value]] = []
@@ -120,7 +134,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
         _seconds("seconds", "time"),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        _seconds("lost_seconds", "lost"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
     )
     rows: list[list[Value]] = []
     for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
