@@ -67,10 +67,10 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
     columns = (
         text_column("what", shorten_last=True),
-        number_column("calls"),
-        _hidden(number_column("kernels"), 3),
         _seconds("seconds", "time"),
         number_column("share", form=format_share),
+        number_column("calls"),
+        _hidden(number_column("kernels"), 3),
         _hidden(_seconds("hidden_seconds", "hidden"), 2),
         _hidden(number_column("flops", "FLOPs"), 4),
         _hidden(number_column("bytes", form=format_bytes), 5),
@@ -84,18 +84,18 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
         rows.append([KINDS[row.kind], *_figures(row, steps, total)])
     for idle in trace.idle():
         share = idle.ns / total if total else None
-        rows.append([f"idle: {CAUSES[idle.cause]}", None, None, idle.ns / 1e9 / steps, share, *[None] * 6])
-    last: list[Value] = ["step", None, None, total / 1e9 / steps, 1.0 if total else None, *[None] * 6]
+        rows.append([f"idle: {CAUSES[idle.cause]}", idle.ns / 1e9 / steps, share, *[None] * 8])
+    last: list[Value] = ["step", total / 1e9 / steps, 1.0 if total else None, *[None] * 8]
     return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
 
 
 def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
     """Return the numbers of a row for one step."""
     return [
-        row.calls / steps,
-        row.kernels / steps,
         row.ns / 1e9 / steps,
         row.ns / total if total else None,
+        row.calls / steps or None,
+        row.kernels / steps,
         row.hidden_ns / 1e9 / steps or None,
         None if row.flops is None else row.flops / steps or None,
         None if row.nbytes is None else row.nbytes / steps or None,
@@ -128,10 +128,10 @@ def _tabulate_steps(trace: ExplainedTrace) -> Table:
 def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("what", shorten_last=True),
+        _seconds("seconds", "time"),
         text_column("class"),
         text_column("phase"),
         number_column("calls"),
-        _seconds("seconds", "time"),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
         difference_column("lost_seconds", "lost", form=_format_lost),
@@ -139,8 +139,8 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
     rows: list[list[Value]] = []
     for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
         if row.kind != "communication":
-            calls, _, seconds, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
-            rows.append([describe_work(row), row.kind, row.phase, calls or None, seconds, rate, expected, lost])
+            seconds, _, calls, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
+            rows.append([describe_work(row), seconds, row.kind, row.phase, calls, rate, expected, lost])
     return Table("work", columns, rows, "Longest work, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
 
 
