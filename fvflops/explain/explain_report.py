@@ -13,7 +13,17 @@ from fvflops.explain.findings.losses_report import encode_losses, losses_parts
 from fvflops.explain.findings.planned_step import PlannedStep, compare_step
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, number_column, text_column
+from fvflops.reports.document import (
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    difference_column,
+    number_column,
+    text_column,
+)
 from fvflops.text import record_data
 from fvflops.units import format_bytes, format_seconds, format_share, format_short
 
@@ -50,6 +60,10 @@ def _hidden(column: Column, order: int) -> Column:
     return replace(column, hide_order=order)
 
 
+def _format_lost(seconds: float) -> str:
+    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
+
+
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
@@ -58,16 +72,16 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
     columns = (
         text_column("what", shorten_last=True),
-        number_column("calls"),
-        _hidden(number_column("kernels"), 3),
         _seconds("seconds", "time"),
         number_column("share", form=format_share),
+        number_column("calls"),
+        _hidden(number_column("kernels"), 3),
         _hidden(_seconds("hidden_seconds", "hidden"), 2),
         _hidden(number_column("flops", "FLOPs"), 4),
         _hidden(number_column("bytes", form=format_bytes), 5),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        _seconds("lost_seconds", "lost"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
     )
     total = trace.total_ns()
     rows: list[list[Value]] = []
@@ -75,18 +89,18 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
         rows.append([KINDS[row.kind], *_figures(row, steps, total)])
     for idle in trace.idle():
         share = idle.ns / total if total else None
-        rows.append([f"idle: {CAUSES[idle.cause]}", None, None, idle.ns / 1e9 / steps, share, *[None] * 6])
-    last: list[Value] = ["step", None, None, total / 1e9 / steps, 1.0 if total else None, *[None] * 6]
+        rows.append([f"idle: {CAUSES[idle.cause]}", idle.ns / 1e9 / steps, share, *[None] * 8])
+    last: list[Value] = ["step", total / 1e9 / steps, 1.0 if total else None, *[None] * 8]
     return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
 
 
 def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
     """Return the numbers of a row for one step."""
     return [
-        row.calls / steps,
-        row.kernels / steps,
         row.ns / 1e9 / steps,
         row.ns / total if total else None,
+        row.calls / steps or None,
+        row.kernels / steps,
         row.hidden_ns / 1e9 / steps or None,
         None if row.flops is None else row.flops / steps or None,
         None if row.nbytes is None else row.nbytes / steps or None,
@@ -119,19 +133,19 @@ def _tabulate_steps(trace: ExplainedTrace) -> Table:
 def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("what", shorten_last=True),
+        _seconds("seconds", "time"),
         text_column("class"),
         text_column("phase"),
         number_column("calls"),
-        _seconds("seconds", "time"),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        _seconds("lost_seconds", "lost"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
     )
     rows: list[list[Value]] = []
     for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
         if row.kind != "communication":
-            calls, _, seconds, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
-            rows.append([describe_work(row), row.kind, row.phase, calls or None, seconds, rate, expected, lost])
+            seconds, _, calls, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
+            rows.append([describe_work(row), seconds, row.kind, row.phase, calls, rate, expected, lost])
     return Table("work", columns, rows, "Longest work, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
 from fvflops.explain.kernel_kinds import COMPOSITE, kind_of_kernel, kind_of_op
@@ -32,9 +32,9 @@ class Context(NamedTuple):
 
 
 class LaunchContexts:
-    """Contexts of a trace's activities; `is_counted` says of an op's name whether its work is known by its shapes."""
+    """Contexts of a trace's activities; `is_counted` says of an op and its inputs whether its work is known."""
 
-    def __init__(self, columns: TraceColumns, is_counted: Callable[[str], bool]) -> None:
+    def __init__(self, columns: TraceColumns, is_counted: Callable[[str, Sequence[Any]], bool]) -> None:
         self._columns = columns
         self._is_counted = is_counted
         self._known: dict[int, Context] = {-1: Context(-1, "", "", "", "", is_graph=False)}
@@ -85,7 +85,8 @@ class LaunchContexts:
         for index, name in ops:
             if kind_of_op(name) != own:
                 break
-            if self._is_counted(name):
+            inputs = self._columns.host.inputs[index]
+            if inputs >= 0 and self._is_counted(name, self._columns.inputs[inputs]):
                 return index
         return ops[0][0] if ops else -1
 

@@ -41,10 +41,9 @@ class OpCosts:
         self._cost_model = TableCostModel(self._table, "flops")
         self._known: dict[tuple[str, tuple[Any, ...]], OpCost] = {}
 
-    def is_counted(self, op: str) -> bool:
-        """Return whether an op's work is known by its shapes."""
-        row = self._table.row(op)
-        return row is not None and row.kind != "decompose"
+    def is_counted(self, op: str, inputs: Sequence[Any]) -> bool:
+        """Return whether the work of a call is known by its inputs."""
+        return self.cost(op, inputs).work is not None
 
     def cost(self, op: str, inputs: Sequence[Any]) -> OpCost:
         """Return the cost of a call by its inputs as recorded: dimensions, types and values."""
@@ -53,7 +52,13 @@ class OpCosts:
             self._known[key] = self._find(op, inputs)
         return self._known[key]
 
+    def _has_formula(self, op: str) -> bool:
+        row = self._table.row(op)
+        return row is not None and row.kind != "decompose"
+
     def _find(self, op: str, inputs: Sequence[Any]) -> OpCost:
+        if not self._has_formula(op):
+            return UNKNOWN_COST
         args = {name: value for name, value in zip(_KEYS, inputs, strict=True) if value is not None}
         costs = _SignedCosts([(op, args)], self._table, self._cost_model)
         signature = costs.signature(0)

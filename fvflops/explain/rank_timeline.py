@@ -292,12 +292,12 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:
         name = str(names[host.name[op]])
-        if not costs.is_counted(name):
-            continue
         work = costs.cost(name, columns.inputs[host.inputs[op]]).work if host.inputs[op] >= 0 else None
+        if work is None:
+            continue
         around = host.parent[op]
         while around >= 0 and (around := host.op[around]) >= 0:
-            if (work and work.macs) or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
+            if work.macs or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
                 outer.add(around)
             around = host.parent[around]
     return outer
@@ -311,7 +311,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
     for key, row in sorted(sums.items(), key=lambda item: -item[1].ns):
         op = str(columns.names[key.op]) if key.op >= 0 else ""
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
-        cost = costs.cost(op, inputs) if inputs and costs.is_counted(op) else UNKNOWN_COST
+        cost = costs.cost(op, inputs) if inputs else UNKNOWN_COST
         work, calls = cost.work, row.calls
         details = columns.details[key.details] if key.details >= 0 else {}
         nbytes = None if cost.nbytes is None else cost.nbytes * calls
@@ -336,6 +336,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             flops=None if work is None else work.flops * calls,
             nbytes=nbytes,
             expected_ns=None if cost.seconds is None else cost.seconds * 1e9 * calls,
+            counted_ns=0 if work is None else row.kernel_ns,
             modelled_ns=0 if cost.seconds is None else row.kernel_ns,
         )
 

@@ -31,9 +31,10 @@ class WorkRow:
     other kernels hide. `calls` are calls of the op `op`, and `macs`, `flops` (2 per multiply-add, and all others) and
     `nbytes` (memory traffic without cache reuse; of a collective its larger message) are theirs, None where unknown; a
     call is counted with its longest kernel, and by the ops inside it if they do the work. `expected_ns` is the time of
-    such calls by the device's kernel model, None if unknown, and `modelled_ns` that of their kernels. `kind` is a key
-    of KINDS, `group` "compute", "communication" or "memcpy". `op` is "" where no op launched it; `is_graph` is whether
-    a captured graph did. `details` are arguments of a collective or a copy, as recorded.
+    such calls by the device's kernel model, None if unknown. `counted_ns` and `modelled_ns` are the time of the kernels
+    whose FLOPs and expected time are known. `kind` is a key of KINDS, `group` "compute", "communication" or "memcpy".
+    `op` is "" where no op launched it; `is_graph` is whether a captured graph did. `details` are arguments of a
+    collective or a copy, as recorded.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class WorkRow:
     flops: int | None = None
     nbytes: int | None = None
     expected_ns: float | None = None
+    counted_ns: int = 0
     modelled_ns: int = 0
 
     @property
@@ -67,8 +69,8 @@ class WorkRow:
 
     @property
     def flops_per_second(self) -> float | None:
-        """Achieved FLOP/s of the kernels; None where unknown."""
-        return self.flops * 1e9 / self.kernel_ns if self.flops and self.kernel_ns else None
+        """Achieved FLOP/s of the kernels whose FLOPs are known; None where there are none."""
+        return self.flops * 1e9 / self.counted_ns if self.flops and self.counted_ns else None
 
     @property
     def bytes_per_second(self) -> float | None:

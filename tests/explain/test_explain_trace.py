@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pytest
 
@@ -207,3 +208,24 @@ def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     assert not explain_trace(paths[:1]).waits()
     with pytest.raises(TraceError, match="one rank"):
         explain_trace([paths[0], paths[0]])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_times_equal_those_of_a_timeline_of_microseconds(tmp_path, seed):
+    """The definitions of TraceLens' gpu_timeline, applied to each microsecond."""
+    draw = random.Random(seed)
+    names = {"gemm": "kernel", "ncclDevKernel_AllGather": "kernel", "Memcpy DtoH": "gpu_memcpy"}
+    events, running = [], {name: set() for name in names}
+    for _ in range(60):
+        name, start, duration = draw.choice(list(names)), draw.randrange(400), draw.randrange(1, 12)
+        events.append(kernel(name, start, duration, stream=draw.randrange(3), category=names[name]))
+        running[name] |= set(range(start, start + duration))
+    (step,) = explain_trace(write(tmp_path / "trace.json", events)).timelines[0].steps
+    compute, communication, copies = running.values()
+    everything = compute | communication | copies
+    assert step.compute_ns == 1000 * len(compute)
+    assert (step.communication_ns, step.memcpy_ns) == (1000 * len(communication), 1000 * len(copies))
+    assert step.exposed_communication_ns == 1000 * len(communication - compute)
+    assert step.exposed_memcpy_ns == 1000 * len(copies - communication - compute)
+    assert step.total_ns == 1000 * (max(everything) + 1 - min(everything))
+    assert step.idle_ns == step.total_ns - 1000 * len(everything) == sum(row.ns for row in step.idle)
