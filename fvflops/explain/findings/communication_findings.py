@@ -55,10 +55,14 @@ def find_communication(evidence: Evidence) -> Findings:
                 *("compare the traces of all ranks: one has more work, or a slower GPU or host", MEASURED),
             )
         if slow:
-            text = f"{name} takes {format_seconds(evidence.seconds(slow))} more than this network's usual time"
+            over = format_seconds(evidence.seconds(slow))
+            text = f"{name} takes {over} more than this network's usual time, or waits for other ranks"
             yield Finding(
                 *("slow_network", text, evidence.seconds(slow), shown),
-                *("check links and NCCL's choice of adapters (NCCL_DEBUG=INFO)", "network model: within a third"),
+                *(
+                    "check links and NCCL's choice of adapters (NCCL_DEBUG=INFO), and the traces of other ranks",
+                    "network model: within a third",
+                ),
             )
         left = exposed - unavoidable - late - slow
         if left > 0:

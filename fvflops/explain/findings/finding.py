@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fvflops.devices.devices import Device
+from fvflops.devices.measured_errors import expect_kernel_error
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.step_records import IdleRow, WorkRow
 from fvflops.plan.step_time.calibration import KernelTimer, find_efficiency
@@ -61,6 +62,12 @@ class Evidence:
     def each(self, count: float) -> int:
         """Return a number of all steps as one of a step."""
         return round(count / self.steps)
+
+    def certainty(self, kind: str) -> str:
+        """Return the error to expect of the kernel model of a class, or that there is none for the device."""
+        if self.device is None:
+            return "estimated from the other kernels of the trace"
+        return expect_kernel_error(kind, "bf16", self.device).text
 
     def typical(self) -> float:
         """Return how much longer products take than alone, as they do in a step: the median by time."""

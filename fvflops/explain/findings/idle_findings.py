@@ -13,7 +13,7 @@ _COMPILES = re.compile(r"dynamo|inductor|compiled_?fx|_compile|aot_?autograd|tri
 _COLLECTS = re.compile(r"gc\.collect|function collect>|garbage|gc_collect", re.IGNORECASE)
 _SAVES = re.compile(r"torch/serialization|checkpoint.*save|save.*checkpoint|torch\.save|_save\b", re.IGNORECASE)
 _READ, _MANY_READS = "aten::_local_scalar_dense", 500
-_SHORT_NS = 100_000  # from op to op on the CPU, in Python
+_SHORT_NS = 100_000  # from op to op, in Python
 _DISPATCH = 0.15  # share of a step on the CPU that Python takes between ops, with the profiler
 _LAUNCH = ("launch", "start", "queue")
 # Code → what the host did, and what to do about it.
@@ -57,9 +57,12 @@ def find_idle(evidence: Evidence) -> Findings:
     reads = evidence.each(sum(row.calls for row in evidence.work if row.op == _READ))
     for row in evidence.idle:
         code = _reason(row)
-        if code == "host_work" and not evidence.on_gpu:
+        if code == "host_work":
             is_short = row.ns < _SHORT_NS * row.gaps
-            code = "item_calls" if reads >= _MANY_READS else "" if is_short else code
+            if evidence.on_gpu:
+                code = "launch_bound" if is_short else code
+            else:
+                code = "item_calls" if reads >= _MANY_READS else "" if is_short else code
         groups[code].append(row)
     kernels = evidence.each(sum(row.kernels for row in evidence.work))
     for code, rows in groups.items():

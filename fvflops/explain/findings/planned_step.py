@@ -79,7 +79,7 @@ def expect_step(
     parts["exposed"] = sum(times["exposed"].values())
     parts["pipeline_bubble"] = times["bubble"] + times["sending"]
     parts["launch_bound"] = times["launching"] + estimate.between
-    return PlannedStep(estimate.seconds, kernels, parts, macs, f"the plan's error: {estimate.error}")
+    return PlannedStep(estimate.seconds, kernels, parts, macs, estimate.error.text)
 
 
 def _list_launches(program: StepProgram, rank: int) -> Iterator[tuple[Launch, int]]:

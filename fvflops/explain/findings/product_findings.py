@@ -23,7 +23,6 @@ from fvflops.explain.step_records import WorkRow
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.units import format_quantity, format_seconds
 
-_MODEL = "kernel model: see `fvflops plan --device` for its error on this GPU"
 _NO_TF32 = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
 _DTYPES = {"bfloat16": "bfloat16", "half": "float16", "float": "float32", "double": "float64"}
 _PRODUCTS = ("matmul", "convolution")
@@ -73,7 +72,7 @@ def _has_scores(row: WorkRow, scores: set[tuple[int, ...]]) -> bool:
 def _judge_attention(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     measured = sum(row.ns for row in rows)
     expected = _fused_ns(evidence, rows)
-    certainty = _MODEL
+    certainty = evidence.certainty("attention")
     if expected is None:  # the products remain, what reads and writes scores goes
         expected, certainty = sum(row.ns for row in rows if "mm" in row.op), MEASURED
     if measured > expected:
@@ -127,7 +126,14 @@ def _judge_dtypes(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
             "float32_products": "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy",
         }[code]
         text = f"matrix products in {dtype}{how}: {format_seconds(evidence.seconds(ns))}"
-        yield Finding(code, text, evidence.seconds(saved), list_evidence(found, evidence.steps), advice, _MODEL)
+        yield Finding(
+            code,
+            text,
+            evidence.seconds(saved),
+            list_evidence(found, evidence.steps),
+            advice,
+            evidence.certainty("product"),
+        )
 
 
 def _speedup(evidence: Evidence, code: str) -> float:
@@ -185,7 +191,14 @@ def _judge_loop(evidence: Evidence, rows: list[WorkRow]) -> Finding:
     share = ns / max(sum(row.kernel_ns for row in evidence.work), 1)
     saved = max(ns - expected, 0.0) + gaps * share
     advice = "batch the products: one bmm or grouped_mm for all experts, heads or time steps"
-    return Finding("product_loop", text, evidence.seconds(saved), list_evidence(rows, evidence.steps), advice, _MODEL)
+    return Finding(
+        "product_loop",
+        text,
+        evidence.seconds(saved),
+        list_evidence(rows, evidence.steps),
+        advice,
+        evidence.certainty("product"),
+    )
 
 
 def _peak_of(evidence: Evidence, dtype: str) -> float:
@@ -235,7 +248,7 @@ def _judge_alignment(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
             text = f"{length:,} is not a multiple of 64: {format_seconds(evidence.seconds(ns))} in its products"
             advice = f"pad it to {math.ceil(length / _ALIGNED) * _ALIGNED:,}"
             found = list_evidence(shown[length], evidence.steps)
-            yield Finding("unaligned_size", text, evidence.seconds(ns), found, advice, _MODEL)
+            yield Finding("unaligned_size", text, evidence.seconds(ns), found, advice, evidence.certainty("product"))
 
 
 def _judge_rows(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
@@ -255,7 +268,7 @@ def _judge_rows(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
         )
         yield Finding(
             *("small_batch", text, evidence.seconds(saved), list_evidence(small, evidence.steps)),
-            *("use larger batches or longer sequences for each GPU", _MODEL),
+            *("use larger batches or longer sequences for each GPU", evidence.certainty("product")),
         )
 
 
@@ -263,6 +276,8 @@ def _judge_clock(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     """Yield a finding of products that are all slower than on this GPU in a step."""
     timer = evidence.timer
     assert timer is not None
+    # The models of short kernels and of convolutions are less sure.
+    rows = [row for row in rows if row.kind == "matmul" and row.kernel_ns > _SHORT_NS * row.kernels]
     expected = sum(row.expected_ns or 0.0 for row in rows) / timer.efficiency.matmul
     measured = sum(row.modelled_ns for row in rows)
     if expected and measured > _SLOW * expected:
@@ -272,5 +287,8 @@ def _judge_clock(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
         )
         yield Finding(
             *("slow_products", text, evidence.seconds(measured - expected), list_evidence(rows, evidence.steps)),
-            *("look at clocks and power (nvidia-smi -q -d CLOCK,PERFORMANCE) while it trains", _MODEL),
+            *(
+                "look at clocks and power (nvidia-smi -q -d CLOCK,PERFORMANCE) while it trains",
+                evidence.certainty("product"),
+            ),
         )
