@@ -161,7 +161,7 @@ def _experts(loop: bool) -> Maker:
 
 def _copies(kind: str) -> Callable[[Tensor], Tensor]:
     def copy(x: Tensor) -> Tensor:
-        for _ in range(50):
+        for _ in range(50 if kind != "clone" else 150):
             if kind == "contiguous":
                 x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
             elif kind == "clone":
