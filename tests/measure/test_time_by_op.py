@@ -70,6 +70,9 @@ def test_compiled_code_without_a_model_has_the_flops_of_its_ops(tmp_path):
     assert counted.work().flops == expected
     assert counted.share() == 1
     assert annotate_trace(unshaped, FlopCountAnalysis(model, x)).share() == 1
+    more = nn.Sequential(model, nn.Softmax(1))  # as if the softmax was fused: no event, and no step around it
+    lines = annotate_trace(unshaped, FlopCountAnalysis(more, x)).about()
+    assert any("where the FLOPs of fused ops are on no event (" in line for line in lines)
     compiled(x).sum().backward()
     training = profiled(tmp_path / "training.json", lambda: compiled(x).sum().backward())
     # x needs no gradient, so that the first Linear has one product in the backward pass, the second two.
