@@ -228,3 +228,17 @@ def test_fused_code_on_the_cpu_is_not_idle_time(tmp_path):
     divided = annotate_trace(trace.write(tmp_path / "cpu.json")).time_by_op()
     assert {row.name: row.nanoseconds for row in divided.rows} == {"aten::mm": 4_000, "other ops": 16_000, "idle": 0}
     assert divided.others == {"fused relu": 5_000, "compiled graph": 11_000}
+
+
+def test_python_functions_may_be_nested_deeply(tmp_path):
+    trace = GpuTrace()
+    for depth in range(3000):
+        trace.add("model.py(1): forward", "python_function", depth, 10_000 - 2 * depth)
+    trace.op("aten::mm", 3500, 10, 1, **MM)
+    for counted in (None, FlopCountAnalysis(_Product(), torch.ones(64, 32))):
+        assert annotate_trace(trace.write(tmp_path / "deep.json"), counted).work().macs == PRODUCT
+
+
+class _Product(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, torch.ones(32, 16))

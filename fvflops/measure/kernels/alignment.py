@@ -41,7 +41,9 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
     attention is not lost to the transposes inside it. Events of compiled code, of kind "compiled", are
     aligned with ops that may have the same work.
     """
-    keys: list[tuple[_Key, _Key]] = [(_name, _name), (_work_of_event, _work_of_call)]
+    keys: list[tuple[_Key, _Key]] = [(_name, _name)]
+    if any(event.kind == "compiled" for event in events):
+        keys.append((_work_of_event, _work_of_call))
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
         keys.insert(0, (_name_and_shapes, _name_and_shapes))
     pairs: Pairs = []

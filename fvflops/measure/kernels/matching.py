@@ -377,14 +377,16 @@ class _StepMatcher:
 
     def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
         """Yield the outermost op events that neither are nor contain a matched op."""
-        for event_index in event_indexes:
+        pending = list(event_indexes)[::-1]
+        while pending:  # Python functions may be nested deeper than Python's stack
+            event_index = pending.pop()
             kind, name = self._events[event_index].kind, self._events[event_index].name
             if event_index in self._ops or (kind == "compiled" and self._calls is not None):
                 continue
             if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
                 yield event_index
             else:
-                yield from self._list_unmatched(self._children[event_index], around_matched)
+                pending += reversed(self._children[event_index])
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:
