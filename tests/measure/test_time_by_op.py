@@ -21,8 +21,8 @@ def numpy_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(a.view(-1, a.shape[-1]).numpy() @ b.numpy())
 
 
-def profiled(path: Path, run) -> str:
-    with torch.profiler.profile(record_shapes=True) as profiler:
+def profiled(path: Path, run, *, record_shapes: bool = True) -> str:
+    with torch.profiler.profile(record_shapes=record_shapes) as profiler:
         run()
     profiler.export_chrome_trace(str(path))
     return str(path)
@@ -58,16 +58,21 @@ def rows_of(path: str, counted=None) -> dict[str, dict[str, object]]:
 
 
 def test_compiled_code_without_a_model_has_the_flops_of_its_ops(tmp_path):
-    model, x = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)), torch.ones(32, 64)
+    model, x = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.Linear(128, 64)), torch.ones(32, 64)
     compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         compiled(x)
         inference = profiled(tmp_path / "inference.json", lambda: compiled(x))
+        unshaped = profiled(tmp_path / "unshaped.json", lambda: compiled(x), record_shapes=False)
     expected = FlopCountAnalysis(model, x, table="exact").total()
     assert annotate_trace(inference).work().flops == expected
     counted = annotate_trace(inference, FlopCountAnalysis(model, x))
-    assert counted.work().macs == 2 * 32 * 64 * 128
-    assert counted.share() > 0.99
+    assert counted.work().flops == expected
+    assert counted.share() == 1
+    assert annotate_trace(unshaped, FlopCountAnalysis(model, x)).share() == 1
+    more = nn.Sequential(model, nn.Softmax(1))  # as if the softmax was fused: no event, and no step around it
+    lines = annotate_trace(unshaped, FlopCountAnalysis(more, x)).about()
+    assert any("where the FLOPs of fused ops are on no event (" in line for line in lines)
     compiled(x).sum().backward()
     training = profiled(tmp_path / "training.json", lambda: compiled(x).sum().backward())
     # x needs no gradient, so that the first Linear has one product in the backward pass, the second two.
@@ -187,3 +192,53 @@ def test_most_of_the_time_without_flops_is_the_first_line(tmp_path):
     assert "most of the time is without FLOPs: 25.0% of 12 µs has FLOPs" in first
     trace.events[0]["name"] = "lib::other"
     assert "none of 12 µs has FLOPs" in str(annotate_trace(trace.write(tmp_path / "none.json"))).splitlines()[1]
+
+
+def test_kernels_of_compiled_code_are_named_after_the_ops_fused_in_them(tmp_path):
+    trace = GpuTrace()
+    trace.add("Torch-Compiled Region: 0/1", "cpu_op", 0, 40, External_id=1)
+    trace.add("## Call CompiledFxGraph abc ##", "user_annotation", 1, 38, External_id=2)
+    trace.op("aten::mm", 2, 4, 3, **MM)
+    trace.launch(3, 3)
+    trace.op("triton_poi_fused_add_bitwise_and_relu_0", 10, 4, 4)
+    trace.launch(11, 4, "cuLaunchKernel")
+    trace.launch(20, 2)
+    for start, duration, number in ((4, 30, 3), (40, 20, 4), (60, 10, 2), (70, 5, 99)):
+        trace.kernel(start, duration, number)
+    # Launched by no event of the trace, but named.
+    trace.kernel(80, 3, 98)
+    trace.events[-1]["name"] = "triton_poi_fused_constant_pad_nd_moe_forward_0"
+    annotated = annotate_trace(trace.write(tmp_path / "compiled.json"))
+    divided = annotated.time_by_op()
+    assert {row.name: row.nanoseconds for row in divided.rows} == {
+        "aten::mm": 30_000, "other ops": 33_000, "no op": 5_000, "idle": 11_000
+    }  # fmt: skip
+    assert divided.others == {
+        "fused add, bitwise_and, relu": 20_000, "compiled graph": 10_000, "fused constant_pad_nd, moe_forward": 3_000
+    }  # fmt: skip
+    assert annotated.work().macs == PRODUCT
+
+
+def test_fused_code_on_the_cpu_is_not_idle_time(tmp_path):
+    trace = GpuTrace()
+    trace.add("Torch-Compiled Region: 0/0", "cpu_op", 0, 40, External_id=1)
+    trace.add("## Call CompiledFxGraph abc ##", "user_annotation", 10, 20, External_id=2)
+    trace.op("aten::mm", 12, 4, 3, **MM)
+    trace.add("graph_0_cpp_fused_relu_1", "cpu_op", 20, 5, External_id=4)
+    divided = annotate_trace(trace.write(tmp_path / "cpu.json")).time_by_op()
+    assert {row.name: row.nanoseconds for row in divided.rows} == {"aten::mm": 4_000, "other ops": 16_000, "idle": 0}
+    assert divided.others == {"fused relu": 5_000, "compiled graph": 11_000}
+
+
+def test_python_functions_may_be_nested_deeply(tmp_path):
+    trace = GpuTrace()
+    for depth in range(3000):
+        trace.add("model.py(1): forward", "python_function", depth, 10_000 - 2 * depth)
+    trace.op("aten::mm", 3500, 10, 1, **MM)
+    for counted in (None, FlopCountAnalysis(_Product(), torch.ones(64, 32))):
+        assert annotate_trace(trace.write(tmp_path / "deep.json"), counted).work().macs == PRODUCT
+
+
+class _Product(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, torch.ones(32, 16))

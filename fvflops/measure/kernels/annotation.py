@@ -12,6 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import (
@@ -99,6 +100,7 @@ class AnnotatedTrace(Displayed):
             )
         return lines + describe_ledger(ledger, self.table)
 
+    @gc_paused()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the chrome trace with its annotations, compressed if the path ends with .gz."""
         metadata: dict[str, Any] = {"about": self.about(), "table": self.table.name, "FLOPs per MAC": 2}
@@ -106,6 +108,7 @@ class AnnotatedTrace(Displayed):
         write_document(document, os.fspath(path))
 
 
+@gc_paused()
 def annotate_trace(
     path: str | os.PathLike[str],
     counted: FlopCountAnalysis | Trace | None = None,
@@ -181,7 +184,7 @@ _TRACE_COLUMNS = (
 _NOTES = ("matched: share of the model's FLOPs whose ops have an event in the trace.",)
 _MAX_OTHERS = 4
 _MEANINGS = {
-    OTHER_OPS: "kernels of ops without FLOPs, such as copies, or the CPU time of these ops",
+    OTHER_OPS: "kernels of ops without FLOPs, such as copies, and of fused ops; or the CPU time of these",
     GRAPH_LAUNCHES: "kernels that CUDA or HIP graphs launched; the trace does not name their ops",
     NO_OP: "kernels that the trace links to no op",
     IDLE: "time without a kernel, or on the CPU without an op",

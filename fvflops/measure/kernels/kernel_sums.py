@@ -257,16 +257,14 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
     ['events without FLOPs, since no counted op matches them: aten::mm ×2']
     """
     lines = []
+    where = "attributed to their module or step"
+    if ledger.lost_flops:
+        where = f"on no event ({format_size(ledger.lost_flops)})"
     if ledger.compiled:
-        lines.append(
-            f"{format_quantity(ledger.compiled, 'op event')} in compiled code, where the FLOPs of fused ops are "
-            "attributed to their module or step"
-        )
+        events = format_quantity(ledger.compiled, "op event")
+        lines.append(f"{events} in compiled code, where the FLOPs of fused ops are {where}")
     elif ledger.attributed_to_modules:
         ops = list_calls(ledger.attributed_to_modules)
-        where = "attributed to their module or step"
-        if ledger.lost_flops:
-            where = f"on no event ({format_size(ledger.lost_flops)})"
         lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
     rows = {name: table.row(name) for name, _ in ledger.no_op}
     unmatched = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.kernels.alignment import align, find_owners
+from fvflops.measure.kernels.alignment import align, find_owners, name_of_work
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, ShapeCosts, Work, add_works, nest_calls
 from fvflops.text import short_repr
 from fvflops.trace import Trace
@@ -164,7 +164,8 @@ class _StepMatcher:
         self._events = run.events
         recorded = [] if calls is None else list(calls.walk())
         self._modules = {call.name for call in recorded if call.kind == "module"}
-        self._products = {call.name for call in recorded if call.kind == "op" and call.work and call.work.macs}
+        counted = (call.name for call in recorded if call.kind == "op" and call.work not in (None, NO_WORK))
+        self._counted = set(map(name_of_work, counted))
         self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
@@ -175,6 +176,7 @@ class _StepMatcher:
         self._sums: Counter[str] = Counter()
         self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
+        self._in_compiled: set[int] = set()
 
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op."""
@@ -209,10 +211,7 @@ class _StepMatcher:
         outermost = self._list_outermost(nested)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
-        items = [
-            RecordedCall(event.kind, event.module if event.kind == "module" else event.name, shapes=event.tensor_shapes)
-            for event in (self._events[event_index] for event_index in candidates)
-        ]
+        items = [self._read_call(event_index) for event_index in candidates]
         expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
         events = {call_position: candidates[position] for position, call_position in align(items, ends, expected)}
         unmatched_works = [NO_WORK, call.work]
@@ -230,12 +229,17 @@ class _StepMatcher:
                 self._add_op(event_index, inner)
             else:
                 self.match(inner, self._children[event_index], event_index)
-        unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
+        unmatched_work = self._count_compiled(outermost, add_works(unmatched_works) or NO_WORK)
         if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
             self._sums["lost_flops"] += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work
+
+    def _read_call(self, event_index: int) -> RecordedCall:
+        event = self._events[event_index]
+        kind = "compiled" if event_index in self._in_compiled else event.kind
+        return RecordedCall(kind, event.module if event.kind == "module" else event.name, shapes=event.tensor_shapes)
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
         """Give an event the work of the op matched with it, or the work of its own shapes if they differ."""
@@ -286,14 +290,15 @@ class _StepMatcher:
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
         """Append an op or a module with the ops nested in it, and for each the position where those nested in it end.
 
-        Events in a module call are matched with that call; of compiled code only ops with multiply-adds are listed.
+        Events in a module call are matched with that call; of compiled code only ops with work are listed.
         """
         kind = self._events[event_index].kind
         if kind == "compiled":
             self._sums["compiled"] += self._count_ops(event_index)
             if self._by_shapes is None:
-                for product in self._list_products(event_index):
-                    candidates.append(product)
+                for op in self._list_counted(event_index):
+                    self._in_compiled.add(op)
+                    candidates.append(op)
                     ends.append(len(candidates))
             return
         is_call = self._is_call(event_index)
@@ -307,34 +312,33 @@ class _StepMatcher:
         if is_call:
             ends[position] = len(candidates)
 
-    def _list_products(self, event_index: int) -> Iterator[int]:
-        """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
+    def _list_counted(self, event_index: int) -> Iterator[int]:
+        """Yield the outermost ops in compiled code that have work: those that are called as such, not fused."""
         for inner in self._children[event_index]:
             event = self._events[inner]
-            if event.kind == "op" and self._is_product(inner):
+            if event.kind == "op" and self._has_work(inner):
                 yield inner
             else:
-                yield from self._list_products(inner)
+                yield from self._list_counted(inner)
 
-    def _is_product(self, event_index: int) -> bool:
-        """Return whether an op has multiply-adds: by its shapes, else as a recorded one of its name has."""
+    def _has_work(self, event_index: int) -> bool:
+        """Return whether an op has work: by its shapes, else as a recorded one has."""
         if self._by_shapes is None:
-            return self._events[event_index].name in self._products
-        work = self._by_shapes.work(event_index)
-        return work is not None and work.macs > 0
+            return name_of_work(self._events[event_index].name) in self._counted
+        return self._by_shapes.work(event_index) not in (None, NO_WORK)
 
-    def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
-        """Count products in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
+    def _count_compiled(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
+        """Count ops in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
         for event_index in event_indexes:
             if self._events[event_index].kind != "compiled" or self._by_shapes is None:
                 continue
-            for product in self._list_products(event_index):
-                work = self._by_shapes.work(product)
+            for op in self._list_counted(event_index):
+                work = self._by_shapes.work(op)
                 if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
                     unmatched = unmatched - work
-                    self.work[product] = work
-                    self.counted_by_shapes.add(product)
-                    self._ops.add(product)
+                    self.work[op] = work
+                    self.counted_by_shapes.add(op)
+                    self._ops.add(op)
                     self._sums["landed_flops"] += work.flops
         return unmatched
 
@@ -373,14 +377,16 @@ class _StepMatcher:
 
     def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
         """Yield the outermost op events that neither are nor contain a matched op."""
-        for event_index in event_indexes:
+        pending = list(event_indexes)[::-1]
+        while pending:  # Python functions may be nested deeper than Python's stack
+            event_index = pending.pop()
             kind, name = self._events[event_index].kind, self._events[event_index].name
             if event_index in self._ops or (kind == "compiled" and self._calls is not None):
                 continue
             if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
                 yield event_index
             else:
-                yield from self._list_unmatched(self._children[event_index], around_matched)
+                pending += reversed(self._children[event_index])
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:
