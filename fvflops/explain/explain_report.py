@@ -20,6 +20,7 @@ from fvflops.reports.document import (
     Part,
     Table,
     Value,
+    data_only,
     difference_column,
     number_column,
     text_column,
@@ -70,7 +71,7 @@ def _seconds(key: str, heading: str) -> Column:
 
 def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
-    columns = (
+    columns: tuple[Column, ...] = (
         text_column("what", shorten_last=True),
         _seconds("seconds", "time"),
         number_column("share", form=format_share),
@@ -83,6 +84,8 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
         _seconds("expected_seconds", "expected"),
         difference_column("lost_seconds", "lost", form=_format_lost),
     )
+    if not any(timeline.on_gpu for timeline in trace.timelines):
+        columns = tuple(data_only(columns, ["kernels"]))
     total = trace.total_ns()
     rows: list[list[Value]] = []
     for row in trace.work():

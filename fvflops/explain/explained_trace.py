@@ -36,7 +36,8 @@ class ExplainedTrace(Displayed):
     device: Device | None
 
     def __repr__(self) -> str:
-        return short_repr(self, os.path.basename(self.timelines[0].path), self.about()[0])
+        steps = format_quantity(len(self.steps()), "step")
+        return short_repr(self, os.path.basename(self.timelines[0].path), steps, format_seconds(self.total_ns() / 1e9))
 
     def steps(self) -> list[tuple[RankTimeline, StepTimeline]]:
         """Return the complete steps of all ranks, ProfilerStep#N; of a trace without any, its whole time."""

@@ -182,6 +182,9 @@ def test_ops_of_a_cpu_trace_take_the_place_of_kernels(tmp_path):
 
 def test_the_report_is_written_in_each_format(tmp_path):
     explained = explain_trace(write(tmp_path / "trace.json", EVENTS))
+    assert repr(explained).startswith("<ExplainedTrace of trace.json: 2 steps") and len(repr(explained)) <= 80
+    assert max(map(len, str(explained).splitlines())) <= 80
+    assert explained._repr_html_().count("<table") >= 3
     assert "matmul" in str(explained) and "idle: host outside of ops" in str(explained)
     explained.save(tmp_path / "out.html")
     explained.save(tmp_path / "out.json")
