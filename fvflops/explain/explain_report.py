@@ -213,11 +213,11 @@ def _tabulate_idle(trace: ExplainedTrace, steps: int) -> Table:
     columns = (
         text_column("cause"),
         text_column("name", "where the host was", shorten_last=True),
-        number_column("gaps"),
+        number_column("intervals"),
         _seconds("seconds", "time"),
     )
     rows: list[list[Value]] = [
-        [CAUSES[row.cause], row.name, row.gaps / steps, row.ns / 1e9 / steps]
+        [CAUSES[row.cause], row.name, row.intervals / steps, row.ns / 1e9 / steps]
         for row in trace.idle(lambda row: (row.cause, row.name))
     ]
     return Table("idle", columns, rows, "Idle time, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
@@ -245,7 +245,7 @@ def _encode_step(step: StepTimeline) -> dict[str, Any]:
     names = ("kind", "group", "op", "kernel", "phase", "is_graph", "calls", "kernels", "ns", "kernel_ns")
     costs = ("macs", "flops", "nbytes", "expected_ns", "modelled_ns", "lost_ns")
     work = [{**record_data(row, *names, *costs), "shapes": _shapes(row), "details": dict(row.details)} for row in rows]
-    idle = [record_data(row, "cause", "name", "gaps", "ns") for row in step.idle]
+    idle = [record_data(row, "cause", "name", "intervals", "ns") for row in step.idle]
     return {"name": step.name, **times, "work": work, "idle": idle}
 
 

@@ -363,6 +363,6 @@ def _sum_idle(
             pieces = causes.of_gap(start, end, starting.get(end, -1)) if on_gpu else causes.on_host(start, end, main)
             for cause, name, ns in pieces:
                 row = sums.get((cause, name), IdleRow(cause, name))
-                sums[cause, name] = IdleRow(cause, name, row.gaps + 1, row.ns + ns)
+                sums[cause, name] = IdleRow(cause, name, row.intervals + 1, row.ns + ns)
         found.append(tuple(sorted(sums.values(), key=lambda row: -row.ns)))
     return found

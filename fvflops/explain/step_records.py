@@ -81,11 +81,13 @@ class WorkRow:
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class IdleRow:
-    """Idle time of one cause, a key of CAUSES; `name` is the op, Python frame or call at which the host was."""
+    """Idle time of one cause, a key of CAUSES; `name` is the op, Python frame or call at which the host was, in
+    as many `intervals`; a gap between kernels may have several.
+    """
 
     cause: str
     name: str
-    gaps: int = 0
+    intervals: int = 0
     ns: int = 0
 
 

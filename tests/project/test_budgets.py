@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84469, 488),
+    "fvflops": (84470, 488),
     "fvflops/analysis": (3035, 18),
     "fvflops/capture": (18780, 109),
     "fvflops/cli": (5706, 35),

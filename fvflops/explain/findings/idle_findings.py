@@ -58,7 +58,7 @@ def find_idle(evidence: Evidence) -> Findings:
     for row in evidence.idle:
         code = _reason(row)
         if code == "host_work":
-            is_short = row.ns < _SHORT_NS * row.gaps
+            is_short = row.ns < _SHORT_NS * row.intervals
             if evidence.on_gpu:
                 code = "launch_bound" if is_short else code
             else:
@@ -71,11 +71,10 @@ def find_idle(evidence: Evidence) -> Findings:
         if code not in _REASONS or ns <= least:
             continue
         what, advice = _REASONS[code]
-        gaps = format_quantity(max(evidence.each(sum(row.gaps for row in rows)), 1), "gap")
         name = max(rows, key=lambda row: row.ns).name
-        text = f"{what}: {format_seconds(evidence.seconds(ns))} idle in {gaps}"
+        text = f"{what}: {format_seconds(evidence.seconds(ns))} idle"
         if code == "launch_bound":
-            text += f", {format_quantity(kernels, 'kernel')} a step"
+            text += f" between {format_quantity(kernels, 'kernel')} of a step"
         elif code == "item_calls":
             text += f", with {format_quantity(reads, 'call')} of .item()"
         elif name:
