@@ -31,6 +31,8 @@ from fvflops.devices.utilisation import UtilisationError as UtilisationError
 from fvflops.devices.utilisation import hfu as hfu
 from fvflops.devices.utilisation import mfu as mfu
 from fvflops.devices.utilisation import model_flops as model_flops
+from fvflops.explain.explained_trace import ExplainedTrace as ExplainedTrace
+from fvflops.explain.explained_trace import explain_trace as explain_trace
 from fvflops.formulas import Call as Call
 from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable

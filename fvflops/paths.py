@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 from uuid import uuid4
 
 SCHEME = "fvflops://"
@@ -101,10 +101,17 @@ def write_bytes(path: str, data: bytes) -> None:
         file.write(data)
 
 
+@contextmanager
+def open_bytes(path: str) -> Iterator[IO[bytes]]:
+    """Open a binary file to read; `path` is as in `open_text`."""
+    with _adding_file_name(path), _open(path, "rb") as file:
+        yield file
+
+
 def read_bytes(path: str) -> bytes:
     """Return the contents of a binary file; `path` is as in `open_text`."""
-    with _adding_file_name(path), _open(path, "rb") as file:
-        return bytes(file.read())
+    with open_bytes(path) as file:
+        return file.read()
 
 
 def append_text(path: str, text: str) -> None:

@@ -61,7 +61,6 @@ class Internal:
 
     @property
     def path(self) -> str:
-        """The full name."""
         return f"{self.module}.{self.name}" if self.name else self.module
 
     def find(self) -> Any:

@@ -6,9 +6,9 @@ import gc
 import os
 import random
 import signal
+import sys
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import settings
 
@@ -51,16 +51,17 @@ def pytest_collectstart(collector):
     draw_the_same_numbers()
 
 
+frozen = {"file": "", "modules": 0}  # when garbage collections last left out all that there was
+
+
 def pytest_runtest_setup(item):
+    """Draw the same numbers; leave what libraries hold, a million objects, out of garbage collections."""
     draw_the_same_numbers()
+    if item.path != frozen["file"] or len(sys.modules) > frozen["modules"] + 100:
+        frozen.update(file=item.path, modules=len(sys.modules))
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_call(item):
     draw_the_same_numbers()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def what_was_there_before_is_no_garbage():
-    """Leave what libraries hold, a million objects, out of the garbage collections of a file's tests."""
-    gc.collect()
-    gc.freeze()

@@ -54,7 +54,6 @@ def describe_machine() -> dict[str, Any]:
 
 
 def to_json(section: Section) -> dict[str, Any]:
-    """Return a section as plain data, each figure with its aim."""
     plain = asdict(section)
     for row, figure in zip(plain["figures"], section.figures, strict=True):
         aim = find_aim(figure)
@@ -63,7 +62,6 @@ def to_json(section: Section) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the sections, print ratios first and times second, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] + ".")
     limits = Limits()
     parser.add_argument("--rounds", type=int, default=limits.rounds, help="at most so many rounds a case and step")

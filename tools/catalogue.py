@@ -40,7 +40,6 @@ _INTRODUCTION = (
 
 
 def catalogue(rows: Iterable[ModelCount]) -> str:
-    """Return the page in Markdown: a table for each library, sorted by name."""
     by_library: dict[str, list[ModelCount]] = {}
     for row in rows:
         by_library.setdefault(row.model.partition(":")[0], []).append(row)
@@ -74,7 +73,6 @@ def _make_table(library: str, rows: Sequence[ModelCount]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the catalogue and return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/catalogue.py", description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", metavar="FILE", help="results of sweeps: .csv, .parquet, .jsonl, .sqlite")
     parser.add_argument("--output", default=str(ROOT / "docs" / "models.md"), metavar="PAGE", help="docs/models.md")

@@ -32,7 +32,6 @@ TIMED = ("ResNet-50",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print or write the tables, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="TOOL,...", help="ask these tools only, named as in the tables")
     parser.add_argument("--cases", metavar="MODEL,...", help="count these models only, named as in the tables")

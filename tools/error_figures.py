@@ -99,7 +99,6 @@ def _draw(heads: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> st
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, or with --check compare it; return the exit code."""
     text = PAGE.read_text()
     written = write_tables(text)
     if list(arguments) == ["--check"]:

@@ -52,7 +52,6 @@ _WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train", "features/utilisati
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="tools/golden.py", description=(__doc__ or "").partition("\n")[0])
     actions = parser.add_subparsers(dest="action", required=True)
     write = actions.add_parser("write", help="write the outputs of this checkout")
@@ -129,7 +128,6 @@ def import_libraries(jobs: Sequence[Job]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run one action and return its exit code."""
     arguments = parse(argv)
     if arguments.action == "compare":
         from goldens.comparison import compare

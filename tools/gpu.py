@@ -69,7 +69,6 @@ class Part(NamedTuple):
 
 
 def run_part(section: str, share: int, path: Path) -> None:
-    """Measure one share of a section in this process, and write it."""
     import importlib
 
     warnings.simplefilter("ignore")
@@ -83,7 +82,6 @@ def run_part(section: str, share: int, path: Path) -> None:
 
 
 def start(section: str, share: int, folder: Path) -> Part:
-    """Start the process that measures one share of a section."""
     path = folder / f"{section.replace(' ', '_')}_{share}.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     if SECTIONS[section].hidden:
@@ -151,7 +149,6 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure, write JSON and the page, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this part; can be given again")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "gpu.json", help="where the figures go")

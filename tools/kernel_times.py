@@ -32,15 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import numpy as np  # noqa: E402
 import yaml  # noqa: E402
 from error_figures import write_errors  # noqa: E402
-from kernel_fitting import (  # noqa: E402
-    attention_rows,
-    collective_rows,
-    memory_rows,
-    mixture_rows,
-    product_rows,
-    recurrent_rows,
-)
+from kernel_fitting import attention_rows  # noqa: E402
 from kernel_fitting.kernel_class import DEVICES, KEYS, KernelClass, Sample  # noqa: E402
+from kernel_fitting.kernel_rows import COLLECTIVE, MEMORY, MIXTURE, PEERS, PRODUCT, RECURRENT  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
@@ -48,8 +42,8 @@ from fvflops import find_device  # noqa: E402
 from fvflops.devices.kernel_models.figures import find_figures, load_figures  # noqa: E402
 from fvflops.devices.measured_errors import KernelErrors  # noqa: E402
 
-_MODULES = (memory_rows, product_rows, attention_rows, mixture_rows, collective_rows, recurrent_rows)
-CLASSES = {kind.name: kind for module in _MODULES for kind in module.CLASSES}
+_KINDS = (MEMORY, PRODUCT, *attention_rows.CLASSES, MIXTURE, COLLECTIVE, PEERS, RECURRENT)
+CLASSES = {kind.name: kind for kind in _KINDS}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
 _PRIOR = 0.3
@@ -59,7 +53,6 @@ _SAME_CHIP = dict.fromkeys(("H100 SXM", "H200"), ("H100 SXM", "H200"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the errors, or write fitted figures; return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/kernel_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="with the CSV files")
     parser.add_argument("--class", dest="kinds", action="append", choices=CLASSES, help="only this class")

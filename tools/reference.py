@@ -17,7 +17,6 @@ PAGES = {"command_line.md": command_line.page, "devices.md": devices.page}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "reference", metavar="FOLDER")
     folder = parser.parse_args(argv).output

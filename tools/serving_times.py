@@ -32,11 +32,11 @@ import yaml  # noqa: E402
 from error_figures import write_errors  # noqa: E402
 from serving_runs.error_report import error_table, list_errors, unused_runs, worst_runs  # noqa: E402
 from serving_runs.fitting import FITTED, Batch, find_features  # noqa: E402
+from serving_runs.launch_scripts import ServingRun  # noqa: E402
 from serving_runs.prediction import Predictor, Times  # noqa: E402
 from serving_runs.requests_replay import FILES, MODEL, replay  # noqa: E402
 from serving_runs.rows import read_runs  # noqa: E402
 from serving_runs.served_models import record_models  # noqa: E402
-from serving_runs.serving_run import ServingRun  # noqa: E402
 
 from fvflops.serve.engine_figures import EngineFigures, load_engines  # noqa: E402
 from fvflops.serve.serving_model import ServingModel  # noqa: E402
@@ -50,7 +50,6 @@ _HELD_OUT = {"held-out models": "model", "held-out GPUs": "gpu"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the errors, or write fitted figures; return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/serving_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="with ttft_tpot.csv, and files of requests")
     parser.add_argument("--held-out", action="store_true", help="also fit without each model, and without each GPU")
@@ -91,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def simulate_all(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, jobs: int) -> list[Times]:
-    """Return the simulated times of runs."""
     return _simulate(predictor, runs, [figures[run.engine] for run in runs], jobs)
 
 

@@ -210,7 +210,6 @@ CONTENDERS = {"fvflops": make_fvflops, "torchlens": make_torchlens, "fvcore": ma
 
 
 def quiet(*analyses: Any) -> None:
-    """Let analyses warn of nothing; a table says it."""
     for analysis in analyses:
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
@@ -221,7 +220,6 @@ def pick(_: Any, value: str) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return a number of things."""
     return format_quantity(count, noun)
 
 
@@ -255,7 +253,6 @@ def tell(make: Callable[[], Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; return the exit code, 1 where fvflops lacks or fails what a peer makes and its users want."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", nargs="?", default="zoo:resnet50", metavar="MODEL")
     subject = load_model(parser.parse_args(argv).model)

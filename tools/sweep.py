@@ -38,7 +38,6 @@ _GIB = 1 << 30
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="tools/sweep.py", description=__doc__.splitlines()[0])
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument(
@@ -104,7 +103,6 @@ def find_unseen(row: ModelCount) -> str:
 
 
 def describe(rows: Sequence[ModelCount], seconds: float, jobs: int) -> str:
-    """Return the text that is printed at the end."""
     how = Counter(row.execution for row in rows if not row.error)
     unseen = {row.model: found for row in rows if (found := find_unseen(row))}
     unknown = Counter(
@@ -121,7 +119,6 @@ def describe(rows: Sequence[ModelCount], seconds: float, jobs: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sweep and return the exit code."""
     arguments = parse(argv)
     is_real = arguments.execution == "real"
     output = arguments.out or f"sweep-{arguments.library}{'-real' if is_real else ''}.csv"

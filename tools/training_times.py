@@ -49,7 +49,6 @@ Prepared = list[PreparedRun]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the errors, or a fit; return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/training_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--set", action="append", choices=DATASETS, help="only this dataset; may be repeated")
     parser.add_argument("--data", type=Path, help="folder with the files of the datasets")

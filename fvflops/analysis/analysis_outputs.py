@@ -27,7 +27,6 @@ class AnalysisOutputs:
         raise NotImplementedError
 
     def _warnings_disabled(self) -> AbstractContextManager[None]:
-        """Disable all warnings inside."""
         raise NotImplementedError
 
     def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "") -> str:
@@ -55,7 +54,6 @@ class AnalysisOutputs:
         return page
 
     def _breakdown_of_page(self) -> Breakdown:
-        """Return what the page shows."""
         return read_breakdown(self._analysed_run())
 
     def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
@@ -124,7 +122,6 @@ class AnalysisOutputs:
             return notebook_page.render(self._breakdown_of_page())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the text that IPython shows."""
         return {"text/plain": str(self)}
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:

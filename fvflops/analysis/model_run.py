@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.files.run_exported import is_program, program_module
+from fvflops.analysis.files.program_archive import is_program, program_module
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.input_specs import is_shape, make_arguments, read_sizes
 from fvflops.capture.model.read_module_tree import unwrap_compiled

@@ -161,7 +161,6 @@ class StepCount:
 
 
 def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
-    """Count the Trace of a step."""
     counts = count(trace, cost_model, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}
     step = StepCount(Counter(by_phase), counts.ledger()[Status.UNSUPPORTED])

@@ -70,7 +70,6 @@ class _Shared:
                     self._end()
 
     def call_users(self) -> None:
-        """Call the function of each user."""
         with interrupts.deferred():
             for user in list(self._users.values()):
                 user()
@@ -101,12 +100,10 @@ class _Finder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
-        """Undo `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders find."""
         finders = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)

@@ -135,7 +135,6 @@ class CountedMask(ExplicitValue):
         self._function = function
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function."""
         return self._function(*args)
 
 

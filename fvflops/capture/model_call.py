@@ -43,7 +43,6 @@ class ModelCall:
     detects_autograd: bool = False
 
     def tensors(self) -> PreexistingTensors:
-        """Return the tensors of the inputs."""
         tensors = [item for item in tensors_of((self.args, self.kwargs)) if metadata_of_leaf(item) is not None]
         metadata = [metadata_of(tensor) for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]

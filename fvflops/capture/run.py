@@ -272,7 +272,6 @@ def _record_real(begin: Callable[..., Session], model: Model, call: ModelCall, *
 
 
 def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
-    """Return whether all parameters are on the meta device."""
     columns = zip(model_index.metadata, model_index.rows, strict=True)
     types = {metadata.device.type for metadata, (_, _, kind, _) in columns if kind == "parameter"}
     return types == {"meta"} and not _is_offloaded(model_index)

@@ -33,6 +33,7 @@ COMMANDS = {
     "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",
     "annotate": "add a model's FLOPs, bytes and modules to chrome traces that torch.profiler wrote earlier",
+    "explain": "show where the time of a step went, from chrome traces: work by class, communication, idle time",
     "sweep": "count many models into a file, in worker processes with limits of time and memory",
     "list": "list the models, devices, conventions and formats that can be named",
     "ops": "list the ops that a convention counts, or explain one",

@@ -15,9 +15,8 @@ from fvflops.cli.outputs import write
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import Progress
+from fvflops.cli.progress import Progress, find_width
 from fvflops.cli.shared_options import model_options
-from fvflops.cli.terminal_detection import find_width
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.escaping import plain_name, printable
@@ -49,7 +48,6 @@ _ALIASES = {"memory": MEMORY}
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a table of models."""
     group = parser.add_argument_group(
         "several models",
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "

@@ -8,7 +8,7 @@ import os
 from fvflops import paths
 from fvflops.cli.encoding import is_ascii, to_ascii_markup
 from fvflops.cli.process import DiscardedOutput, report_stream
-from fvflops.cli.terminal_detection import find_width
+from fvflops.cli.progress import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 

@@ -84,7 +84,6 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def commands(self) -> dict[str, Parser]:
-        """Return command → its parser."""
         subparsers = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return {name: parser for action in subparsers for name, parser in action.choices.items()}
 
@@ -93,7 +92,6 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.option_strings and action.help != argparse.SUPPRESS]
 
     def positionals(self) -> list[argparse.Action]:
-        """Return the positional arguments."""
         return [action for action in self._actions if not action.option_strings]
 
     def format_help(self, *, everything: bool = False) -> str:

@@ -275,7 +275,6 @@ def add_report(
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:
-    """Add the path of the recorded Trace."""
     find_group(files, "additional files").add_argument(
         "--save-trace",
         type=parse_trace_name,
@@ -331,7 +330,6 @@ def add_depth(parser: argparse._ActionsContainer, default: int | None = None, he
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
-    """Add the path of a plot."""
     find_group(parser, "additional files").add_argument(
         "--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib"
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fvflops.analysis.files.file_kinds import recognise
-from fvflops.analysis.files.run_exported import is_program, load_program
+from fvflops.analysis.files.program_archive import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace

@@ -21,7 +21,7 @@ from fvflops.counting.metrics import METRICS
 from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.escaping import list_ops, plain_name, printable_short, show_status
-from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.reports.terminal.collapse import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
 TOP = 20  # rows of a table

@@ -19,7 +19,7 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.escaping import list_ops, plain_name, printable_short
 from fvflops.reports.formats import write_document
-from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.reports.terminal.collapse import find_pattern, format_range
 from fvflops.text import short_repr
 from fvflops.trace import Status
 from fvflops.trace.records import RunInfo

@@ -31,7 +31,6 @@ class MetricCounts:
         return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
 
     def is_counted(self, name: str) -> bool:
-        """Return whether a metric has been counted already."""
         return name in self._counts
 
     def __getitem__(self, name: str) -> Counts:

@@ -9,8 +9,7 @@ from numbers import Integral
 from operator import add
 from typing import Any, NamedTuple
 
-from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, region_costs
+from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, find_dtype, region_costs
 from fvflops.formulas import OpCost
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
@@ -175,7 +174,6 @@ class _SpanBuilder:
         self._live = None if _has_memory(trace) else list(_live_bytes(trace))
 
     def spans(self) -> list[Span]:
-        """Return all spans."""
         for kind, event, call, position in walk_events(self._trace):
             if kind == "op":
                 self._call(event, call, position)

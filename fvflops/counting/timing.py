@@ -52,7 +52,6 @@ class Times:
         return short_repr(self, "", *phases)
 
     def __str__(self) -> str:
-        """Return a table of the operators with the longest time."""
         sums: dict[str, Timing] = {}
         for timings in self.operators.values():
             for op, timing in timings.items():

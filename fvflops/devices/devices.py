@@ -116,7 +116,6 @@ class Device:
         return short_repr(self, self.name, bandwidth, *reversed(peaks))
 
     def __str__(self) -> str:
-        """Return a table of the peaks."""
         peaks: dict[str, Mapping[str, float]] = {kind: getattr(self, kind) for kind in _KINDS if getattr(self, kind)}
         rows = [
             [dtype, *(format_short(kind[dtype]) if dtype in kind else "" for kind in peaks.values())]

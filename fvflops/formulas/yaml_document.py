@@ -83,7 +83,6 @@ class Node:
         return "a list" if isinstance(self.value, list) else "a mapping"
 
     def error(self, text: str) -> TableError:
-        """Return an error for this line."""
         return make_error(self.file, self.line, text)
 
 

@@ -28,7 +28,6 @@ class _LightningLoop(Loop):
     """A loop of a Trainer, which calls a LightningModule."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a recording or a meter."""
         rank, optimizers = trainer.global_rank, trainer.optimizers
         self._begin(pl_module, rank=rank, called=_called_modules(pl_module), optimizers=optimizers)
 
@@ -37,13 +36,11 @@ class _LightningLoop(Loop):
         self._begin_step(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End a step, and log its figures."""
         self._end_step()
         if figures := self._figures():
             pl_module.log_dict({name: float(value) for name, value in figures.items()})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the recording, or remove the meter's hooks."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

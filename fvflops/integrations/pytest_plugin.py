@@ -42,7 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
     workers = getattr(config.option, "numprocesses", None)
     if config.getoption("--flops-budget-update") and workers:

@@ -30,7 +30,6 @@ class _TrainerLoop(Loop):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
     ) -> None:
-        """Start a recording or a meter."""
         trainer = _find_trainer(sys._getframe())
         # A compiled model is called through its wrapper, whose hooks are not compiled.
         called = [getattr(trainer, "model_wrapped", model)]
@@ -43,19 +42,15 @@ class _TrainerLoop(Loop):
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Begin a step."""
         self._begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End a step."""
         self._end_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End the recording, or remove the meter's hooks."""
         self._end()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Add the figures to the logs of the training."""
         if logs and any(name in logs for name in self._beside):
             figures = self._figures()
             logs.update(figures)

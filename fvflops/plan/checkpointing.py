@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from torch import nn
@@ -71,14 +71,15 @@ def make_contexts(
 ) -> Callable[[], Contexts]:
     """Return the `context_fn` of torch.utils.checkpoint: contexts of the forward pass and of its recomputation.
 
-    A recomputation runs in autograd, outside the forward pass's context, `around_forward`.
+    A recomputation runs in autograd, outside the forward pass's context, `around_forward`. Schedules that split the
+    backward pass recompute several times.
     """
 
     def make() -> Contexts:
         if checkpoint != "selective":
-            return nullcontext(), around_forward()
+            return nullcontext(), _Around(around_forward)
         forward, recompute = create_selective_checkpoint_contexts(_make_policy())
-        return forward, _both(around_forward(), recompute)
+        return forward, _Around(around_forward, recompute)
 
     return make
 
@@ -97,7 +98,21 @@ def _make_policy() -> Callable[..., CheckpointPolicy]:
     return choose
 
 
-@contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
+class _Around(AbstractContextManager[None]):
+    """A new context of a forward pass around another one, as often as it is entered."""
+
+    def __init__(
+        self,
+        around_forward: Callable[[], AbstractContextManager[Any]],
+        inner: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._around_forward, self._inner = around_forward, nullcontext() if inner is None else inner
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._around_forward())
+            stack.enter_context(self._inner)
+            self._entered = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.__exit__(*error)

@@ -33,12 +33,14 @@ class Schedule:
 
     With `style` "loop", stage s is on rank s modulo ranks; with "v", the second half of the stages runs back from the
     last rank to the first, which has the first and the last stage. `stages_per_rank` is the required number, 0 for any.
+    One that `splits_backward` runs the gradients of inputs and of weights apart.
     """
 
     torch_class: str
     description: str
     style: Literal["loop", "v"] = "loop"
     stages_per_rank: int = 0
+    splits_backward: bool = False
 
 
 SCHEDULES: Mapping[str, Schedule] = {
@@ -46,10 +48,12 @@ SCHEDULES: Mapping[str, Schedule] = {
     "1f1b": Schedule("Schedule1F1B", "one forward, one backward pass", stages_per_rank=1),
     "interleaved": Schedule("ScheduleInterleaved1F1B", "1F1B with several stages on each rank"),
     "zero-bubble": Schedule(
-        "ScheduleInterleavedZeroBubble", "interleaved, with weight gradients deferred to fill bubbles"
+        "ScheduleInterleavedZeroBubble",
+        "interleaved, with weight gradients deferred to fill bubbles",
+        splits_backward=True,
     ),
-    "zbv": Schedule("ScheduleZBVZeroBubble", "zero bubble, two stages on each rank in a V", "v", 2),
-    "dualpipev": Schedule("ScheduleDualPipeV", "DualPipe, two stages on each rank in a V", "v", 2),
+    "zbv": Schedule("ScheduleZBVZeroBubble", "zero bubble, two stages on each rank in a V", "v", 2, True),
+    "dualpipev": Schedule("ScheduleDualPipeV", "DualPipe, two stages on each rank in a V", "v", 2, True),
 }
 
 

@@ -25,7 +25,7 @@ from fvflops.plan.memory.step_settings import (
     settings_of_model,
 )
 from fvflops.plan.parallel_axes import AXES, count_ranks, count_shares, dense_axes
-from fvflops.plan.pipeline_schedules import choose_schedule, order_actions
+from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule, order_actions
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages
 from fvflops.plan.rank_step import Action
 from fvflops.plan.sharding.expert_parallel import check_expert_axes
@@ -169,6 +169,18 @@ class PlanOptions:
         if self.is_fully_sharded and self.device is not None and torch.device(self.device).type not in ("cpu", "cuda"):
             raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {self.device}")
         self._check_sequence(inputs)
+        self._check_halves()
+
+    def _check_halves(self) -> None:
+        """Raise PlanError where gradients of two dtypes are left between the halves of backward passes."""
+        dtypes, schedule = self.dtypes, self.placement[0]
+        if not (self.is_pipelined and self.is_fully_sharded and self.microbatches > 1 and dtypes is not None):
+            return
+        if find_schedule(schedule).splits_backward and dtypes.reduce != dtypes.compute:
+            raise PlanError(
+                f"schedule {schedule} with fsdp and precision {self.precision} is not planned, since FSDP2 keeps "
+                "gradients of two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved"
+            )
 
     def _check_optimizer(self) -> None:
         """Raise PlanError where the optimizer cannot be sharded, or gradients have no buffers, as is asked for."""

@@ -11,8 +11,7 @@ from torch import nn
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.model_index import has_packed
-from fvflops.capture.model.packed_layers import elements_per_item
-from fvflops.capture.model.packed_parameters import stored_bytes
+from fvflops.capture.model.packed_layers import elements_per_item, stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs

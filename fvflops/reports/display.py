@@ -23,7 +23,6 @@ class Displayed:
     _page: ClassVar[str] = ""
 
     def _document(self) -> Document:
-        """Return the report."""
         return self._make(self._report)
 
     def _make(self, report: str) -> Document:
@@ -35,7 +34,6 @@ class Displayed:
         return write_document(self._document(), width=WIDTH)
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook."""
         from fvflops.reports import notebook_page
 
         return notebook_page.render_document(self._make(self._page) if self._page else self._document())

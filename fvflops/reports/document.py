@@ -404,7 +404,6 @@ class Document:
         return replace(self, parts=parts)
 
     def tables(self) -> list[Table]:
-        """Return the tables in their order."""
         return [part for part in self.parts if isinstance(part, Table)]
 
     def main_table(self) -> Table:

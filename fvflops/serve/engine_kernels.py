@@ -8,9 +8,8 @@ from typing import Any
 
 from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.collectives import Collective, NodeLink, PeerFigures, peer_seconds
-from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
-from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds
+from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
 from fvflops.devices.kernel_models.products import Group, Processor, group_seconds

@@ -55,7 +55,7 @@ def load_file(path: str, options: SourceOptions) -> BuiltModel:
 def build_program(path: str, options: SourceOptions) -> BuiltModel:
     """Return the module that runs a program, which keeps the mode and the shapes for which it was exported."""
     # Programs and their classes take long to import.
-    from fvflops.analysis.files.run_exported import load_program, program_module
+    from fvflops.analysis.files.program_archive import load_program, program_module
 
     program = load_program(path, trust=options.trusts_file)
     if options.device not in (None, "meta"):

@@ -92,7 +92,6 @@ def _lower(model: Any, onnx: Any) -> Any:
 
 @cache
 def _add_converters() -> None:
-    """Add the converters of `_DOMAIN`."""
     from onnx2torch.node_converters.registry import add_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
 

@@ -16,7 +16,6 @@ from fvflops.sources.options import SourceOptions
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of all models."""
     names: list[str] = import_library("open_clip").list_models()
     return names
 

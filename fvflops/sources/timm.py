@@ -14,7 +14,6 @@ from fvflops.sources.options import SourceOptions
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of all architectures."""
     names: list[str] = import_library("timm").list_models()
     return names
 

@@ -21,7 +21,6 @@ _FLOW_SIZE = (368, 768)  # of both images: a crop of Sintel, in which RAFT's pub
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of all models."""
     names: list[str] = import_library("torchvision").models.list_models()
     return names
 

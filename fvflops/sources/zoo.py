@@ -14,7 +14,6 @@ from fvflops.zoo import build as build_zoo_model
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of all models."""
     return list(ZOO)
 
 

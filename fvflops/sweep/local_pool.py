@@ -105,7 +105,6 @@ class WorkerPool:
         return failed_row(task, "error", describe_error(error))
 
     def stop(self) -> None:
-        """Stop the workers, whatever they do."""
         self._pool.stop()
         self._pool.join()
 

@@ -54,7 +54,6 @@ class ModelCount:
         return short_repr(self, self.model, self.error.partition("\n")[0], *costs)
 
     def __str__(self) -> str:
-        """Return a line for each value that is known."""
         known = [(column, getattr(self, column.key)) for column in COLUMNS if getattr(self, column.key)]
         return "\n".join(f"{column.heading}: {column.show(value)}" for column, value in known)
 

@@ -86,7 +86,6 @@ class Counts:
         return short_repr(self, self.modules.root.class_name, f"{self.total():,} {self.metric}", f"{calls:,} op calls")
 
     def __str__(self) -> str:
-        """Return a table of the operators, the largest first."""
         calls: Counter[tuple[str, str]] = Counter()
         values: Counter[tuple[str, str]] = Counter()
         for entry in self.entries:
@@ -266,15 +265,12 @@ class ModuleCounts(Counter[str]):
         return self.get(self._canonical_name(name), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a Counter."""
         return Counter, (dict(self),)
 
     def __repr__(self) -> str:
-        """Return the text of a Counter."""
         return repr(Counter(self))
 
     def copy(self) -> Counter[str]:  # type: ignore[override]
-        """Return a Counter."""
         return Counter(self)
 
     __eq__ = _plain(eq)

@@ -21,16 +21,13 @@ from fvflops import (
 )
 from fvflops.formulas import Cost
 from fvflops.trace import TraceError
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Toy, build_case
 
 X = torch.ones(1, 4)
 
 
-class Similar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
+class Similar(Parts):
     def forward(self, x):
         return F.cosine_similarity(self.fc(x), x)
 
@@ -71,15 +68,11 @@ def test_the_toy_network_of_fvcores_page():
     ],
 )
 def test_inputs_of_every_kind(inputs, kwargs):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Parts):
         def forward(self, x, scale):
             return self.fc(x) * scale
 
-    assert FlopCountAnalysis(Net(), inputs, kwargs=kwargs).total() == 16
+    assert FlopCountAnalysis(Net(fc=nn.Linear(4, 4)), inputs, kwargs=kwargs).total() == 16
 
 
 def test_an_argument_given_twice_is_refused():
@@ -88,16 +81,12 @@ def test_an_argument_given_twice_is_refused():
 
 
 def test_a_mapping_is_one_argument_where_the_model_takes_no_such_names():
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Detector(Parts):
         def forward(self, batch):
             return self.fc(batch["image"])
 
-    assert FlopCountAnalysis(Detector(), {"image": X}).total() == 16
-    assert FlopCountAnalysis(Detector(), {"batch": {"image": X}}).total() == 16
+    assert FlopCountAnalysis(Detector(fc=nn.Linear(4, 4)), {"image": X}).total() == 16
+    assert FlopCountAnalysis(Detector(fc=nn.Linear(4, 4)), {"batch": {"image": X}}).total() == 16
 
 
 def test_lstms_without_biases_count_the_same_in_both_vocabularies():
@@ -121,7 +110,7 @@ def test_lstms_without_biases_count_the_same_in_both_vocabularies():
 
 
 def test_a_handle_set_late_on_a_decomposed_op_records_again(tmp_path):
-    analysis = FlopCountAnalysis(Similar(), X, table=table_file(tmp_path, LOOKS_INSIDE))
+    analysis = FlopCountAnalysis(Similar(fc=nn.Linear(4, 4)), X, table=table_file(tmp_path, LOOKS_INSIDE))
     assert analysis.total() == 16
     first = analysis.trace()
     assert "aten::cosine_similarity" in first.decomposed
@@ -140,7 +129,7 @@ def test_a_handle_on_an_op_that_was_seen_counts_the_same_trace_again():
 
 def test_a_loaded_trace_says_that_it_cannot_record_again(tmp_path):
     table = table_file(tmp_path, LOOKS_INSIDE)
-    trace = Trace.from_json(FlopCountAnalysis(Similar(), X, table=table).trace().to_json())
+    trace = Trace.from_json(FlopCountAnalysis(Similar(fc=nn.Linear(4, 4)), X, table=table).trace().to_json())
     loaded = FlopCountAnalysis.from_trace(trace, table=table)
     assert loaded.total() == 16
     loaded.set_op_handle("aten::cosine_similarity", lambda call: 7)
@@ -356,33 +345,25 @@ def test_unknown_ops_are_warned_of_in_one_line(caplog):
 
 
 def test_uncalled_modules_are_warned_of_in_one_line(caplog):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(4, 4)
-            self.unused = nn.Linear(4, 4)
-            self.holder = nn.ModuleList([nn.Identity()])
-
+    class Net(Parts):
         def forward(self, x):
             return self.used(x)
 
     with caplog.at_level(logging.WARNING):
-        analysis = FlopCountAnalysis(Net(), X)
+        analysis = FlopCountAnalysis(
+            Net(used=nn.Linear(4, 4), unused=nn.Linear(4, 4), holder=nn.ModuleList([nn.Identity()])), X
+        )
         assert analysis.uncalled_modules() == {"unused", "holder", "holder.0"}
     assert len(caplog.records) == 1 and "unused" in caplog.text and "holder" not in caplog.text
 
 
 @pytest.mark.parametrize("write", [flop_count_table, flop_count_str])
 def test_a_table_disables_warnings_while_it_runs_the_model_and_restores_them(write, caplog):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.unused = nn.Linear(4, 4)
-
+    class Net(Parts):
         def forward(self, x):
             return x + 1
 
-    analysis = FlopCountAnalysis(Net(), X)
+    analysis = FlopCountAnalysis(Net(unused=nn.Linear(4, 4)), X)
     with caplog.at_level(logging.WARNING):
         write(analysis)
         assert not caplog.records

@@ -228,23 +228,6 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
     assert round(root["dur"] * 1000) == total
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--by", "op", "--format", "tree"], "--format tree supports --by module; got op"),
-        (["--by", "call", "--format", "dot"], "--format dot supports --by module; got call"),
-        (["--trace", "out.json", "--weight", "time"], "--weight time: count measures no time"),
-        (["--trace", "out.json", "--weight", "flop"], "weight must be one of time, flops"),
-        (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
-        (["--trace", "/dev/null/out.json"], "/dev/null/out.json"),
-    ],
-)
-def test_a_mistake_is_told_before_the_model_is_built(capsys, options, message):
-    assert main(["count", "no.such.module:build", *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 # ---- the graph
 
 

@@ -13,6 +13,7 @@ from fvflops import FlopCountAnalysis, record_call
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
+from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
 
 pytestmark = pytest.mark.skipif(
@@ -279,16 +280,11 @@ def test_vmap_of_a_condition_runs_both_branches():
 
 
 def test_an_exported_program_counts_as_the_model_does():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.second = nn.Linear(4, 4)
-
+    class Model(Parts):
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda x: self.second(self.first(x)), self.first, (x,))
 
-    model = Model()
+    model = Model(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
     exported = torch.export.export(model, (X,)).module()
     for execution in ("shapes", "real"):
         expected = FlopCountAnalysis(model, X, execution=execution)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fvflops import FlopCountAnalysis, StopsAt, record
 from fvflops.capture.run import record_call
+from tests.support.models.parts import Parts
 from tests.support.old_torch import checkpoint_to_the_end
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
@@ -49,13 +50,8 @@ RERUN = {
 }
 
 
-class Block(nn.Module):
+class Block(Parts):
     """Two linear layers and a product of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 8)
-        self.down = nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x))) @ torch.eye(4)
@@ -66,8 +62,8 @@ class Net(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.first = Block()
-        self.second = Block()
+        self.first = Block(up=nn.Linear(4, 8), down=nn.Linear(8, 4))
+        self.second = Block(up=nn.Linear(4, 8), down=nn.Linear(8, 4))
         self.way = way
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_str, flop_count_table, record, schedule
 from fvflops.capture.recorder.tensor_specs import signature_count
 from fvflops.capture.run import ExecutionError, record_call
+from tests.support.models.parts import Parts
 from tests.support.recording_checks import (
     BEFORE,
     EXECUTIONS,
@@ -112,16 +113,12 @@ def test_a_recording_in_a_recording(outer_execution, inner_execution):
 
 
 def test_a_recording_inside_the_forward_pass_of_another():
-    class Recording(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = make_net()
-
+    class Recording(Parts):
         def forward(self, x):
             with record(self.inner) as self.run:
                 return self.inner(x)
 
-    model = nn.Sequential(Recording())
+    model = nn.Sequential(Recording(inner=make_net()))
     with record(model) as run:
         model(X).sum().backward()
     assert macs_by_phase(run) == {"forward": 72, "backward": 96}
@@ -169,18 +166,14 @@ def test_pauses_nest_and_last():
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_pauses_in_the_middle_of_forward_and_of_backward(execution):
-    class Pausing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
+    class Pausing(Parts):
         def forward(self, x, run):
             x = self.first(x)
             with run.paused():
                 x = self.first(self.second(x))
             return self.second(x)
 
-    model = Pausing()
+    model = Pausing(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
     with record(model, execution=execution) as run:
         y = model(X, run)
         y.sum().backward()
@@ -259,12 +252,8 @@ def test_a_recording_ends_where_it_began():
     assert run.total() == 144
 
 
-class Squared(nn.Module):
+class Squared(Parts):
     """A module that torch compiles in one graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x).pow(2)
@@ -290,7 +279,7 @@ def test_compiled_models_run_eagerly_and_stay_compiled():
     assert macs_by_owner(run).keys() == {"0", "2"}
     inside(X)
     assert len(compiled) == 1
-    other = Squared()
+    other = Squared(layer=nn.Linear(4, 4))
     with record(other) as run:
         other.compile(backend=backend, fullgraph=True)
         other(X)

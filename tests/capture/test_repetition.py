@@ -6,7 +6,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.recorder import recorder
-from fvflops.capture.repetition import repeat
+from fvflops.sources.diffusers.diffusers_pipeline import repeat
 
 
 class Loop(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record, record_call
+from tests.support.models.parts import Parts
 
 X = torch.randn(2, 8)
 
@@ -43,12 +44,8 @@ class Net(nn.Module):
         return self.norm(x)
 
 
-class Data(nn.Module):
+class Data(Parts):
     """Control flow that depends on values."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = Block()
 
     def forward(self, x):
         steps = int(x.abs().sum() > 0) + 2
@@ -96,7 +93,7 @@ def test_a_script_inside_a_model_has_its_path():
 
 
 def test_a_script_with_data_dependent_control_flow_runs_with_values(caplog):
-    analysis = count(torch.jit.script(Data()))
+    analysis = count(torch.jit.script(Data(block=Block())))
     assert analysis.trace().info.execution == "real"
     assert analysis.by_operator("block.fc")["linear"] == 3 * count(nn.Linear(8, 8)).total()
 

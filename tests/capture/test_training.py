@@ -22,6 +22,7 @@ from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_s
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
+from tests.support.models.parts import Parts
 from tests.support.old_torch import REPEATS_DETACH, checkpoint_to_the_end
 from tests.support.oracle.backward_owners import Witness
 from tests.support.recording_checks import (
@@ -184,18 +185,6 @@ def test_torchs_counter_lacks_the_attention_of_a_checkpointed_block_and_does_not
     assert run.macs(phase="recompute") == sum(times * FORWARD[name] for name, times in CHECKPOINTS[way][1].items())
 
 
-def test_torchs_counter_does_not_divide_the_backward_pass_of_a_convolution_by_its_groups():
-    model, x = nn.Conv2d(8, 8, 3, groups=4), torch.randn(1, 8, 6, 6, requires_grad=True)
-    with record(model) as run, FlopCounterMode(display=False) as counter:
-        model(x).sum().backward()
-    forward = 4 * 4 * 8 * 2 * 9  # positions, channels, inputs of a group, kernel
-    assert macs_by_phase(run) == {"forward": forward, "backward": 2 * forward}
-    flops = counter.get_flop_counts()["Global"]
-    assert flops[torch.ops.aten.convolution] == 2 * forward
-    gradients = {"input": 2 * forward, "weight": 4 * 2 * forward}  # as if each filter saw all four groups
-    assert flops[torch.ops.aten.convolution_backward] == sum(gradients.values()) == 23_040
-
-
 class Residuals(nn.Module):
     """Reentrant checkpoints one inside the other, each with a way around it: gradients meet at their nodes."""
 
@@ -309,15 +298,11 @@ def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
             torch.autograd.backward(y, gradient)
             return None, x.grad
 
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Own(Parts):
         def forward(self, x):
             return CheckpointFunction.apply(lambda y: self.layer(y) @ torch.eye(4), x)
 
-    model = nn.Sequential(Own())
+    model = nn.Sequential(Own(layer=nn.Linear(4, 4)))
     with record(model) as run:
         model(X.clone().requires_grad_()).sum().backward()
     assert macs_by_owner(run) == {
@@ -393,14 +378,8 @@ def test_every_backward_op_of_an_adversarial_net_has_the_owner_that_its_graph_ha
     assert not run.unsupported_ops()
 
 
-class TwiceDifferentiable(nn.Module):
+class TwiceDifferentiable(Parts):
     """What has a derivative of its derivative, in shared modules and through views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = Views(), Views()
-        self.norm, self.act = nn.LayerNorm(4), nn.GELU()
-        self.convolution = nn.Conv1d(4, 4, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(self.one(self.act(self.two(self.one(x)))))
@@ -410,7 +389,12 @@ class TwiceDifferentiable(nn.Module):
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_the_backward_pass_of_a_backward_pass_belongs_to_whose_backward_it_is(execution):
-    model, x = TwiceDifferentiable(), torch.randn(6, 4, requires_grad=True)
+    model, x = (
+        TwiceDifferentiable(
+            one=Views(), two=Views(), norm=nn.LayerNorm(4), act=nn.GELU(), convolution=nn.Conv1d(4, 4, 3, padding=1)
+        ),
+        torch.randn(6, 4, requires_grad=True),
+    )
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False),
         record(model, execution=execution, table="exact") as run,
@@ -507,18 +491,14 @@ class Reversible(torch.autograd.Function):
         return x.grad + gradient.mean(), None
 
 
-class InReverse(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.out = make_net(), nn.Linear(2, 2)
-
+class InReverse(Parts):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(Reversible.apply(x, self.inner) @ torch.eye(2))
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_function_whose_backward_calls_a_module(execution):
-    model = InReverse()
+    model = InReverse(inner=make_net(), out=nn.Linear(2, 2))
     with record(model, execution=execution) as run, Witness(model) as witness:
         model(X.clone().requires_grad_()).sum().backward()
     assert witness.disagreements(run.trace()) == []
@@ -568,11 +548,7 @@ def test_hooks_run_for_the_node_that_they_hang_on(execution):
 def test_gradients_inside_a_checkpoint_belong_to_the_modules_that_they_are_of(execution):
     reruns = Reruns()
 
-    class Penalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4, bias=False)
-
+    class Penalised(Parts):
         def forward(self, x):
             return checkpoint(reruns.of(self.inner), x, use_reentrant=False)
 
@@ -580,7 +556,7 @@ def test_gradients_inside_a_checkpoint_belong_to_the_modules_that_they_are_of(ex
             (gradient,) = torch.autograd.grad(self.layer(x).pow(2).sum(), x)
             return gradient * x
 
-    model = nn.Sequential(Penalised())
+    model = nn.Sequential(Penalised(layer=nn.Linear(4, 4, bias=False)))
     with reruns, record(model, execution=execution) as run:
         model(X.clone().requires_grad_()).sum().backward()
     # Each of the two passes wants what was not kept: up to the layer's result the first, all, the pass inside too, the

@@ -119,7 +119,14 @@ def test_help_has_at_most_25_options_first_those_most_used_and_help_all_has_ever
         assert len(parser.first) == 5 and not set(parser.first) & set(parser.rare)
 
 
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(part in line for part in NOT_RUN)])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.long) if "mixtral_8x7b" in line else line  # ten seconds
+        for line in EXAMPLES
+        if not any(part in line for part in NOT_RUN)
+    ],
+)
 def test_an_example_of_the_help_runs(capsys, inside, line):
     if " --budget" in line and "--update" not in line:
         run(capsys, *shlex.split(line)[1:], "--update")

@@ -14,7 +14,7 @@ from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import write_document
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from tests.support.models.whole_models import build_case
-from tests.support.reports.report_formats import output_of, run
+from tests.support.reports.report_formats import output_of
 
 
 def entry(label, macs=0, flops=0, *, scope=("",), unit=1, calls=1, status=Status.COUNTED, op=None):
@@ -125,21 +125,6 @@ def test_json_has_every_pair(capsys):
     written = json.loads(capsys.readouterr().out)
     assert list(written["conventions"]) == ["fvcore", "torch"]
     assert {(pair["from"], pair["to"]) for pair in written["differences"]} == {("fvcore", "torch"), ("torch", "fvcore")}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tables", "fvcor"], "did you mean 'fvcore'"),
-        (["--conventions", ","], "--conventions ',' names no convention"),
-        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
-        (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
-        (["--top", "0"], "--top: must be an integer of at least 1; got '0'"),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):
-    code, _, error = run(capsys, "compare", "zoo:lenet5", *arguments)
-    assert code == 2 and message in error and error.count("\n") == 1
 
 
 def test_a_duplicate_convention_raises():

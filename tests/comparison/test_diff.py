@@ -27,6 +27,7 @@ from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
+from tests.support.models.parts import Parts
 from tests.support.reports.report_formats import check_report, output_of, run
 
 ROWS, WIDTH = 3, 8
@@ -137,12 +138,7 @@ def test_other_inputs_change_every_module_with_costs():
 # --- renamed modules ---
 
 
-class Named(nn.Module):
-    def __init__(self, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-
+class Named(Parts):
     def forward(self, x):
         for part in self.children():
             x = part(x)

@@ -13,6 +13,7 @@ from fvflops.comparison.parameter_summary import ParameterCount
 from fvflops.trace import TraceError
 from tests.support.models import expert_mixtures as experts
 from tests.support.models.expert_mixtures import EXPERTS, INNER, MET, WIDTH
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
 
 # A published size is rounded or cut to the digits that are shown: the true one is less than one unit of the last away.
@@ -232,20 +233,21 @@ def test_experts_that_run_twice_are_active_in_the_mean_of_both(way):
 
 
 def test_a_router_beside_a_stack_of_experts_is_wholly_active():
-    class Flat(nn.Module):
+    class Flat(Parts):
         """A mixture that keeps all it has in one module."""
-
-        def __init__(self):
-            super().__init__()
-            self.router = nn.Parameter(torch.randn(EXPERTS, WIDTH))
-            self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER))
 
         def forward(self, x):
             x = x.flatten(0, -2)
             numbers, order = F.linear(x, self.router).topk(MET).indices.view(-1).sort()
             return experts.multiply_groups(x[order // MET], self.up, numbers)
 
-    summary = parameter_summary(record_call(Flat(), (torch.randn(1, 9, WIDTH),), execution="real"))
+    summary = parameter_summary(
+        record_call(
+            Flat(router=nn.Parameter(torch.randn(EXPERTS, WIDTH)), up=nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER))),
+            (torch.randn(1, 9, WIDTH),),
+            execution="real",
+        )
+    )
     assert summary["router"].active == EXPERTS * WIDTH
     assert summary["up"].active == MET * WIDTH * INNER
 

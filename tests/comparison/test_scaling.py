@@ -587,36 +587,6 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
     ]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["zoo:gpt2"], "scale needs sizes to vary"),
-        (["zoo:gpt2", "--vary", "seq=1-9"], "--vary seq=1-9: write a name and its first and last size"),
-        (["zoo:gpt2", "--vary", "seq=9..1"], "seq=9..1 is empty"),
-        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 has one size"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--vary", "seq=1..4"], "seq is varied already"),
-        (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: no input or argument has this size"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is not a dtype"),
-        (
-            ["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"],
-            "argument --metric: must be one of flops, macs, activations",
-        ),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--format", "htm"], "got 'htm'"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
-        (["zoo:gpt2", "--generate", "prompt=8"], "new is missing"),
-        (["zoo:gpt2", "--generate", "prompts=8,new=1"], "must be one of prompt=N, new=N, batch=N; got 'prompts=8'"),
-        (["zoo:gpt2", "--generate", "prompt=8,new=1", "--vary", "seq=1..9"], "omit --vary"),
-        (["zoo:mpt_tiny", "--generate", "prompt=8,new=1"], "MPT takes no past_key_values and use_cache"),
-    ],
-    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
-)
-def test_a_mistake_on_the_command_line_is_told_in_one_line(capsys, argv, message):
-    code, out, err = scale(capsys, *argv)
-    assert code == 2 and out == "" and message in err and err.count("\n") == 1
-
-
 def test_without_matplotlib_a_plot_is_refused_before_the_runs(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "cost.svg"

@@ -22,6 +22,7 @@ from fvflops.compat.flops_profiler import (
 from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import TraceError
 from tests.support.checkout import DATA, ROOT
+from tests.support.models.parts import Parts
 from tests.support.processes.deepspeed_process import CALLS, FORMATS, arguments, get_text
 
 MILLISECOND = 1_000_000
@@ -244,11 +245,7 @@ def test_the_report_is_written_to_a_file_in_a_new_folder(tmp_path, capsys):
 
 
 def test_generating_calls_generate():
-    class Generator(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.step = nn.Linear(4, 4, bias=False)
-
+    class Generator(Parts):
         def forward(self, x):
             return self.step(x)
 
@@ -259,7 +256,7 @@ def test_generating_calls_generate():
             return x
 
     options = {"args": [torch.ones(1, 4)], "kwargs": {"steps": 5}, "print_profile": False, "as_string": False}
-    assert get_model_profile(Generator(), **options, mode="generate") == (160, 80, 16)
+    assert get_model_profile(Generator(step=nn.Linear(4, 4, bias=False)), **options, mode="generate") == (160, 80, 16)
     with pytest.raises(TypeError, match="which LeNet5 lacks"):
         get_model_profile(zoo.build("lenet5"), **options, mode="generate")
 

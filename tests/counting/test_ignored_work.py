@@ -9,6 +9,7 @@ from fvflops.analysis.fvcore_text import summarise
 from fvflops.counting.uncounted_work import describe_ignored_products
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
+from tests.support.models.parts import Parts
 
 NODES, EDGES, WIDTH, STEPS = 10, 50, 8, 3
 
@@ -69,20 +70,20 @@ def test_nothing_is_said_of_zero_work():
     assert notes and "of this model is ignored" not in "".join(notes)
 
 
-class MostlyLinear(nn.Module):
+class MostlyLinear(Parts):
     """Layers that thop counts as modules, and a product that it does not see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)])
-        self.weight = nn.Parameter(torch.rand(8, 8))
 
     def forward(self, x):
         return nn.functional.linear(self.layers(x), self.weight)
 
 
 def test_what_a_counted_module_contains_is_not_ignored():
-    flops = FlopCountAnalysis(MostlyLinear(), torch.rand(1, 8), table="thop", warn=False)
+    flops = FlopCountAnalysis(
+        MostlyLinear(layers=nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)]), weight=nn.Parameter(torch.rand(8, 8))),
+        torch.rand(1, 8),
+        table="thop",
+        warn=False,
+    )
     assert not [note for note in op_coverage_notes(summarise(flops)) if "of this model is ignored" in note]
     products = describe_ignored_products(flops.trace(), flops.counts(), load_table("thop"))
     assert products == "aten::linear ×1 (10.0% of the multiply-adds)"

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops import find_device
-from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import find_figures, load_figures
 from fvflops.devices.kernel_models.fused_attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
+    decode_seconds,
 )
 from fvflops.devices.kernel_models.memory_bound import moving_seconds
 from fvflops.devices.kernel_models.products import Processor

@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 
 from fvflops import find_device
-from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import find_figures, load_figures
-from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds
+from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows, expert_rows, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds

@@ -118,29 +118,29 @@ def test_a_test_file_that_is_shown_passes(pytester, monkeypatch):
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
 
 
-def test_a_training_script_that_is_shown_prints_such_lines(tmp_path):
+def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch, capsys):
     """Times differ from run to run: the words between numbers are compared, and the memory."""
     page = PAGES["docs/guides/train.md"]
     for name, content in shown_files(page).items():
         (tmp_path / name).write_text(content)
     (tmp_path / "mine.yaml").rename(tmp_path / "peaks.yaml")
     (shown,) = re.findall(r"`python train.py` prints.*?^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    commands = [f"-m {command}" for command in re.findall(r"`(fvflops \w+ train.py:build[^`]*)`", page)]
-    assert len(commands) == 7
-    outputs = {}
-    for command in ["train.py", *commands]:
-        ran = subprocess.run(
-            [sys.executable, *shlex.split(command.replace("\n", " "))],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
-            capture_output=True,
-            text=True,
-        )
-        assert (ran.returncode, ran.stderr) == (0, ""), command
-        outputs[command] = ran.stdout
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
     number = re.compile(r"[\d.,]+(?: ms| s|%)?")
-    assert number.sub("", outputs["train.py"]) == number.sub("", shown)
-    assert shown.splitlines()[-1] == outputs["train.py"].splitlines()[-1]
+    assert number.sub("", ran.stdout) == number.sub("", shown)
+    assert shown.splitlines()[-1] == ran.stdout.splitlines()[-1]
+    commands = re.findall(r"`(fvflops \w+ train.py:build[^`]*)`", page)
+    assert len(commands) == 7
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    few = ["--jobs", "1", *(part for name in ("tp=1", "pp=1", "checkpoint=none") for part in ("--choices", name))]
+    for command in commands:
+        assert main([*shlex.split(command)[1:], *(few if "--search" in command else ())]) == 0
+        printed = capsys.readouterr()
+        assert printed.out and not printed.err, command
 
 
 def test_the_table_loads_and_its_tools_exist(tmp_path):

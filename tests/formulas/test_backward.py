@@ -15,6 +15,7 @@ from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.formulas import shipped_tables
 from fvflops.trace import Status
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Function, build_case
 from tests.support.old_torch import OLDER, VERSION
 from tests.support.old_torch import needs as needs_torch
@@ -395,17 +396,13 @@ def test_packed_sequences_run_only_the_steps_that_are_there(kind, run):
     """Of 5 + 3 + 2 rows; the first hidden states, one of each sequence, have no gradient."""
     layer, lengths = getattr(nn, kind)(IN, HIDDEN), (5, 3, 2)
 
-    class Packing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
+    class Packing(Parts):
         def forward(self, x):
             return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
 
     by_input, by_state = (GATES[kind] * HIDDEN * size for size in (IN, HIDDEN))
     forward = sum(lengths) * (by_input + by_state)
-    macs = count(Packing(), (r(5, 3, IN),), run)
+    macs = count(Packing(layer=layer), (r(5, 3, IN),), run)
     assert macs == Counter(forward=forward, backward=2 * forward - len(lengths) * by_state)
 
 

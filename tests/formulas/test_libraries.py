@@ -15,6 +15,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.formulas import TableError
 from fvflops.trace import Status
+from tests.support.models.whole_models import Function
 from tests.support.schemas.library_schemas import SCHEMAS, define_library_schemas
 
 define_library_schemas()
@@ -422,15 +423,9 @@ class CausalConv1dFn(torch.autograd.Function):
         return out
 
 
-class Applied(nn.Module):
-    """Applies a function to its inputs, and to what it was made with."""
-
-    def __init__(self, function: Any, *rest: Any) -> None:
-        super().__init__()
-        self.function, self.rest = function, rest
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.function(*tensors, *self.rest)
+def apply(function: Any, *rest: Any) -> nn.Module:
+    """Return a module that applies a function to its inputs, and to what it was made with."""
+    return Function(lambda *tensors: function(*tensors, *rest))
 
 
 @pytest.mark.parametrize("rest", [(), (rand(3),), (rand(3), rand(2, 3, 4), rand(3), True)])
@@ -440,7 +435,7 @@ def test_a_selective_scan(rest):
     hand = Hand()
     for batch in range(2):
         scan(hand, u[batch], steps[batch], A, B[batch], C[batch])
-    assert total_of(Applied(SelectiveScanFn.apply, *rest), u, steps, A, B, C) == hand.done
+    assert total_of(apply(SelectiveScanFn.apply, *rest), u, steps, A, B, C) == hand.done
 
 
 @pytest.mark.parametrize("biases", [True, False])
@@ -455,7 +450,7 @@ def test_the_middle_of_a_mamba_block(biases):
         y = scan(hand, x, multiply(hand, steps, into_steps).T, A, B.T, C.T)
         multiply(hand, y.T, outward)
     conv_bias, out_bias = (rand(D), rand(E)) if biases else (None, None)
-    module = Applied(MambaInnerFn.apply, weight, conv_bias, into_parts, into_steps, outward, out_bias, A, None, None)
+    module = apply(MambaInnerFn.apply, weight, conv_bias, into_parts, into_steps, outward, out_bias, A, None, None)
     assert total_of(module, xz) == hand.done
 
 
@@ -478,7 +473,7 @@ def test_a_scan_in_chunks(groups):
     hand = Hand()
     for batch in range(2):
         scan_heads(hand, x[batch], dt[batch], A, B[batch], C[batch])
-    assert total_of(Applied(MambaChunkScanCombinedFn.apply, 2), x, dt, A, B, C) == hand.done
+    assert total_of(apply(MambaChunkScanCombinedFn.apply, 2), x, dt, A, B, C) == hand.done
 
 
 @pytest.mark.parametrize("beside", [0, 3])
@@ -514,7 +509,7 @@ def test_the_middle_of_a_mamba_2_block(beside, bias, groups, projects):
         "silu",
     )
     rest = (rand(D), 1e-6, outward, rand(E) if projects else None, beside + D)
-    module = Applied(MambaSplitConv1dScanCombinedFn.apply, *given, *rest)
+    module = apply(MambaSplitConv1dScanCombinedFn.apply, *given, *rest)
     assert total_of(module, zxbcdt) == hand.done
 
 
@@ -527,9 +522,9 @@ def test_a_causal_convolution():
     library = torch.library.Library("DaoAILab", "IMPL")
     library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "Meta")
     library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "CPU")
-    assert total_of(Applied(CausalConv1dFn.apply, None, "silu"), x, weight) == hand.done
+    assert total_of(apply(CausalConv1dFn.apply, None, "silu"), x, weight) == hand.done
     op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
-    within = Applied(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
+    within = apply(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
     assert total_of(within, x, weight) == hand.done
 
 
@@ -571,7 +566,7 @@ def test_another_class_of_a_librarys_name_is_looked_into(name, sizes, table):
     function = type(name, (Scale,), {})
     x, weight = (rand(*size) for size in sizes)
     for execution in ("shapes", "real"):
-        analysis = FlopCountAnalysis(Applied(function.apply), (x, weight), table=table, execution=execution)
+        analysis = FlopCountAnalysis(apply(function.apply), (x, weight), table=table, execution=execution)
         multiply_add = load_table(table).multiply_add
         assert analysis.total() == multiply_add * x.numel() * 6
         assert not analysis.counts().ledger()[Status.UNSUPPORTED]
@@ -582,7 +577,7 @@ def test_a_users_row_that_does_not_fit_is_an_error(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text('extends: default\nops:\n  prim::PythonOp.SelectiveScanFn: {macs: "size(input_2, -1)"}\n')
     function = type("SelectiveScanFn", (Scale,), {})
-    analysis = FlopCountAnalysis(Applied(function.apply), (rand(4, 5), rand(5, 6)), table=str(path))
+    analysis = FlopCountAnalysis(apply(function.apply), (rand(4, 5), rand(5, 6)), table=str(path))
     with pytest.raises(TableError, match=r"mine\.yaml:3: prim::PythonOp.SelectiveScanFn: unknown name input_2"):
         analysis.total()
 
@@ -593,7 +588,7 @@ def test_an_op_of_another_library_of_that_name_is_unknown(tmp_path):
     library.define("memory_efficient_attention_forward.mine(Tensor data) -> Tensor")
     for key in ("CPU", "Meta"):
         library.impl("memory_efficient_attention_forward.mine", lambda data: data.clone(), key)
-    model = nn.Sequential(nn.Linear(5, 6), Applied(torch.ops.xformer.memory_efficient_attention_forward.mine))
+    model = nn.Sequential(nn.Linear(5, 6), apply(torch.ops.xformer.memory_efficient_attention_forward.mine))
     analysis = FlopCountAnalysis(model, rand(4, 5).float())
     assert analysis.total() == 4 * 5 * 6
     assert analysis.unsupported_ops() == {"xformer::memory_efficient_attention_forward": 1}

@@ -9,10 +9,11 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, parameter_count, parameter_summary
 from fvflops.capture.model.model_index import read_modules
-from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.count_trace import find_dtype
 from fvflops.formulas import Call
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec
+from tests.support.models.parts import Parts
 from tests.support.schemas.library_schemas import define_library_schemas
 
 EXECUTIONS = ("shapes", "real")
@@ -399,18 +400,14 @@ def test_a_neuron_runs_in_a_model():
     for key in ("CPU", "Meta"):
         library.impl("forward", lambda x, v, *rest: (x.clone(), x.clone(), x.clone()), key)
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 6)
-
+    class Net(Parts):
         def forward(self, x):
             x = self.linear(x)
             return torch.ops.sj_if.forward(x, x[0], 1.0, 0.0, False, 4.0, True, 0)[0]
 
     for execution in EXECUTIONS:
-        analysis = FlopCountAnalysis(Net(), torch.rand(4, 2, 8), execution=execution)
+        analysis = FlopCountAnalysis(Net(linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), execution=execution)
         assert analysis.total() == 4 * 2 * 8 * 6
         assert not analysis.counts().ledger()[Status.UNSUPPORTED]
-        exact = FlopCountAnalysis(Net(), torch.rand(4, 2, 8), table="exact", execution=execution)
+        exact = FlopCountAnalysis(Net(linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), table="exact", execution=execution)
         assert exact.by_operator()["forward"] == 4 * 2 * 6 * 6

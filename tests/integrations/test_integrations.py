@@ -16,6 +16,7 @@ from fvflops import FlopCountAnalysis, Trace
 from fvflops.trace import TraceError
 from tests.support.installed_patches import NOTHING, installed
 from tests.support.library_versions import is_older
+from tests.support.models.parts import Parts
 from tests.support.processes.start import run_ranks
 
 # The libraries are imported where they are used: each takes seconds, in every process that collects tests.
@@ -599,16 +600,12 @@ def test_a_model_with_a_submodule_called_module_is_no_wrapper():
 
     from fvflops.integrations.accelerate import FlopsRecording
 
-    class Wrapping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Linear(3, 2)
-
+    class Wrapping(Parts):
         def forward(self, x):
             return self.module(x)
 
     accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(Wrapping())
+    model = accelerator.prepare(Wrapping(module=nn.Linear(3, 2)))
     with FlopsRecording(accelerator, model) as run:
         model(torch.ones(1, 3))
     assert run.by_module() == {"": 6, "module": 6}

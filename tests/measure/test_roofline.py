@@ -343,28 +343,3 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
     path.write_text(path.read_text() + write_device(SLOW).partition("\n")[2])
     code, _, err = run(capsys, "zoo:lenet5", "--device", str(path))
     assert code == 2 and f"write {path}:{name}" in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "roofline needs a MODEL and a --device such as H100, or --measure"),
-        (["zoo:lenet5"], "roofline needs --device, such as H100"),
-        (["zoo:lenet5", "--device", "absent.yaml"], "absent.yaml:1: cannot be read"),
-        (["zoo:lenet5", "--device", "TPU v5e"], "TPU v5e has no peak for fp32: it has bf16, int8"),
-        (["zoo:lenet5", "--device", "H100", "--dtype", "int8"], "--dtype must be one of fp64, fp32, tf32, fp16, bf16"),
-        (["zoo:lenet5", "--device", "H100", "--dtype", "bloat16"], "did you mean 'bfloat16'?"),
-        (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "must be an integer of at least 1"),
-        (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "got 'flosp': did you mean 'flops'?"),
-        (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
-        (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward uses shape execution"),
-    ],
-    ids=range(10),
-)
-def test_errors_are_one_line(capsys, argv, message):
-    try:
-        code, out, err = run(capsys, *argv)
-    except SystemExit as error:  # of argparse
-        code, (out, err) = error.code, capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1

@@ -11,6 +11,7 @@ from torch.ao.nn import quantized
 
 from fvflops import FlopCountAnalysis, parameter_count, parameter_summary
 from fvflops.trace import Status
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Function
 
 pytestmark = pytest.mark.skipif(
@@ -199,15 +200,15 @@ def test_a_packed_weight_that_two_modules_share_counts_once():
 
 
 def test_a_packed_layer_that_never_runs_is_unused():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.left = nn.Linear(6, 6), nn.Linear(6, 6)
-
+    class Half(Parts):
         def forward(self, x):
             return self.used(x)
 
-    summary = parameter_summary(FlopCountAnalysis(quantization.quantize_dynamic(Half()), torch.rand(2, 6)))
+    summary = parameter_summary(
+        FlopCountAnalysis(
+            quantization.quantize_dynamic(Half(used=nn.Linear(6, 6), left=nn.Linear(6, 6))), torch.rand(2, 6)
+        )
+    )
     assert (summary[""].total, summary[""].unused) == (84, 42)
     assert summary["left"].unused == 42 and summary["used"].active == 42
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -239,12 +238,3 @@ def test_fused_encoder_layer(source, b, tokens, d, hidden, norm_first):
         inputs,
         *parameters,
     )
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_causal_mask_does_not_reduce_the_count(causal):
-    """A causal mask hides about half of the pairs, and all are computed."""
-    tally = Tally()
-    tensors = [tally.numbers(torch.ones(1, 1, 4, 2)) for _ in range(3)]
-    attention.attention(tally, *tensors, None, causal)
-    assert tally.macs == 4 * 4 * (2 + 2)

@@ -13,6 +13,7 @@ from fvcore.nn import jit_analysis
 from torch import nn
 
 import fvflops
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import MODELS, build_case
 from tests.support.reports.fvcore_text import print_as_fvcore
 
@@ -155,11 +156,7 @@ def test_handles_of_fvcore_run_unmodified():
         assert len(names) == 2
         return {"mine": sum(value.type().dim() for value in inputs[1].node().inputs())}
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
+    class Net(Parts):
         def forward(self, x):
             x = self.conv(x).softmax(-1)
             return torch.einsum("nchw,ncgw->nhg", x, x + 1)
@@ -171,7 +168,9 @@ def test_handles_of_fvcore_run_unmodified():
     }
     results = []
     for library in (fvflops, fvcore):
-        analysis = library.FlopCountAnalysis(Net(), (torch.ones(1, 3, 8, 8),)).set_op_handle(**handles)
+        analysis = library.FlopCountAnalysis(Net(conv=nn.Conv2d(3, 4, 3)), (torch.ones(1, 3, 8, 8),)).set_op_handle(
+            **handles
+        )
         results.append(analysis.by_module_and_operator())
     assert results[0] == results[1]
     assert results[0][""] == {"counted": 144, "softmax": 432, "mine": 8}
@@ -187,18 +186,14 @@ def test_an_autograd_function_is_opaque_and_can_have_a_handle():
         def backward(ctx, grad):
             return grad, None
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Parts):
         def forward(self, x):
             return Swish.apply(self.fc(x), self.fc.weight)
 
     def handle(inputs, outputs):
         return sum(torch.Size(value.type().sizes()).numel() for value in inputs if value.isCompleteTensor())
 
-    model, x = Net(), torch.ones(2, 4)
+    model, x = Net(fc=nn.Linear(4, 4)), torch.ones(2, 4)
     ours = fvflops.FlopCountAnalysis(model, x, table="fvcore")
     theirs = fvcore.FlopCountAnalysis(model, x)
     assert ours.total() == theirs.total() == 32

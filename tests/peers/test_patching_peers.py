@@ -1,9 +1,11 @@
 """Peers that patch torch, run beside fvflops' tables of them: their numbers are equal, but for a short list."""
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from fvflops import FlopCountAnalysis, load_table, parameter_count
 from tests.support.models.peer_cases import PIECES, TRACEABLE, build
@@ -11,21 +13,7 @@ from tests.support.models.whole_models import MODELS
 from tests.support.peer_counts import CASES, REAL, classes_unused, count_by
 from tests.support.processes.peer_process import run_peers
 
-OPERATOR = "x @ y, which calflops does not see as it sees torch.matmul, and x.softmax(...)"
-METHOD = "x.softmax(...), which DeepSpeed does not see as it sees the functional softmax"
-HELD = "it took hold of its activation function when it was built, before the peer put its own in place"
-SIZES = "arithmetic on sizes (H * W, H == 224), a flop each to torch_flops, which no op does"
-# Of DeepSpeed and of calflops, whose code was DeepSpeed's.
-SHARED_DIFFERENCES: dict[str, tuple[str, dict[str, int]]] = {
-    "toy": ("torch.relu, which is not seen as the functional relu is", {"flops": 8308}),
-    "encoder layer": (HELD, {"flops": 160}),
-    "decoder layer": (HELD, {"flops": 160}),
-    "resize to a number": ("a size of 6 is 6 to the peer, and 6 * 6 to the op", {"flops": 30}),
-    "relu of torch": ("torch.relu", {"flops": 8}),
-    "softmax by a method": ("x.softmax", {"flops": 8}),
-    "gelu held": (HELD, {"flops": 8}),
-    "add and mul of torch": ("torch.add and torch.mul, which the table takes for x + y and x * y", {"flops": -16}),
-}
+FOUND = yaml.safe_load((Path(__file__).parent / "differences.yaml").read_text(encoding="utf-8"))
 SHARED_ERRORS = {
     **dict.fromkeys(("conv2d without a batch", "conv2d without a batch, same"), "AssertionError"),
     **dict.fromkeys(("lstm, packed", "gru, packed", "rnn, packed"), "AttributeError"),
@@ -53,77 +41,23 @@ class Peer(NamedTuple):
     numbers: tuple[str, ...] = ("flops", "macs", "parameters")
 
 
+def differences_of(*names: str) -> dict[str, tuple[str, dict[str, int]]]:
+    rows = [item for name in names for item in FOUND[name].items()]
+    return {case: (row["why"], {key: row[key] for key in row if key != "why"}) for case, row in rows}
+
+
+BOTH = (*CASES, *PIECES)
 PEERS = {
-    "calflops": Peer(
-        "calflops",
-        (*CASES, *PIECES),
-        {
-            **SHARED_DIFFERENCES,
-            "timm:convit_tiny": (OPERATOR, {"flops": 358029256, "macs": 177322752}),
-            "timm:coat_lite_tiny": (
-                "as the others, and calflops counts a module that stands at several places at each",
-                {"flops": -72935296, "macs": -35367680},
-            ),
-            "timm:levit_128s": (OPERATOR, {"flops": 49187122, "macs": 24369504}),
-            "timm:xcit_nano_12_p16_224": (OPERATOR, {"flops": 38584320, "macs": 19267584}),
-            "timm:botnet26t_256": (OPERATOR, {"flops": 236601344, "macs": 118030336}),
-            "timm:efficientformer_l1": (OPERATOR, {"flops": 6165768, "macs": 3073280}),
-            "timm:visformer_tiny": (OPERATOR, {"flops": 133255500, "macs": 66382848}),
-            "shared": ("a module that stands at two places: calflops counts it at each", {"flops": -128, "macs": -64}),
-            "products by @": ("x @ y", {"flops": 720, "macs": 360}),
-            "conv transpose without a batch": ("calflops takes the channels for the batch", {"flops": 84}),
-        },
-        SHARED_ERRORS,
-    ),
-    "deepspeed": Peer(
-        "DeepSpeed",
-        (*CASES, *PIECES),
-        {
-            **SHARED_DIFFERENCES,
-            "timm:convit_tiny": (METHOD, {"flops": 3383752}),
-            "timm:coat_lite_tiny": (METHOD, {"flops": 735360}),
-            "timm:levit_128s": (METHOD, {"flops": 448114}),
-            "timm:xcit_nano_12_p16_224": (METHOD, {"flops": 49152}),
-            "timm:botnet26t_256": (METHOD, {"flops": 540672}),
-            "timm:efficientformer_l1": (METHOD, {"flops": 19208}),
-            "timm:visformer_tiny": (METHOD, {"flops": 489804}),
-            "upsample by 1.5": ("3 * 1.5 places are 4.5 to DeepSpeed, and 4 in the output", {"flops": -25}),
-            "conv transpose without a batch": ("DeepSpeed takes the channels for the batch", {"flops": 324}),
-            "einsum of einops": ("DeepSpeed counts it, and the torch.einsum that it calls", {"flops": -481}),
-        },
-        SHARED_ERRORS,
-    ),
+    "calflops": Peer("calflops", BOTH, differences_of("shared", "calflops"), SHARED_ERRORS),
+    "deepspeed": Peer("DeepSpeed", BOTH, differences_of("shared", "deepspeed"), SHARED_ERRORS),
     "torch_flops": Peer(
-        "torch_flops",
-        (*REAL, *TRACEABLE),
-        {
-            "torchvision:vit_b_16": (SIZES, {"flops": -16}),
-            "timm:coat_lite_tiny": (SIZES, {"flops": -24}),
-            "timm:botnet26t_256": (SIZES, {"flops": -88}),
-            "timm:xcit_nano_12_p16_224": (
-                "functional.normalize, one call that torch_flops does not know, divides inside; so does torch.div",
-                {"flops": 602142},
-            ),
-            "timm:resnest14d": (
-                "the functional softmax, which torch_flops does not know as it knows x.softmax",
-                {"flops": 4800},
-            ),
-            "fx: softmax by a function": ("the functional softmax", {"flops": 22}),
-            "fx: add by a method": ("x.add(1), which torch_flops does not know as it knows x + 1", {"flops": 8}),
-            "fx: sizes": (SIZES, {"flops": -1}),
-        },
+        *("torch_flops", (*REAL, *TRACEABLE), differences_of("torch_flops")),
         dict.fromkeys(sorted(UNTRACEABLE), "TraceError"),
         ("flops",),
     ),
 }
 # What peers' pages say; torch_flops' of the models as they were when it was written.
-PUBLISHED = {
-    ("deepspeed", "lenet5 on 32x32"): {"flops": 866_076_672, "macs": 426_516_480, "parameters": 61_706},
-    ("torch_flops", "published: vit_base_patch16_224"): {"flops": 35_164_979_282},
-    ("torch_flops", "published: resnet50"): {"flops": 8_227_340_288},
-    ("torch_flops", "published: linear"): {"flops": 40},
-    ("torch_flops", "published: linear and one"): {"flops": 44},
-}
+PUBLISHED = {tuple(key.split(", ", 1)): numbers for key, numbers in FOUND["published"].items()}
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,12 @@ from fvflops import FlopCountAnalysis
 from fvflops.capture.run import record_call
 from fvflops.formulas import load_table
 from fvflops.trace import TraceError
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import MODELS, build_case
 
 
-class Layers(nn.Module):
+class Layers(Parts):
     """The layers that the models lack: convolutions of other ranks, transposed ones, elementwise arithmetic."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Conv1d(4, 6, 3, groups=2)
-        self.back = nn.ConvTranspose1d(6, 4, 3, stride=2, groups=2)
-        self.three = nn.Conv3d(1, 2, 2)
-        self.same = nn.Conv2d(2, 4, 3, padding="same")
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.bilinear = nn.Bilinear(4, 4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.back(self.one(x))
@@ -52,7 +44,17 @@ class Recurrent(nn.Module):
 
 CASES = {
     **MODELS,
-    "layers": lambda: (Layers(), (torch.ones(2, 4, 9),)),
+    "layers": lambda: (
+        Layers(
+            one=nn.Conv1d(4, 6, 3, groups=2),
+            back=nn.ConvTranspose1d(6, 4, 3, stride=2, groups=2),
+            three=nn.Conv3d(1, 2, 2),
+            same=nn.Conv2d(2, 4, 3, padding="same"),
+            attention=nn.MultiheadAttention(4, 2, batch_first=True),
+            bilinear=nn.Bilinear(4, 4, 3),
+        ),
+        (torch.ones(2, 4, 9),),
+    ),
     "recurrent": lambda: (Recurrent(), (torch.ones(2, 9, 4),)),
 }
 # The slowest are left out: what they run is in the others too.

@@ -16,12 +16,14 @@ from fvflops.capture.shortening.shorten import shorten
 from fvflops.plan import rank_model
 from fvflops.plan.communication import read_communication
 from fvflops.plan.fake_process_group import torch_warnings_ignored
-from fvflops.plan.pipeline_schedules import ScheduleError
+from fvflops.plan.pipeline_schedules import SCHEDULES, ScheduleError
 from fvflops.plan.pipeline_stages import PipelineStages
 from fvflops.plan.plan_options import PlanError
 from fvflops.plan.rank_step import Action
+from fvflops.plan.sharding.fully_sharded import PRECISIONS
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import Trace
+from fvflops.zoo import build
 from fvflops.zoo.llama import Llama
 from tests.support.checkout import ROOT
 from tests.support.processes.layout_worker import CASES, COMPARED, CONFIG, LENGTH, RANKS, TOKENS
@@ -264,8 +266,14 @@ def test_a_precision_has_its_types():
         ({"dp": 2}, {"schedule": "zbv"}, PlanError, "no pipeline stages .*: add pp to it"),
         ({"tp": 3}, {"sequence_parallel": True}, PlanError, "tp=3 must divide the sequence of 16 tokens: try 2, 4, 8"),
         ({"fsdp": 2}, {"precision": "bf16mixed"}, ValueError, "no precision 'bf16mixed': did you mean 'bf16-mixed'"),
+        (
+            {"pp": 2, "fsdp": 2},
+            {"schedule": "zero-bubble", "microbatches": 4, "precision": "bf16-mixed"},
+            PlanError,
+            "two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved",
+        ),
     ],
-    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "sequence", "precision"],
+    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "sequence", "precision", "gradients"],
 )
 def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
     with pytest.raises(error, match=message):
@@ -302,3 +310,20 @@ def test_ranks_are_planned_without_numpy():
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "2\n", done.stderr
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_model_with_its_sequence_divided_is_planned_in_each_precision(precision):
+    model, tokens = build("megatron_gpt_tiny", device="meta"), torch.zeros(2, 16, dtype=torch.int64, device="meta")
+    alone, divided = (
+        plan_rank(model, (tokens, tokens), mesh={"dp": 2, "tp": size}, sequence_parallel=size > 1, precision=precision)
+        for size in (1, 2)
+    )
+    assert divided.flops().macs() * 2 == alone.flops().macs() > 0
+
+
+@pytest.mark.parametrize("schedule", [name for name, item in SCHEDULES.items() if item.splits_backward])
+def test_halves_of_a_backward_pass_recompute_checkpointed_layers(schedule):
+    options = {"schedule": schedule, "microbatches": 4}
+    plain, recomputed = (plan({"pp": 2}, checkpoint=checkpoint, **options) for checkpoint in ((), "full"))
+    assert recomputed.flops().macs() > plain.flops().macs()

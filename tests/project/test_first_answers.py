@@ -59,8 +59,8 @@ def draw() -> list[str]:
 
 def compare_all(names: list[str], alone: list[str]) -> dict[str, list[str]]:
     """Return name and kind of comparison → differences, of cases that answer differently."""
-    first = run_jobs([[name, name] for name in names])
-    [warm] = run_jobs([[*(f"import {name}" for name in IMPORTS), *names[::-1], *names]])
+    imports = [f"import {name}" for name in IMPORTS]
+    *first, warm = run_jobs([*([name, name] for name in names), [*imports, *names[::-1], *names]])
     new = dict(zip(alone, [run_jobs([[name, name]], "alone")[0] for name in alone], strict=True))
     found: dict[str, list[str]] = {}
     for index, (name, result) in enumerate(zip(names, first, strict=True)):

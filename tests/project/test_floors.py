@@ -27,6 +27,7 @@ FLOORS = (
     ("compat", "integrations"),
     ("sources",),
     ("serve",),
+    ("explain",),
     ("sweep",),
     ("cli",),
 )

@@ -216,27 +216,6 @@ def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["count", "none:x", "--format", "png"], "--format png needs a file: add --output model.png"),
-        (
-            ["count", "none:x", "--format", "svg", "--output", "x.svg", "--by", "operator"],
-            "--format svg supports --by module; got operator",
-        ),
-        (["count", "none:x", "--format", "svg", "--output", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
-        (["roofline", "none:x", "--device", "H100", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
-        (["roofline", "none:x", "--device", "H100", "--plot", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
-        (["roofline", "--measure", "--plot", "x.svg"], "without a MODEL there is nothing to draw"),
-    ],
-    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_told_in_one_line_before_the_model_is_looked_for(capsys, argv, message):
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     "argv",
     [["count", "none:x", "--format", "svg", "--output"], ["roofline", "none:x", "--plot"]],
     ids=["count", "roofline"],

@@ -24,7 +24,7 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
-from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
+from fvflops.cli.progress import TerminalInfo, find_terminal
 from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.count_report import write_markdown, write_text
 from fvflops.reports.display_width import truncate_middle, wrap
@@ -33,7 +33,7 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
-from tests.support.reports.report_formats import output_of, run, take_cells
+from tests.support.reports.report_formats import output_of, take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -305,26 +305,6 @@ def test_a_terminal_gets_colours_and_a_pipe_or_file_the_same_table_without(tmp_p
     monkeypatch.delenv("COLUMNS")
     assert print_on_terminal(80, "count", f"{path}:plain", "--output", str(tmp_path / "out")) == ""
     assert (tmp_path / "out").read_text() == output_of(capsys, "count", f"{path}:plain")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--sort", "flps"], "parameters, flops, activations, name; got 'flps': did you mean 'flops'?"),
-        (["--sort", "parameters", "--by", "operator"], "sort must be one of flops, activations, name"),
-        (["--top", "0"], "--top: must be an integer of at least 1; got '0'"),
-        (["--top", "-3"], "--top: must be an integer of at least 1; got '-3'"),
-        (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
-        (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
-        (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
-        (["--collapse", "--format", "tree"], "--collapse supports --format text, markdown, csv, fvcore; got tree"),
-        (["--collapse", "--by", "op"], "omit --by op"),
-        (["--collapse", "--by", "operator"], "omit --by operator"),
-    ],
-)
-def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
-    code, out, err = run(capsys, "count", "no.such:model", *options)
-    assert code == 2 and out == "" and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("repeated", [False, True])

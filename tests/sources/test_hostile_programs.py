@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fvflops
-from fvflops.analysis.files import run_exported
+from fvflops.analysis.files import program_archive
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from tests.support.hostile.forbidden_actions import ForbiddenAction, forbidding_actions
@@ -78,7 +78,7 @@ def test_without_the_second_wall_hostile_programs_run_code(tmp_path, monkeypatch
     (tmp_path / "hostile_module.py").write_text("open('canary', 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(run_exported, "check_program", lambda path: None)
+    monkeypatch.setattr(program_archive, "check_program", lambda path: None)
     succeeded = set()
     for name, entries in hostile_programs(tmp_path / "canary").items():
         write_entries(tmp_path / "x.pt2", entries)

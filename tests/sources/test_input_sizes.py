@@ -181,20 +181,6 @@ def test_every_command_casts_by_one_option(capsys):
     assert peaks["fp32"] != peaks["bf16"]
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (["--batch", "0"], "--batch: must be an integer of at least 1; got '0'"),
-        (["--seq", "x"], "--seq: must be an integer of at least 1; got 'x'"),
-        (["--image-size", "12x"], "--image-size: must be N or HEIGHTxWIDTH, such as 224 or 480x640; got '12x'"),
-    ],
-)
-def test_sizes_are_positive_integers(capsys, option, message):
-    with pytest.raises(SystemExit):
-        main(["count", "zoo:lenet5", *option])
-    assert message in capsys.readouterr().err
-
-
 def test_a_revision_and_a_saved_trace(capsys, tmp_path):
     path = tmp_path / "trace.json"
     assert main(["count", "zoo:lenet5", "--format", "trace", "--output", str(path)]) == 0

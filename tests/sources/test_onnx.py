@@ -11,6 +11,7 @@ from fvflops import FlopCountAnalysis
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
+from tests.support.models.parts import Parts
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
@@ -18,12 +19,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx2torch")
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-        self.act = nn.GELU()
-
+class Block(Parts):
     def forward(self, x):
         return self.act(self.fc(x)) + x
 
@@ -33,7 +29,7 @@ class Net(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = nn.Sequential(Block(fc=nn.Linear(8, 8), act=nn.GELU()), Block(fc=nn.Linear(8, 8), act=nn.GELU()))
         self.norm = nn.LayerNorm(8)
 
     def forward(self, x):

@@ -8,7 +8,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, parameter_summary, predict_memory, record_call
 from fvflops.cli import main
-from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.count_trace import find_dtype
 from fvflops.sources.load import load_model
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.weights.packed_weight import PackedWeight, bits_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from tests.support.tools import load_tool
 
@@ -40,14 +39,3 @@ def test_layouts_are_ranked_within_their_model_and_gpus():
     lines = tables.study_table(runs, np.array([3.0, 2.5, 5.0])).splitlines()
     assert lines[2].split()[-3:] == ["0.33", "100.0", "%"]
     assert tables.study_table(runs[:2], np.ones(2)) == ""
-
-
-@pytest.mark.parametrize(("second", "tau"), [([1, 2, 3, 4], 1.0), ([4, 3, 2, 1], -1.0), ([1, 2, 4, 3], 2 / 3)])
-def test_rank_correlation(second, tau):
-    assert tables.kendall_tau([10, 20, 30, 40], second) == pytest.approx(tau)
-
-
-def test_equal_predictions_have_no_rank():
-    # tau-b: of three pairs one is tied.
-    assert tables.kendall_tau([1, 2, 3], [5, 5, 6]) == pytest.approx(2 / (2 * 3) ** 0.5)
-    assert np.isnan(tables.kendall_tau([1, 2], [5, 5]))

@@ -52,7 +52,6 @@ class Case:
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
     def reduce(self, result: Any) -> torch.Tensor:
-        """Return a loss: the sum of the logits."""
         return (getattr(result, self.logits) if self.logits else result).sum()
 
 
@@ -120,7 +119,6 @@ class Subject:
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run(self) -> None:
-        """Make the step as a user would, without counting."""
         if self.step == "forward":
             with torch.no_grad():
                 self.model(self.value)
@@ -128,11 +126,9 @@ class Subject:
             self.case.reduce(self.model(self.value)).backward()
 
     def count(self) -> int:
-        """Count the step with fvflops."""
         return count(self.model, self.value, None if self.step == "forward" else self.case.reduce)
 
     def clean(self) -> None:
-        """Drop the gradients."""
         self.model.zero_grad(set_to_none=True)
 
 
@@ -145,7 +141,6 @@ class Subjects:
 
     @cached_property
     def meta(self) -> Subject:
-        """Everything on the meta device."""
         return self._subject(self.case.build_on("meta"), "meta")
 
     @cached_property
@@ -167,7 +162,6 @@ class Subjects:
 
     @cached_property
     def real(self) -> Subject:
-        """A model with its weights in memory."""
         return self._subject(self.case.build_on("cpu"), "cpu")
 
     def _subject(
@@ -194,7 +188,6 @@ class NoOpMode(TorchDispatchMode):
 
 
 def bare(subjects: Subjects) -> Run:
-    """The model on the meta device, and nothing else."""
     return Run(subjects.meta.run, after=subjects.meta.clean)
 
 
@@ -209,12 +202,10 @@ def no_op_mode(subjects: Subjects) -> Run:
 
 
 def flop_counter_on_meta(subjects: Subjects) -> Run:
-    """torch's FlopCounterMode over the model on the meta device."""
     return Run(partial(_count_with_torch, subjects.meta), after=subjects.meta.clean)
 
 
 def flop_counter_on_fake(subjects: Subjects) -> Run:
-    """torch's FlopCounterMode over the model of FakeTensors."""
     return Run(partial(_count_with_torch, subjects.fake), after=subjects.fake.clean)
 
 

@@ -22,7 +22,6 @@ class Aim:
     bound: float
 
     def is_met(self, value: float) -> bool:
-        """Return whether a measured value keeps the bound."""
         return {"≤": value <= self.bound, "≥": value >= self.bound, "=": value == self.bound}[self.at]
 
 

@@ -101,16 +101,22 @@ def find_heavy_imports(model: Any, inputs: Any) -> list[str]:
 
 
 def measure_apart(name: str) -> Measured:
-    """Measure the first count of a model in a new process; if it fails, raise RuntimeError with its last line."""
+    """Measure the first count of a model in a new process."""
+    return Measured(**run_module("benchmarking.first_count", name))
+
+
+def run_module(name: str, *arguments: str) -> Any:
+    """Return the JSON that a module prints in a new process; if that fails, raise RuntimeError with its last line."""
     # Let Python cache bytecode, which an installed package has.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, str(Path(__file__).resolve()), name]
-    result = subprocess.run(command, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    path = os.pathsep.join([str(ROOT / "tools"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", name, *arguments]
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError((result.stderr.strip().splitlines() or ["it failed"])[-1][:200])
-    return Measured(**json.loads(result.stdout.splitlines()[-1]))
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     print(json.dumps(asdict(measure_here(sys.argv[1]))))

@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +27,6 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def resident_megabytes() -> float | None:
-    """Return the memory that is resident now."""
     return _read("VmRSS")
 
 
@@ -50,23 +47,6 @@ def _read(field: str) -> float | None:
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), None)
-
-
-_TOOLS = Path(__file__).resolve().parent.parent
-
-
-def start_probe(*arguments: str) -> dict[str, Any]:
-    """Run this file in a new process and return what it measured; RuntimeError with its last line where it failed."""
-    path = os.pathsep.join([str(_TOOLS), str(_TOOLS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarking.probe", *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode:
-        raise RuntimeError(result.stderr.strip().splitlines()[-1][:200] if result.stderr.strip() else "it failed")
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def measure_first(case_name: str, step: Step, contender: str) -> dict[str, Any]:
@@ -138,7 +118,6 @@ def measure_repeats(name: str, share: float = 1.0) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the measurement that the arguments name and print it."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     kind, *rest = arguments

@@ -9,7 +9,6 @@ from benchmarking.sections import Section
 
 
 def write_report(sections: Sequence[Section]) -> Iterator[str]:
-    """Yield the lines of the report."""
     yield "Ratios: the median over the rounds, [quartiles], the number of rounds"
     yield from _write_figures(sections, ratios=True)
     yield ""

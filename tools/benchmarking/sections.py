@@ -13,9 +13,9 @@ import torch
 from benchmarking.candidates import SPACES, run_search
 from benchmarking.contenders import CASES, CONTENDERS, RATIOS, STEPS, NoOpMode, Step, Subjects
 from benchmarking.figures import Figure, summarise_ratios, summarise_values
-from benchmarking.first_count import measure_apart
+from benchmarking.first_count import measure_apart, run_module
 from benchmarking.growth import GROWTHS, list_runs
-from benchmarking.probe import REPEATS, start_probe
+from benchmarking.probe import REPEATS
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
 from benchmarking.times import TIMED, compare_modules, compare_ops
 from benchmarking.training import SUBJECTS, run_steps
@@ -46,7 +46,6 @@ class Effort:
 
 
 def compare_contenders(case_name: str, step: Step, effort: Effort) -> Section:
-    """Time every contender on one case and step."""
     name = f"{case_name}, {step}"
     case = CASES[case_name]
     subjects = Subjects(case, step)
@@ -67,7 +66,7 @@ def start_afresh(case_name: str, step: Step, effort: Effort) -> Section:
     grown: list[list[float]] = []
     for _ in range(effort.processes):
         for contender in ("bare", "fvflops"):
-            result = start_probe("first", case_name, step, contender)
+            result = run_module("benchmarking.probe", "first", case_name, step, contender)
             seconds[f"first {contender}"].append(result["seconds"])
             if contender == "fvflops" and result["megabytes"] is not None:
                 grown.append(result["megabytes"])
@@ -120,7 +119,6 @@ def compare_times(name: str, effort: Effort) -> Section:
 
 
 def watch_growth(quantity: str, effort: Effort) -> Section:
-    """Time how the cost follows one quantity."""
     name = f"growth with {quantity}"
     growth = GROWTHS[quantity]
     rounds = run_rounds(list_runs(growth), effort.limits)
@@ -137,7 +135,7 @@ def watch_growth(quantity: str, effort: Effort) -> Section:
 def repeat_analyses(repeated: str, effort: Effort) -> Section:
     """Time many analyses in a row in a process of their own, and watch its memory."""
     name = f"repeated: {repeated}"
-    result = start_probe("repeat", repeated, str(effort.share))
+    result = run_module("benchmarking.probe", "repeat", repeated, str(effort.share))
     figures = [
         summarise_values(name, "last tenth / first tenth", "ratio", [result["last"] / result["first"]]),
         summarise_values(name, "first tenth", "s", [result["first"]]),

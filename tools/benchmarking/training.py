@@ -42,7 +42,6 @@ class Trained:
         self.optimizer = subject.make_optimizer(self.model)
 
     def step(self) -> None:
-        """Train once."""
         self.optimizer.zero_grad()
         self._loss(self.model(self._inputs), self._inputs).backward()
         self.optimizer.step()

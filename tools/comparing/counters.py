@@ -35,7 +35,6 @@ class Counter:
 
 
 def run(subject: Subject) -> None:
-    """Run the model on its inputs, and for a step the backward pass of the sum of its output."""
     out = subject.model(*subject.args, **subject.kwargs)
     if subject.step:
         out.sum().backward()

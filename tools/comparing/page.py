@@ -19,7 +19,6 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def is_right(cell: str) -> bool:
-    """Return whether a count is right; one that failed is not."""
     try:
         return LEAST <= float(cell) <= MOST
     except ValueError:
@@ -46,7 +45,6 @@ def _show_count(cell: str) -> str:
 
 
 def time_table(results: Results) -> str:
-    """Return a row for each tool and a column for each model that was timed."""
     titles = list(dict.fromkeys(name for found in results.values() for name in found["seconds"]))
     rows = [
         [title, *(_show_time(found["seconds"].get(name, "")) for name in titles)] for title, found in results.items()
@@ -59,7 +57,6 @@ def _show_time(cell: str) -> str:
 
 
 def probe_table(results: Results) -> str:
-    """Return a row for each tool and a column for each probe."""
     rows = [[title, *(_show_probe(found["probes"][name]) for name in PROBES)] for title, found in results.items()]
     return pipe_table(["tool", *PROBES], rows)
 

@@ -31,7 +31,6 @@ class Argument(NamedTuple):
 
 
 def page() -> str:
-    """Return the page in Markdown."""
     parsers = _commands(build_parser())
     arguments = {name: list(_arguments(parser)) for name, parser in parsers.items()}
     shared = _shared(arguments.values())

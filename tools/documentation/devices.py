@@ -37,7 +37,6 @@ _GIGA = 10**9
 
 
 def page() -> str:
-    """Return the page in Markdown."""
     devices = load_devices()
     vendors = list(dict.fromkeys(device.vendor for device in devices))
     lines = [_INTRODUCTION]

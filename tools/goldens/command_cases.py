@@ -82,7 +82,6 @@ def _read(path: Path) -> str:
 
 
 def write_help(folder: Folder) -> None:
-    """Write the help of the program and of each command."""
     commands = Commands(folder)
     commands.run("--help", name="fvflops")
     commands.run("--version", name="version")
@@ -91,7 +90,6 @@ def write_help(folder: Folder) -> None:
 
 
 def jobs() -> list[Job]:
-    """Return a job for each group of command lines."""
     named: dict[str, Callable[[Commands], None]] = {
         name: partial(run_lines, name) for name in read_cases()["jobs"] if name.startswith("cli/")
     }
@@ -155,7 +153,6 @@ def _count_terminal(commands: Commands) -> None:
 
 
 def _write_saved() -> None:
-    """Write a saved Trace and a torch.export program."""
     import torch
     from torch import nn
 

@@ -73,7 +73,6 @@ def _analyse(model: Any, inputs: Any, table: str) -> fvflops.FlopCountAnalysis:
 
 
 def quieten(analysis: Any) -> Any:
-    """Return an analysis that warns of nothing."""
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
 

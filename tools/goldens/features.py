@@ -35,7 +35,6 @@ _PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 def jobs() -> list[Job]:
-    """Return the jobs."""
     trained = [Job(f"training/{name.replace(':', '_')}", partial(_train, name)) for name in _TRAINED]
     named: dict[str, Callable[[Folder], Any]] = {
         "training/options": _train_options,

@@ -50,7 +50,6 @@ class Folder:
         ]
 
     def normalise(self, text: str) -> str:
-        """Return a text without paths, versions and object addresses of this run."""
         for found, name in self._replaced:
             text = text.replace(found, name)
         return _ADDRESS.sub("0x...", text)

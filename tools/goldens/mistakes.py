@@ -16,7 +16,6 @@ from goldens.jobs import Folder, Job, captured
 
 
 def jobs() -> list[Job]:
-    """Return the jobs."""
     return [
         Job("mistakes/commands", _write_commands),
         Job("mistakes/calls", _write_calls),

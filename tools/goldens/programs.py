@@ -21,7 +21,6 @@ _MEASURED = ("seconds", "checksum")  # of the seconds too
 
 
 def jobs() -> list[Job]:
-    """Return the jobs."""
     return [Job("programs/sweep", _sweep), Job("programs/coverage", _coverage)]
 
 

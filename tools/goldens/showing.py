@@ -20,7 +20,6 @@ def show(value: Any) -> str:
 
 
 def shown(make: Callable[..., Any], *args: Any, **options: Any) -> str:
-    """Return what a function returns as text."""
     return show(make(*args, **options))
 
 

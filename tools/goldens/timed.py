@@ -26,7 +26,6 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def jobs() -> list[Job]:
-    """Return the jobs."""
     return [
         Job("timed/traces", _write_traces),
         Job("timed/loops", _write_loops),

@@ -33,7 +33,6 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def list_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is run, and how."""
     for dtype in (torch.bfloat16, torch.float32):
         a, b = _random(1024, 1024, dtype=dtype), _random(1024, 1024, dtype=dtype)
         yield f"matrix product, {str(dtype)[6:]}", lambda a=a, b=b: a @ b  # type: ignore[misc]
@@ -82,7 +81,6 @@ def run_cases() -> None:
 
 
 def count_cases() -> dict[str, int]:
-    """Return the counted FLOPs of each case, two a multiply-add."""
     found = {}
     for name, run in list_cases():
         with record() as counted:

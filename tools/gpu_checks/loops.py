@@ -33,7 +33,6 @@ class Loop:
             self.model.compile()
 
     def step(self) -> None:
-        """Train once."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext():
             logits = self.model(self.tokens)

@@ -9,7 +9,6 @@ import triton.language as tl
 
 @triton.jit
 def add_kernel(left, right, out, length, BLOCK: tl.constexpr):
-    """Add two vectors."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < length
     tl.store(out + offsets, tl.load(left + offsets, mask=mask) + tl.load(right + offsets, mask=mask), mask=mask)

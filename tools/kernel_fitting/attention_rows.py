@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fvflops.devices.kernel_models.decoding import DecodeFigures, decode_seconds
 from fvflops.devices.kernel_models.fused_attention import (
     Attention,
     AttentionFigures,
+    DecodeFigures,
     attention_seconds,
+    decode_seconds,
 )
 from kernel_fitting.kernel_class import ELEMENT_BYTES, US, KernelClass, Row
 
@@ -141,7 +142,6 @@ _DECODE = KernelClass(
     seconds=decode_seconds,
     figures=DecodeFigures,
     bounds=_DECODE_BOUNDS,
-    fixed={},
     shipped={"bfloat16": _DECODE_ENGINES, "fp8": _DECODE_ENGINES},
 )
 CLASSES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,6 @@ Row = Mapping[str, str]
 
 @cache
 def processor(gpu: str, dtype: str) -> Processor:
-    """Return a GPU of the measurements for a dtype of theirs."""
     device = find_device(DEVICES[gpu])
     assert device.multiprocessors is not None and device.bandwidth is not None
     return Processor(device.multiprocessors, device.peak(PEAKS[dtype]), device.bandwidth)
@@ -51,28 +50,27 @@ class Sample(NamedTuple):
 class KernelClass:
     """Kernels whose seconds one function computes from figures.
 
-    `read` returns the shape of a row of `file`, None for one that is not of the class. `bounds` are figure → lowest,
-    first and highest value, `fixed` figure → values to choose from. `shipped` are dtype → the engines whose kernels
-    the shipped figures are fitted to, by the beginning of their name: one for all GPUs, or GPU → engine. `extra` are
-    seconds of kernels timed too. `machine` returns what `seconds` needs to know of a GPU for a dtype; `more` are other
-    files with rows of the class.
+    `read` returns the shape of a row of `file`, None for one that is not of the class; `dtype` is the column of the
+    row's. `bounds` are figure → lowest, first and highest value, `fixed` figure → values to choose from. `shipped` are
+    dtype → the engines whose kernels the shipped figures are fitted to, by the beginning of their name: one for all
+    GPUs, or GPU → engine. `extra` are seconds of kernels timed too. `machine` returns what `seconds` needs to know of
+    a GPU for a dtype; `more` are other files with rows of the class.
     """
 
     name: str
     file: str
-    dtype: str
     read: Callable[[Row], Any]
     seconds: Callable[[Any, Any, Any], float]
     figures: type
     bounds: Mapping[str, tuple[float, float, float]]
-    fixed: Mapping[str, tuple[float, ...]]
-    shipped: Mapping[str, str | Mapping[str, str]]
+    dtype: str = ""
+    fixed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    shipped: Mapping[str, str | Mapping[str, str]] = field(default_factory=lambda: {"": ""})
     extra: Callable[[Sample], float] = lambda sample: 0.0
     machine: Callable[[str, str], Any] = processor
     more: tuple[str, ...] = ()
 
     def samples(self, folder: Path) -> Iterator[Sample]:
-        """Yield the measured kernels of this class in a folder."""
         for name in (self.file, *self.more):
             with open(folder / name, newline="") as file:
                 yield from filter(None, map(self._sample, csv.DictReader(file)))
@@ -91,7 +89,6 @@ class KernelClass:
         return sample.gpu in engine and sample.engine.startswith(engine[sample.gpu])
 
     def time(self, sample: Sample, figures: Any) -> float:
-        """Return the computed seconds of a measured kernel."""
         return self.seconds(sample.shape, self.machine(sample.gpu, sample.dtype), figures) + self.extra(sample)
 
 

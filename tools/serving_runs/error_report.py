@@ -9,8 +9,8 @@ from statistics import mean, median
 from tabulate import tabulate
 
 from fvflops.devices.measured_errors import ServingErrors
+from serving_runs.launch_scripts import ServingRun
 from serving_runs.prediction import Times
-from serving_runs.serving_run import ServingRun
 
 _HEADERS = ["runs", "", "number", "TPOT mean", "bias", "TTFT median", "bias", "throughput mean"]
 # How runs are put together in tables.

@@ -12,8 +12,8 @@ from scipy.optimize import OptimizeResult, least_squares
 
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_step import Work
+from serving_runs.launch_scripts import ServingRun
 from serving_runs.prediction import Predictor, Times, is_asynchronous
-from serving_runs.serving_run import ServingRun
 
 Array = NDArray[np.float64]
 
@@ -74,7 +74,6 @@ class Features:
     waits: Array
 
     def take(self, chosen: Array) -> Features:
-        """Return those of some runs."""
         return Features(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def times(self, figures: Array) -> tuple[Array, Array]:
@@ -90,7 +89,6 @@ class Features:
 
 
 def find_features(predictor: Predictor, runs: Sequence[ServingRun]) -> Features:
-    """Return what the times of runs depend on."""
     return Features(*np.array([_features_of(predictor, run) for run in runs]).T)
 
 
@@ -134,7 +132,6 @@ class Batch:
     simulated: Sequence[Times]
 
     def take(self, chosen: Sequence[int]) -> Batch:
-        """Return the batch of some runs."""
         where = np.array(chosen, dtype=int)
         return Batch(
             [self.runs[index] for index in chosen],
@@ -196,7 +193,6 @@ class Batch:
 
 
 def point_of(figures: EngineFigures) -> Array:
-    """Return figures as a vector, in the order of FITTED."""
     return np.array([getattr(figures, name) for name in FITTED])
 
 

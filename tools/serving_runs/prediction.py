@@ -18,7 +18,7 @@ from fvflops.serve.simulation.engine_settings import EngineSettings, engine_sett
 from fvflops.serve.simulation.request_simulation import simulate
 from fvflops.serve.simulation.requests import ClosedLoop, Lengths, client_requests
 from fvflops.serve.simulation.simulation_result import RequestTimes
-from serving_runs.serving_run import ServingRun
+from serving_runs.launch_scripts import ServingRun
 
 # The last version of vLLM that schedules a step after the one before it, unless told otherwise.
 _SYNCHRONOUS = "0.12"
@@ -42,7 +42,6 @@ class Predictor:
     _steps: dict[object, EngineStep] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def step(self, run: ServingRun, figures: EngineFigures) -> EngineStep:
-        """Return the times of steps of a run's engine with figures."""
         key = run.model, run.gpu, run.layout, run.engine, is_asynchronous(run), figures
         known = self._steps.get(key)
         if known is None:

@@ -44,13 +44,11 @@ class Replay:
     simulated: MeanTimes
 
     def errors(self) -> MeanTimes:
-        """Return the relative errors of the simulated means."""
         pairs = zip(self.simulated, self.measured, strict=True)
         return MeanTimes(*(simulated / measured - 1 for simulated, measured in pairs))
 
 
 def replay(path: Path, model: ServingModel, figures: EngineFigures) -> Replay:
-    """Return the measured and the simulated times of a file's requests."""
     gpu, sequences = FILES[path.name]
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))

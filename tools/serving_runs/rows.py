@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvflops.serve.serving_layout import ServingLayout
-from serving_runs.launch_scripts import INFERENCEX, Case, find_launch
-from serving_runs.serving_run import ServingRun
+from serving_runs.launch_scripts import INFERENCEX, Case, ServingRun, find_launch
 
 # Names of the devices.
 GPUS = {"h100_sxm": "H100 SXM", "h200_sxm": "H200", "b200_sxm": "B200"}

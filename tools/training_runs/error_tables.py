@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 
 import numpy as np
+from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from training_runs.run_record import TrainingRun
@@ -22,7 +22,6 @@ def relative_errors(runs: Sequence[TrainingRun], predicted: np.ndarray) -> np.nd
 
 
 def by_source(runs: Sequence[TrainingRun], errors: np.ndarray) -> dict[str, np.ndarray]:
-    """Return source → its errors."""
     names = np.array([run.source for run in runs])
     return {name: errors[names == name] for name in dict.fromkeys(names.tolist())}
 
@@ -51,19 +50,6 @@ def _summarise(errors: np.ndarray) -> str:
     return f"{100 * values[0]:5.1f} {100 * values[1]:+6.1f} {100 * values[2]:6.1f}"
 
 
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Kendall's rank correlation (tau-b) of two sequences, nan where all of one are equal.
-
-    >>> kendall_tau([1, 2, 3], [10, 30, 20]), kendall_tau([1, 2], [4, 3])
-    (0.3333333333333333, -1.0)
-    """
-    pairs = [
-        (np.sign(first[i] - first[j]), np.sign(second[i] - second[j])) for i, j in combinations(range(len(first)), 2)
-    ]
-    differing = sum(a != 0 for a, _ in pairs) * sum(b != 0 for _, b in pairs)
-    return float(sum(a * b for a, b in pairs) / np.sqrt(differing)) if differing else float("nan")
-
-
 def choice_regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
     """Return by what fraction the layout with the least predicted time takes longer than the best.
 
@@ -88,7 +74,7 @@ def study_table(runs: Sequence[TrainingRun], predicted: np.ndarray) -> str:
         if len(indexes) >= _FEWEST:
             measured = [float(runs[index].step_seconds or np.nan) for index in indexes]
             estimated = [float(predicted[index]) for index in indexes]
-            values.append((kendall_tau(measured, estimated), choice_regret(measured, estimated)))
+            values.append((kendalltau(measured, estimated).statistic, choice_regret(measured, estimated)))
             tau, regret = values[-1]
             rows.append([name, f"{sequence:,}", gpus, len(indexes), f"{tau:.2f}", f"{100 * regret:.1f} %"])
     if not rows:

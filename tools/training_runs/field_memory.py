@@ -66,7 +66,6 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The relative error of the prediction."""
         return self.predicted / self.published - 1
 
 
@@ -287,13 +286,11 @@ CASES: tuple[Case, ...] = (
 
 
 def read_rows() -> list[Row]:
-    """Return the rows of the file, in the order of CASES."""
     with FILE.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def predict(case: Case, model: nn.Module) -> float:
-    """Return the bytes of a model's step."""
     tokens = torch.ones(case.tokens, dtype=torch.int64)
     labels = tokens if case.labels is None else torch.ones(case.tokens[0], dtype=torch.int64)
     names = ("tokens", "labels") if isinstance(model, WithLoss) else ("input_ids", "labels")
@@ -348,7 +345,6 @@ def write_table(found: Iterator[Compared]) -> str:
 
 
 def main() -> None:
-    """Print the table of all rows, or of those with the given numbers, from 1."""
     define_torchvision_schemas()
     wanted = set(map(int, sys.argv[1:])) or set(range(1, len(CASES) + 1))
     found = []

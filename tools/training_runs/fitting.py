@@ -95,7 +95,6 @@ class Fit:
         return replace(known, gpus_per_node=gpus_per_node, between=between)
 
     def point(self) -> Point:
-        """Return the figures to simulate a batch with."""
         return self.efficiency(), self.network
 
 

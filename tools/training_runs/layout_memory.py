@@ -34,7 +34,8 @@ from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.decoder_parts import KVCache
 from fvflops.zoo.llama import Attention, Llama, LlamaConfig, rotate
 from fvflops.zoo.megatron_gpt import MegatronGPT, MegatronGPTConfig
-from training_runs.study_rows import divide_evenly
+from training_runs.measured_llama import SeparateRMSNorm
+from training_runs.study_rows import SEQUENCES, SIZES, divide_evenly
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "training_times"
 DEVICE = find_device("A100 SXM 80GB")
@@ -121,12 +122,10 @@ class Layout:
     @property
     def microbatches(self) -> int:
         """As many as a step has, or one more than stages: then the pipeline is full while there are gradients."""
-        batch = 2048 if self.sequence == 2048 else 512
-        return min(batch // (self.replicas * self.micro_batch), self.pp + 1)
+        return min(SEQUENCES[self.sequence] // (self.replicas * self.micro_batch), self.pp + 1)
 
     @property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The layers of each stage."""
         return divide_evenly(MODELS[self.model].layers, self.pp)
 
     @property
@@ -175,26 +174,13 @@ def read_layouts(path: Path) -> list[Layout]:
         ]
 
 
-_LLAMA = partial(LlamaConfig, vocab_size=128_000)
 MODELS = {
-    "llama-13B": _LLAMA(layers=40, hidden_size=5120, heads=40, kv_heads=40, intermediate_size=13_824),
-    "llama-30B": _LLAMA(layers=60, hidden_size=6656, heads=52, kv_heads=52, intermediate_size=17_920),
-    "llama-65B": _LLAMA(layers=80, hidden_size=8192, heads=64, kv_heads=64, intermediate_size=22_016),
+    name: LlamaConfig(
+        vocab_size=128_000, layers=layers, hidden_size=hidden, heads=heads, kv_heads=heads, intermediate_size=width
+    )
+    for name, (layers, hidden, heads, width) in SIZES.items()
 }
 _RMS = " + RMS kernel"
-
-
-class SeparateRMSNorm(nn.Module):
-    """An RMSNorm of separate ops in float32, as in LLaMA's own code."""
-
-    def __init__(self, norm: nn.RMSNorm) -> None:
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps or 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        full = x.float()
-        normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + self.eps)
-        return normed.type_as(x) * self.weight
 
 
 class ScoredAttention(Attention):
@@ -233,14 +219,13 @@ def build_layout(layout: Layout) -> nn.Module:
         model = Llama(config).bfloat16()
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.RMSNorm) and _RMS not in layout.kernel:
-                model.set_submodule(name, SeparateRMSNorm(module))
+                model.set_submodule(name, SeparateRMSNorm(config.hidden_size, eps=config.norm_eps).bfloat16())
             elif isinstance(module, Attention) and layout.kernel in _ATTENTION:
                 model.set_submodule(name, _ATTENTION[layout.kernel](config).bfloat16())
     return model
 
 
 def average_loss(logits: Tensor) -> Tensor:
-    """Return the mean cross entropy in float32."""
     logits = logits.flatten(0, 1)
     labels = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     return F.cross_entropy(logits.float(), labels, reduction="none").mean()
@@ -339,7 +324,6 @@ def describe_verdicts(judged: Sequence[Judged]) -> str:
 
 
 def _best(judged: Iterable[Judged]) -> list[Judged]:
-    """Return the quickest run of each group."""
     best: dict[object, Judged] = {}
     for item in judged:
         group = item.layout.group
@@ -424,7 +408,6 @@ _TRIAL_HEADS = ["trial", "allocated, GB", "reserved", "with context and NCCL", "
 
 
 def main() -> None:
-    """Print the verdicts on the layouts, and the memory of the trials."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the files (tests/data/training_times)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only layouts of this model; may be repeated")

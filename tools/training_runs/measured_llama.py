@@ -163,7 +163,6 @@ class GatheringLlama(MeasuredLlama):
 
 
 def build_llama(config: MeasuredLlamaConfig) -> MeasuredLlama:
-    """Return the model of a config."""
     if config.gathers_logits:
         return GatheringLlama(config)
     return (MeasuredLlama if config.gated else PlainLlama)(config)

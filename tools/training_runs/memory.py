@@ -40,7 +40,6 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The relative error of the prediction."""
         return self.predicted / self.published - 1
 
 
@@ -181,7 +180,6 @@ def write_table(rows: Iterable[Compared]) -> str:
 
 
 def main() -> None:
-    """Print the tables."""
     print(write_table([row for item in FIGURE for row in compare_figure(item)]))
     print()
     print(write_table([row for run in measured_runs() for row in compare_run(run)]))

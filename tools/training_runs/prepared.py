@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from fvflops.plan.added_optimizers import MasterWeights
@@ -23,7 +25,6 @@ from fvflops.zoo import llama, megatron_gpt, mpt
 from training_runs import measured_llama
 from training_runs.measured_llama import MeasuredLlamaConfig
 from training_runs.run_record import TrainingRun
-from training_runs.skipped_step import SkippedStep
 
 # Of parameters without FSDP; FSDP's own are in float32.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "amp_bf16": torch.float32}
@@ -247,3 +248,25 @@ def _options(run: TrainingRun) -> dict[str, Any]:
         return {}
     precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
     return {"precision": precision, "reshard_after_forward": run.sharding == "FULL_SHARD"}
+
+
+class SkippedStep(Optimizer):
+    """Copies gradients to float32 and unscales them; since some have overflowed, nothing else is done.
+
+    Megatron starts with a loss scale of 2^32, halves it after each overflow, and updates no parameter until then.
+    Source: Float16OptimizerWithFloat16Params.step and DynamicGradScaler of Megatron-LM.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(list(parameters), {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        copies = []
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                copies.append(torch.empty_like(gradient, dtype=torch.float32))
+                copies[-1].grad = gradient.to(torch.float32)
+        # One kernel, which multiplies by a scalar tensor, as unscaling does.
+        torch.nn.utils.clip_grads_with_norm_(copies, 1.0, torch.ones((), device=copies[0].device), foreach=True)

@@ -97,7 +97,6 @@ class TrainingRun:
 
     @property
     def place(self) -> str:
-        """The row's file and line."""
         return f"{FILES[self.dataset]}:{self.line}"
 
     @property
@@ -116,14 +115,12 @@ class TrainingRun:
 
     @property
     def microbatches(self) -> int | None:
-        """The number of microbatches of a step, None where it is not known."""
         if self.local_batch is None or self.micro_batch is None:
             return None
         return self.local_batch // self.micro_batch
 
     @property
     def tokens(self) -> int | None:
-        """The number of tokens of a step of all GPUs, None where it is not known."""
         return None if self.local_batch is None else self.local_batch * self.replicas * self.sequence
 
     @property
@@ -138,7 +135,6 @@ class TrainingRun:
         return self.tokens / (self.value * (self.gpus if self.quantity == "tokens/s/GPU" else 1))
 
     def build_model(self) -> nn.Module:
-        """Return the model on the meta device."""
         classes: Mapping[type, Callable[..., nn.Module]] = {
             megatron_gpt.MegatronGPTConfig: megatron_gpt.MegatronGPT,
             mpt.MPTConfig: mpt.MPT,

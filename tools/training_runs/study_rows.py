@@ -6,13 +6,13 @@ from training_runs.measured_llama import MeasuredLlamaConfig
 from training_runs.run_record import Row, TrainingRun, divide_batch, make_mesh
 
 # Layers, hidden size, heads, and width of the MLP.
-_SIZES = {
+SIZES = {
     "llama-13B": (40, 5120, 40, 13_824),
     "llama-30B": (60, 6656, 52, 17_920),
     "llama-65B": (80, 8192, 64, 22_016),
 }
 # Inferred from MFU, as is the vocabulary: sequences of a step, by their length.
-_SEQUENCES = {2048: 2048, 8192: 512}
+SEQUENCES = {2048: 2048, 8192: 512}
 _ATTENTION = {"torch": "separate ops", "fused": "fused softmax"}
 
 
@@ -33,7 +33,7 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
     if row["status"] != "ok":
         return None
     gpus, tp, pp, micro_batch, sequence = (int(row[key]) for key in ("gpus", "tp", "pp", "micro_batch", "sequence"))
-    layers, hidden, heads, intermediate = _SIZES[row["model"]]
+    layers, hidden, heads, intermediate = SIZES[row["model"]]
     replicas, rest = divmod(gpus, tp * pp)
     if rest:
         raise ValueError(f"tp {tp} x pp {pp} must divide {gpus} GPUs")
@@ -55,7 +55,7 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
             gathers_logits=True,
         ),
         sequence=sequence,
-        local_batch=divide_batch(_SEQUENCES[sequence], replicas),
+        local_batch=divide_batch(SEQUENCES[sequence], replicas),
         micro_batch=micro_batch,
         mesh=make_mesh(gpus, pp=pp, dp=replicas, tp=tp),
         device="A100 SXM 80GB",

@@ -102,7 +102,6 @@ class TimeTables:
         return self._transfers.setdefault((site, messages), 1 + len(self._transfers)) if messages else 0
 
     def at(self, points: Sequence[Point]) -> Times:
-        """Return the times at some points."""
         device, with_host, host = self._time_runs(points)
         networks = {
             site: [network(self._devices[site[0]], *site[1:]) for _, network in points]

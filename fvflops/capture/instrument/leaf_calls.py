@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops.capture.model.leaf_kinds import LeafKind
+from fvflops.capture.model.attribute_plan import LeafKind
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.thread_state import append_row

@@ -136,7 +136,6 @@ class OptimizerSnapshot:
             group["params"] = [self._shape_parameters.of(parameter) for parameter in group["params"]]
 
     def restore(self) -> None:
-        """Restore the optimizers."""
         restore_all(((ContainerSnapshot.restore, [before for _, before in self._saved.values()]),))
 
     def _shape_state(self, value: Any) -> Any:

@@ -68,7 +68,6 @@ class Patch:
             self._restore()
 
     def remove_all(self) -> None:
-        """Remove all wrappers."""
         self._wraps.clear()
         self._restore()
 

@@ -112,7 +112,6 @@ def result_of(
 
 
 def filled(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Expression:
-    """Return a tensor with one value."""
     return Constant(torch.full((1,) * len(shape), value, dtype=dtype), shape)
 
 

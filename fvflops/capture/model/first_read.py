@@ -10,8 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fvflops.capture.model.attribute_plan import IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, AttributePlan, plan_of
-from fvflops.capture.model.leaf_kinds import Description, LeafKind, find_kind
+from fvflops.capture.model.attribute_plan import (
+    IMMUTABLE,
+    MAPPINGS,
+    TENSOR_MAPPINGS,
+    AttributePlan,
+    Description,
+    LeafKind,
+    find_kind,
+    plan_of,
+)
 from fvflops.capture.model.read_module_tree import class_facts, extra_repr_of, is_described, module_paths
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.shapes.metadata import Metadata
@@ -69,7 +77,6 @@ class FirstRead:
         self.mappings += inner
 
     def contents(self) -> Contents:
-        """Return the contents alone."""
         keys, values = keys_and_values(self.mappings)
         return Contents(self.modules, self.mappings, keys, values, self.empty, self.others, self.tensors)
 

@@ -58,7 +58,6 @@ class GraphModules:
 
 
 def is_graph(cls: type) -> bool:
-    """Return whether a class is one of graph modules."""
     return issubclass(cls, fx.GraphModule)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.model.packed_parameters import LOW_PRECISION
+from fvflops.capture.model.packed_layers import LOW_PRECISION
 from fvflops.capture.recorder.tensor_specs import inner_tensors, rebuild
 from fvflops.torch_internals import is_wrapper_subclass
 

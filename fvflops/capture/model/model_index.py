@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fvflops.capture.model.attribute_plan import picker
 from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
-from fvflops.capture.model.packed_parameters import LOW_PRECISION
+from fvflops.capture.model.packed_layers import LOW_PRECISION
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
@@ -159,7 +159,6 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
 
 
 def has_packed(model: nn.Module) -> bool:
-    """Return whether a model has packed weights."""
     return any(parameter.stored is not None for parameter in read_modules(model).parameters())
 
 

@@ -10,8 +10,14 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.graph_modules import public_class
-from fvflops.capture.model.packed_layers import ADAPTERS, PackedLayer, packed_layer
-from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors, stored_bytes
+from fvflops.capture.model.packed_layers import (
+    ADAPTERS,
+    PackedLayer,
+    logical_spec,
+    packed_layer,
+    packed_tensors,
+    stored_bytes,
+)
 from fvflops.capture.model.script_copy import script_class
 from fvflops.capture.recorder.tensor_specs import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, TensorSpec

@@ -52,5 +52,4 @@ def op_calls(func: Any, values: tuple[str, ...]) -> OpCalls:
 
 
 def clear_calls() -> None:
-    """Clear the cache."""
     _OPS.clear()

@@ -54,7 +54,6 @@ class RecordedStorages(RunPosition):
 
     @property
     def paused(self) -> bool:
-        """Whether recording is paused."""
         return self._pauses > 0
 
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -128,7 +127,6 @@ class RecordedStorages(RunPosition):
             self.add_storage(storage, "op", nbytes)
 
     def record_freed(self, index: int) -> None:
-        """Record that a storage was freed."""
         if self.recording:
             if not self.backward:
                 self.events.append(("free", index, self.stack))

@@ -218,7 +218,6 @@ class Recorder(RecordedStorages):
         self.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
 
     def append_call(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Record a call by its signature."""
         self.add(self.intern(signature), reads, writes)
 
     def add(self, signature: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:

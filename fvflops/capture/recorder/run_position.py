@@ -99,11 +99,9 @@ class RunPosition(ThreadState):
             state.stack = outer
 
     def region(self, region: Region) -> int:
-        """Return the index of a region."""
         return self._regions.setdefault(region, len(self._regions))
 
     def extend_stack(self, stack: int, region: int) -> int:
-        """Return the index of a stack extended by a region."""
         key = stack, region
         inner = self._stack_children.get(key)
         if inner is None:
@@ -143,7 +141,6 @@ class RunPosition(ThreadState):
         return [name for name in (BEFORE, OUTSIDE) if self._regions.get(Region("module", name)) in regions]
 
     def signature_at(self, index: int) -> Signature:
-        """Return a signature by its index."""
         return self._signatures[index]
 
     def index_of(self, signature: Signature) -> int:

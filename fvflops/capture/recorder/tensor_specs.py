@@ -144,7 +144,6 @@ def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
 
 
 def intern_signature(signature: Signature) -> Signature:
-    """Return the interned signature."""
     return _SIGNATURES.setdefault(signature, signature)
 
 

@@ -247,7 +247,6 @@ def with_copies(before: Any, iterator_copies: Mapping[int, Any]) -> Any:
 
 
 def restore_object(state: ObjectState) -> None:
-    """Restore an object's contents."""
     kind, item, before = state
     kind.restore(item, before)
 

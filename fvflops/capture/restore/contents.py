@@ -142,7 +142,6 @@ def _write_stream(base: Any, item: Any, before: Any) -> None:
 
 
 def _read_cell(cell: types.CellType) -> list[Any]:
-    """Return a cell's contents, if it has any."""
     try:
         return [cell.cell_contents]
     except ValueError:

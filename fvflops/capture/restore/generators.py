@@ -29,7 +29,6 @@ class SavedGenerator:
         self._before = read() if before is None else before
 
     def __call__(self) -> None:
-        """Restore the state."""
         self._write(self._before)
 
     def state(self) -> Any:

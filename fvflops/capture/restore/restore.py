@@ -103,7 +103,6 @@ class UndoLog:
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
 
     def undo(self) -> None:
-        """Restore the saved contents."""
         if not (self._saved or self._copies):
             return
         with without_modes():

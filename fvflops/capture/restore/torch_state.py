@@ -93,7 +93,6 @@ class TorchState(SavedSettings):
         self._keys = included_keys(), excluded_keys()
 
     def restore(self) -> None:
-        """Restore all state that has changed."""
         super().restore()
         included, excluded = self._keys
         if (included.raw_repr(), excluded.raw_repr()) != (included_keys().raw_repr(), excluded_keys().raw_repr()):

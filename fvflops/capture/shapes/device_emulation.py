@@ -110,14 +110,6 @@ def _chooses_by_device(frame: FrameType) -> bool:
     return module == _FLEX_ATTENTION or (module == "torch.utils.checkpoint" and function == "add_device_types")
 
 
-@contextmanager
-def missing_device_emulated(device: torch.device, *, under_autograd: bool = True) -> Iterator[None]:
-    """Activate a MissingDeviceMode, in backward passes too, with autocast."""
-    mode = MissingDeviceMode(device, under_autograd=under_autograd)
-    with mode, mode.extended():
-        yield
-
-
 def offloaded_activations() -> Iterator[Wrapper]:
     """Yield the wrapper by which `torch.autograd.graph.save_on_cpu` copies saved shape tensors to the host and back.
 

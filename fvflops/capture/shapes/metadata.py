@@ -148,7 +148,6 @@ def forget_metadata() -> None:
 
 
 def interned_count() -> int:
-    """Return the number of interned metadata."""
     return len(_INTERNED)
 
 

@@ -261,7 +261,6 @@ def op_cache(func: Any, values: tuple[str, ...]) -> OpCache:
 
 
 def outcome_count() -> int:
-    """Return the number of cached outcomes."""
     return sum(len(cached) for op in _OPS.values() for cached in op.outcomes.values())
 
 

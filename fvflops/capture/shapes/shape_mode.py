@@ -326,7 +326,6 @@ class ShapeMode(ShapeResults):
 
 
 def in_shape_run() -> bool:
-    """Return whether this thread is in shape execution."""
     return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 
 

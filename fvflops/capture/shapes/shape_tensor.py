@@ -114,7 +114,6 @@ class ShapeStorage:
         return getattr(self._storage, name)
 
     def nbytes(self) -> int:
-        """Return the allocated bytes."""
         ref = self._storage_ref
         return ref.nbytes if isinstance(ref, OwnedStorage) else self._storage.nbytes()
 
@@ -193,12 +192,10 @@ class ShapeTensor(torch.Tensor):
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
-        """Whether that device is a CUDA device."""
         return self.metadata.device.type == "cuda"
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override]
-        """Whether that device is the CPU."""
         return self.metadata.device.type == "cpu"
 
     def get_device(self) -> int:
@@ -219,7 +216,6 @@ class ShapeTensor(torch.Tensor):
 
 
 def make_shape_tensor(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = False) -> ShapeTensor:
-    """Return a shape tensor with this metadata and storage."""
     tensor = make_wrapper_subclass(
         ShapeTensor,
         metadata.shape,

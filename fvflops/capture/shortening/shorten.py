@@ -133,7 +133,6 @@ def shorten(
 
 
 def _shorten(model: nn.Module, runs: Iterable[LayerRun]) -> Shortened:
-    """Remove the middle layers of each run."""
     saved: dict[str, tuple[nn.Module, dict[str, nn.Module | None]]] = {}
     attributes: list[tuple[nn.Module, str, int]] = []
     runs = tuple(runs)

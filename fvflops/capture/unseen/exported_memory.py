@@ -82,7 +82,6 @@ class Export:
         return before is not None and self._checksum is not None and self._checksum != before
 
     def contains(self, address: int) -> bool:
-        """Return whether the memory contains an address."""
         storage = self._storage()
         return storage is not None and 0 <= address - find_address(storage) < storage.nbytes()
 
@@ -122,7 +121,6 @@ class ExportedMemory:
         return None if export is None else export.site
 
     def contains_address(self, address: int) -> bool:
-        """Return whether an address is in exported memory."""
         return self._find(address) is not None
 
     def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site | None) -> None:

@@ -31,7 +31,6 @@ _RUN_OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops annotate`."""
     shared_options.add_convention(parser)
     add_options(
         parser,

@@ -24,7 +24,6 @@ FIRST = ("--budget", "--update", "--name", "--batch", "--format")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops check`."""
     shared_options.add_convention(parser, None, note="the budget's, else default")
     shared_options.add_model(parser)
     shared_options.add_run(parser)

@@ -16,7 +16,6 @@ FIRST = ("--conventions", "--batch", "--seq", "--input", "--backward")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops compare`."""
     add_convention(parser)
     add_model(parser)
     add_run(parser)

@@ -264,7 +264,6 @@ SHELLS: Mapping[str, Callable[[Mapping[str, Parser], Mapping[str, str]], str]] =
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops completion`."""
     parser.add_argument("shell", nargs="?", choices=SHELLS, metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
     parser.add_argument(
         "--names", choices=KINDS, metavar="NAMES", help=f"print names, for the scripts: {', '.join(KINDS)}"

@@ -18,7 +18,7 @@ from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
 from fvflops.cli.parser import find_group
 from fvflops.cli.process import report_stream
-from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
+from fvflops.cli.progress import TerminalInfo, find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
 from fvflops.formulas import load_table
 from fvflops.plan.memory.memory_report import memory_curve
@@ -56,7 +56,6 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops count`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser, nargs="+")
     shared_options.add_run(parser)

@@ -28,7 +28,6 @@ FIRST = ("--measure", "--batch", "--seq", "--input", "--format")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops diff`."""
     shared_options.add_convention(parser)
     add_options(
         parser,

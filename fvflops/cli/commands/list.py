@@ -12,9 +12,8 @@ from typing import Any
 
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import activity
+from fvflops.cli.progress import activity, find_width
 from fvflops.cli.shared_options import add_report
-from fvflops.cli.terminal_detection import find_width
 from fvflops.devices.devices import Device, load_devices
 from fvflops.formulas import load_table, shipped_tables
 from fvflops.reports import REPORTS
@@ -46,7 +45,6 @@ ABOUT: Mapping[str, Callable[[], Mapping[str, str]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops list`."""
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTS)}; default: the number of each")
     parser.add_argument(
         "pattern", nargs="?", metavar="PATTERN", help="names that match it, in any case: 'resnet*', '*[bl]_16'"

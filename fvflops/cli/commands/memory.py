@@ -65,7 +65,6 @@ _OF_A_MESH = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops memory`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser, shape="shape of an input of one rank and microbatch")
     step = find_group(parser, "training step")

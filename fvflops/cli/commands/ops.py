@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from fvflops.analysis.table_examples import check_examples, sign_example
 from fvflops.cli.outputs import write_report
 from fvflops.cli.progress import activity
 from fvflops.cli.shared_options import add_convention, add_imports, add_report, import_modules
 from fvflops.devices.devices import load_peaks
-from fvflops.formulas import load_table
+from fvflops.formulas import FormulaTable, Row, load_table
+from fvflops.formulas.language.expression import Expression
+from fvflops.formulas.schema import is_composite, schemas_of
 from fvflops.plan.step_time.op_estimate import estimate_signature, op_report
-from fvflops.reports.document import Document
-from fvflops.reports.formula_rows import examples_report, row_report, rows_report
+from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
+from fvflops.text import nearest, suggest
 
 EXAMPLES = (
     "fvflops ops linear",
@@ -20,10 +23,102 @@ EXAMPLES = (
     "fvflops ops mm --time '8192 4096, 4096 512' --device H100",
     "fvflops ops --check --table mine.yaml --import my_ops",
 )
+_FUNCTION = "prim::PythonOp."
+_MAX_SUGGESTED = 6  # ops in a message
+_PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
+_COLUMNS = (
+    text_column("op", shorten_last=True),
+    text_column("formula"),
+    text_column("kind"),
+    *map(text_column, _PARTS),
+    text_column("source"),
+    text_column("example"),
+)
+_STATUSES = {"zero_flop": "zero-FLOP", "decompose": "decomposed"}
+
+
+def rows_report(table: FormulaTable) -> Document:
+    """Return a row for each op, function and module class of a table, with its formula or status."""
+    rows = [_list_values(name, row) for name, row in sorted({**table.rows, **table.modules}.items())]
+    title = f"{table.name}: {table.description}" if table.description else table.name
+    notes = ("`fvflops ops NAME` shows a truncated formula in full.",)
+    columns = data_only(_COLUMNS, [column.key for column in _COLUMNS[2:]])
+    return Document("ops", title, [Table("rows", columns, rows, notes=notes, noun="op")])
+
+
+def row_report(table: FormulaTable, name: str) -> Document:
+    """Return the row of one op, function or module class; an unknown name raises ValueError."""
+    if name in table.modules:
+        return _write_row(name, table.modules[name], _describe_row(table, table.modules[name], name))
+    op = name if "::" in name else f"aten::{name}"
+    row = table.row(op)
+    schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
+    if not schemas and (row is None or (row.name != op and "." in op)):
+        raise ValueError(f"no op or module class is called {name!r} in table {table.name!r}{_suggest(table, name)}")
+    lines = [("schema", str(schema)) for schema in schemas.values()]
+    if row is not None:
+        return _write_row(op, row, [*lines, *_describe_row(table, row, op)])
+    composite = all(is_composite(overload) for overload in schemas)
+    treatment = "decomposed into the ops that run inside" if composite and not table.opaque else "unsupported"
+    return _write_row(op, None, [*lines, (f"table {table.name}", f"no row, so it is {treatment}")])
+
+
+def _suggest(table: FormulaTable, name: str) -> str:
+    """Return, as the end of a message, the ops that begin with a name or have it as label, else a similar name."""
+    short_name = name.removeprefix("aten::")
+    ops = [op for op in table.rows if op.startswith(f"aten::{short_name}")]
+    ops = sorted(ops or [op for op, row in table.rows.items() if row.label == name], key=lambda op: (len(op), op))
+    if ops:
+        more = len(ops) - _MAX_SUGGESTED
+        return f": ops are {', '.join(ops[:_MAX_SUGGESTED])}" + (f" and {more} more" if more > 0 else "")
+    by_short_name = {op.removeprefix("aten::"): op for op in table.rows}  # a common prefix makes all names similar
+    near = nearest(short_name.lower(), by_short_name, cutoff=0.75)
+    return f": did you mean {by_short_name[near]!r}?" if near else suggest(name, table.modules, cutoff=0.8)
+
+
+def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError | None]]) -> Document:
+    """Return the number of examples with the expected result, and the errors of the others."""
+    problems = [str(problem) for _, problem in results if problem is not None]
+    rows = [(row.name, row.example, None if problem is None else str(problem)) for row, problem in results]
+    columns = text_column("op"), text_column("example"), text_column("problem")
+    title = f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold"
+    # Problems are sentences above the table, which would truncate them.
+    examples = Table("examples", data_only(columns, [column.key for column in columns]), rows)
+    return Document("examples", title, [Items("", problems), examples])
+
+
+def _write_row(name: str, row: Row | None, lines: Sequence[tuple[str, str]]) -> Document:
+    rows = [] if row is None else [_list_values(name, row)]
+    table = Table("rows", data_only(_COLUMNS, [column.key for column in _COLUMNS]), rows, noun="op")
+    return Document("ops", name, [Items("", [f"{key}: {value}" for key, value in lines]), table])
+
+
+def _list_values(name: str, row: Row) -> tuple[Value, ...]:
+    parts = dict(_list_parts(row))
+    formula = [f"{key}: {value}" for key, value in parts.items() if key not in ("source", "example")]
+    values = [parts.get(key) for key in (*_PARTS, "source", "example")]
+    return name, ", ".join(formula) or _STATUSES.get(row.kind, row.kind), row.kind, *values
+
+
+def _describe_row(table: FormulaTable, row: Row, name: str) -> list[tuple[str, str]]:
+    lines = [("table", table.name)] if table.name != row.file else []
+    lines.append(("row", f"{_STATUSES.get(row.kind, row.kind)}, at {row.file}:{row.line}"))
+    if row.name != name:
+        lines.append(("formula of", row.name))
+    texts = [text for text in (row.macs, row.flops, row.activations) if text is not None]
+    names = set().union(*(Expression.parse(text).names for text in texts)) & table.constants.keys()
+    constants = ", ".join(f"{constant} = {table.constants[constant]}" for constant in sorted(names))
+    return [*lines, *_list_parts(row), *([("constants", constants)] if constants else [])]
+
+
+def _list_parts(row: Row) -> list[tuple[str, str]]:
+    """Return the fields of a row as (key, text), in the order in which a table lists them."""
+    parts = [(key, getattr(row, key)) for key in (*_PARTS, "source", "example") if row.kind == "counted"]
+    written = [(key, str(value)) for key, value in parts if value not in (None, "")]
+    return written if row.covers else [*written, ("covers", "false, so ops inside are counted too")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops ops`."""
     add_convention(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
     parser.add_argument("--check", action="store_true", help="run and check the examples of the convention's rows")

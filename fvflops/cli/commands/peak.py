@@ -16,7 +16,6 @@ EXAMPLES = ("fvflops peak --seconds 0.05", "fvflops peak --device cpu --dtype fp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops peak`."""
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to measure; default: cuda if there is one")
     parser.add_argument(
         "--dtype", action="append", choices=tuple(PRODUCTS), help="measure this dtype alone; may be given several times"

@@ -16,12 +16,11 @@ from fvflops.cli.planning.accelerator import (
     choose_network,
     find_accelerator,
     kernels_emulated,
-    kernels_of,
 )
+from fvflops.cli.planning.planned_estimate import estimate_training, find_classes, load_training
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import activity
-from fvflops.cli.terminal_detection import find_width
+from fvflops.cli.progress import activity, find_width
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.plan_options import PlanOptions
@@ -30,11 +29,10 @@ from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
-from fvflops.plan.step_time.step_estimate import StepEstimate, estimate_step
+from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_tables import write_step_trace
 from fvflops.plan.step_time.step_time_report import estimate_report
 from fvflops.reports.formats import write_document
-from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 EXAMPLES = (
@@ -71,7 +69,6 @@ _NEED_ACCELERATOR = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops plan`."""
     shared_options.add_convention(parser)
     shared_options.add_model(
         parser,
@@ -127,20 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(arguments.table)
     step_options.check_optimizer(arguments, _OPTIMIZER)
     options = step_options.read_plan_options(arguments, mesh, table)
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
-    step_options.prepare_training(subject)
-    step_options.choose_precision(
-        arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix
-    )
-    options = replace(
-        options,
-        precision=arguments.precision,
-        loss=step_options.choose_loss(arguments, subject.model),
-        optimizer=step_options.make_optimizer(arguments, _OPTIMIZER, subject.model),
-        checkpoint=step_options.find_policy(subject, arguments.checkpoint),
-        device=kernels_of(accelerator, arguments.device),
-    )
+    subject, options = load_training(arguments, accelerator, options, _OPTIMIZER)
     with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
@@ -174,21 +158,7 @@ def _report_rank(
 def _report_step(
     subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
 ) -> None:
-    network, efficiency = choose_network(arguments.network), choose_efficiency(arguments.efficiency, accelerator)
-    with activity(f"planning a step of {arguments.model}"):
-        plans = with_input_hint(
-            subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options, whole_pipeline=True)
-        )
-    with activity(f"simulating a step of {arguments.model}"):
-        fused = _find_classes(subject, arguments.fused)
-        estimate = estimate_step(
-            plans,
-            device=accelerator,
-            network=network,
-            efficiency=efficiency,
-            fused=fused,
-            bucket_cap_mb=arguments.bucket_cap_mb,
-        )
+    estimate = estimate_training(subject, arguments, accelerator, options)
     first, *others = estimate.plans
     first = replace(first, settings={**first.settings, **step_options.typed_settings(arguments, options.loss)})
     estimate = replace(estimate, plans=(first, *others))
@@ -212,7 +182,7 @@ def _report_search(
             network=choose_network(arguments.network),
             efficiency=choose_efficiency(arguments.efficiency, accelerator),
             kernels=options.device,
-            fused=_find_classes(subject, arguments.fused),
+            fused=find_classes(subject, arguments.fused),
             bucket_cap_mb=arguments.bucket_cap_mb,
             **kept,
         ),
@@ -243,14 +213,3 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             pictures=arguments.format == "html",
         )
     write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
-
-
-def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:
-    """Return the qualified names of the classes of modules that `--fused` names."""
-    return sorted(
-        {
-            f"{type(module).__module__}.{type(module).__qualname__}"
-            for name in step_options.find_modules(subject, names, option="--fused")
-            for module in [subject.model.get_submodule(name)]
-        }
-    )

@@ -52,7 +52,6 @@ class CheckedOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops profile`."""
     shared_options.add_convention(parser, None, note="default, or deepspeed with --deepspeed")
     shared_options.add_model(parser, assume=False)
     run = find_group(parser, "run")

@@ -31,7 +31,6 @@ _OF_MEASURING = ("measure", "device", "output", "format", "debug")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops roofline`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser, nargs="?")
     shared_options.add_run(parser, runs_on=False)

@@ -65,7 +65,6 @@ class Template:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops scale`."""
     shared_options.add_convention(parser)
     shared_options.add_model(parser)
     shared_options.add_run(parser)

@@ -36,7 +36,6 @@ FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops serve`."""
     parser.add_argument("model", metavar="MODEL", help="a causal language model, as for count")
     add_options(
         parser,
@@ -144,7 +143,6 @@ def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:
 
 
 def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:
-    """Return the report of a search."""
     if arguments.gpus is None:
         raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
     for name in ("tp", "pp", "ep", "dp_attention", "concurrency", "rate", "requests"):

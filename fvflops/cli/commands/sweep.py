@@ -43,7 +43,6 @@ _SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate tog
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fvflops sweep`."""
     shared_options.add_convention(parser)
     add_options(
         parser,
@@ -211,7 +210,6 @@ class SweepProgress:
         self._show()
 
     def clear(self) -> None:
-        """Erase the bar."""
         self._bar.clear()
 
     def _show(self) -> None:

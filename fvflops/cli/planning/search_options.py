@@ -38,7 +38,6 @@ _BEST = 20
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a search."""
     add_options(
         parser,
         f"""

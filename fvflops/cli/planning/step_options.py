@@ -220,7 +220,6 @@ class DefaultLoss:
     used: str = ""
 
     def __call__(self, result: Any) -> torch.Tensor:
-        """Return the loss of a result."""
         loss = loss_in(result)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self.used = "the model's own"

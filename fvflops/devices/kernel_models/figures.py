@@ -11,8 +11,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.devices.devices import Device
 from fvflops.devices.kernel_models.collectives import CollectiveFigures, PeerFigures
-from fvflops.devices.kernel_models.decoding import DecodeFigures
-from fvflops.devices.kernel_models.fused_attention import AttentionFigures
+from fvflops.devices.kernel_models.fused_attention import AttentionFigures, DecodeFigures
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
 from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures

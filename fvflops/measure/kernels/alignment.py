@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall
 from fvflops.trace import Trace
@@ -16,8 +18,18 @@ from fvflops.trace.module_tree import innermost
 _MAX_PAIRS, _WINDOW = 6_000_000, 400
 # Op that autograd calls if no dispatch mode is active → the op that it calls under the recorder's mode.
 _RECORDED_OPS = {"aten::_index_put_impl_": "aten::index_put_"}
+# Names that one piece of work may have: in compiled code `aten::linear` is `aten::addmm`. Op → such names.
+_EQUAL_WORK = {
+    "aten::linear": re.compile(r"(addmm|baddbmm|bmm|linear|matmul|mm|_int_mm|_scaled_mm)"),
+    "aten::convolution": re.compile(r"_?\w*conv(olution\w*|[123]d)"),
+    "aten::scaled_dot_product_attention": re.compile(r"_?scaled_dot_product\w*attention\w*"),
+    "aten::batch_norm": re.compile(r"\w*batch_norm\w*"),
+    "aten::layer_norm": re.compile(r"(native_|_fused_)?layer_norm"),
+    "aten::group_norm": re.compile(r"(native_)?group_norm"),
+}
 
 Pairs = list[tuple[int, int]]
+_Key = Callable[[RecordedCall], Hashable]
 
 
 def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[RecordedCall]) -> Pairs:
@@ -25,24 +37,52 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
 
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
-    place if no dispatch mode is active. In long lists calls of modules and those that have FLOPs are aligned first.
+    place if no dispatch mode is active. Calls of modules and those that have FLOPs are aligned first: an event of
+    attention is not lost to the transposes inside it. Events of compiled code, of kind "compiled", are
+    aligned with ops that may have the same work.
     """
-    keys: list[Callable[[RecordedCall], Hashable]] = [_name]
+    keys: list[tuple[_Key, _Key]] = [(_name, _name)]
+    if any(event.kind == "compiled" for event in events):
+        keys.append((_work_of_event, _work_of_call))
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
-        keys.insert(0, lambda call: (_name(call), call.shapes))
+        keys.insert(0, (_name_and_shapes, _name_and_shapes))
     pairs: Pairs = []
-    for key in keys:
-        event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
-        if len(events) * len(calls) > _MAX_PAIRS:
-            anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
-            pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
+    anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
+    for key_of_event, key_of_call in keys:
+        event_keys, call_keys = [key_of_event(event) for event in events], [key_of_call(call) for call in calls]
+        pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
         pairs = _fill_gaps(pairs, event_keys, ends, call_keys, range(len(calls)))
     return pairs
+
+
+@cache
+def name_of_work(name: str) -> str:
+    """Return the op that may have the work of an op of compiled code.
+
+    >>> name_of_work("aten::addmm"), name_of_work("aten::_scaled_dot_product_flash_attention")
+    ('aten::linear', 'aten::scaled_dot_product_attention')
+    """
+    short = name.removeprefix("aten::")
+    if short == name or "backward" in name:
+        return name
+    return next((op for op, names in _EQUAL_WORK.items() if names.fullmatch(short)), name.removesuffix("_"))
 
 
 def _name(call: RecordedCall) -> Hashable:
     is_op = call.kind == "op"
     return call.kind, _RECORDED_OPS.get(call.name, call.name).removesuffix("_") if is_op else call.name
+
+
+def _name_and_shapes(call: RecordedCall) -> Hashable:
+    return _name(call), call.shapes
+
+
+def _work_of_event(event: RecordedCall) -> Hashable:
+    return ("work", name_of_work(event.name)) if event.kind == "compiled" else _name(event)
+
+
+def _work_of_call(call: RecordedCall) -> Hashable:
+    return ("work", name_of_work(call.name)) if call.kind == "op" else _name(call)
 
 
 _Keys = Sequence[Hashable]

@@ -12,6 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import (
@@ -24,11 +25,12 @@ from fvflops.measure.kernels.profiler_trace import (
     write_document,
 )
 from fvflops.measure.kernels.recorded_calls import NO_WORK, ShapeCosts, Work, add_works
+from fvflops.measure.kernels.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import short_repr
-from fvflops.trace import Trace, TraceError
-from fvflops.trace.kernel_events import KernelRow
+from fvflops.trace import StopsAt, Trace, TraceError
+from fvflops.trace.signature import packet_of
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
 
@@ -70,6 +72,10 @@ class AnnotatedTrace(Displayed):
         rows = sum_kernels(self.match, by_module=group_by_module, by_shape=group_by_input_shape)
         return KernelAverages(rows, "\n".join(self.about()))
 
+    def time_by_op(self) -> TimeByOp:
+        """Return the time of the kernels, or of the ops of a trace without kernels, by op with FLOPs."""
+        return divide_time(self.match, self.events.graph_kernels)
+
     def about(self) -> list[str]:
         """Return a summary in lines: the steps, their FLOPs and FLOP/s, and what could not be matched."""
         steps, nanoseconds = self.match.clock()
@@ -94,6 +100,7 @@ class AnnotatedTrace(Displayed):
             )
         return lines + describe_ledger(ledger, self.table)
 
+    @gc_paused()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the chrome trace with its annotations, compressed if the path ends with .gz."""
         metadata: dict[str, Any] = {"about": self.about(), "table": self.table.name, "FLOPs per MAC": 2}
@@ -101,6 +108,7 @@ class AnnotatedTrace(Displayed):
         write_document(document, os.fspath(path))
 
 
+@gc_paused()
 def annotate_trace(
     path: str | os.PathLike[str],
     counted: FlopCountAnalysis | Trace | None = None,
@@ -132,7 +140,7 @@ def annotate_trace(
         events = read_events(document)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from None
-    trace = _read_trace(counted, table)
+    trace = _read_trace(counted, cost_model.stops_at)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
     raw_events = [document["traceEvents"][position] for position in events.positions]
@@ -147,14 +155,19 @@ def find_device(paths: Sequence[str]) -> str | None:
     return "cuda" if any(has_kernels(path) for path in paths) else None
 
 
-def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) -> Trace | None:
+def _read_trace(counted: FlopCountAnalysis | Trace | None, stops: StopsAt) -> Trace | None:
     """Return the Trace of one step; one that has decomposed an op of the table raises TraceError."""
     if counted is None:
         return None
     trace = trace_of(counted)
     if trace.events is None:
         raise TraceError("the Trace has no events, since it is aggregated: pass that of a single step")
-    return FlopCountAnalysis.from_trace(trace, table=table, warn=False).trace()
+    # An op that the Trace has as a whole, though the table counts those inside, is counted by the ops inside its event.
+    if missing := sorted({packet_of(name) for name in trace.decomposed if name in stops}):
+        raise TraceError(
+            f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
+        )
+    return trace
 
 
 _MAX_ROWS = 40  # events of a trace that is printed
@@ -169,6 +182,13 @@ _TRACE_COLUMNS = (
     number_column("share", "matched", form=lambda share: format_percent(round(share * 10**6), 10**6)),
 )
 _NOTES = ("matched: share of the model's FLOPs whose ops have an event in the trace.",)
+_MAX_OTHERS = 4
+_MEANINGS = {
+    OTHER_OPS: "kernels of ops without FLOPs, such as copies, and of fused ops; or the CPU time of these",
+    GRAPH_LAUNCHES: "kernels that CUDA or HIP graphs launched; the trace does not name their ops",
+    NO_OP: "kernels that the trace links to no op",
+    IDLE: "time without a kernel, or on the CPU without an op",
+}
 _EVENT_COLUMNS = (
     text_column("event"),
     number_column("calls", form=str),
@@ -182,19 +202,22 @@ _EVENT_COLUMNS = (
 def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: str = "") -> Document:
     """Return the report of traces, each with the path of its annotated file; `subject` is the model.
 
-    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are ops
-    with FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else the CPU
-    times.
+    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are ops with FLOPs
+    of their own and the time without FLOPs; they add up to the time of all kernels, or of all ops on a CPU, and of the
+    time without one.
     """
+    divided = [(path, trace.time_by_op()) for path, trace in traces]
+    parts: list[Part] = [Items(path, lines) for path, times in divided if (lines := _warn_of_missing(times))]
     notes = _NOTES if any(trace.share() is not None for _, trace in traces) else ()
-    table = Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)
-    parts: list[Part] = [table]
-    for path, trace in traces:
-        lines = trace.about()[1:]
+    parts.append(
+        Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)
+    )
+    for (path, trace), (_, times) in zip(traces, divided, strict=True):
+        lines = trace.about()[1:] + _describe_others(times)
         if lines:
             parts.append(Items(path, lines))
-    rows = [row for _, trace in traces for row in trace.key_averages() if row.self_flops]
-    parts.append(Table("events", _EVENT_COLUMNS, _sum_rows(rows), noun="event"))
+    rows = _sum_rows([row for _, times in divided for row in times.rows])
+    parts.append(Table("events", _EVENT_COLUMNS, rows, noun="event", notes=_list_meanings(rows)))
     return Document("annotation", subject, parts, main="events")
 
 
@@ -218,16 +241,34 @@ def _row(path: str, trace: AnnotatedTrace) -> list[Value]:
     ]
 
 
-def _sum_rows(rows: Sequence[KernelRow]) -> list[list[Value]]:
-    """Return a row for all events of one name, of all ranks, the most FLOPs first."""
-    groups: dict[str, list[KernelRow]] = defaultdict(list)
+def _warn_of_missing(times: TimeByOp) -> list[str]:
+    """Return a line if most of the time is without FLOPs."""
+    if times.counted_ns * 2 >= times.busy_ns:
+        return []
+    counted = format_percent(times.counted_ns, times.busy_ns) if times.counted_ns else "none"
+    return [f"most of the time is without FLOPs: {counted} of {format_seconds(times.busy_ns / 1e9)} has FLOPs"]
+
+
+def _describe_others(times: TimeByOp) -> list[str]:
+    others = [f"{name} {format_seconds(time / 1e9)}" for name, time in times.others.most_common(_MAX_OTHERS)]
+    return [f"{OTHER_OPS}, without FLOPs: {', '.join(others)}"] if others else []
+
+
+def _list_meanings(rows: Sequence[Sequence[Value]]) -> tuple[str, ...]:
+    names = {row[0] for row in rows}
+    return tuple(f"{name}: {meaning}." for name, meaning in _MEANINGS.items() if name in names)
+
+
+def _sum_rows(rows: Sequence[OpTime]) -> list[list[Value]]:
+    """Return a row for all events of one name, of all ranks, the most FLOPs first and idle time last."""
+    groups: dict[str, list[OpTime]] = defaultdict(list)
     for row in rows:
-        groups[row.key].append(row)
+        groups[row.name].append(row)
     summed: list[list[Value]] = []
     for name, group in groups.items():
-        flops = sum(row.self_flops or 0 for row in group)
-        seconds = sum(row.device_time_total or row.cpu_time_total for row in group) / 1e6
-        macs = sum(row.self_macs or 0 for row in group)
-        calls = sum(row.count for row in group)
-        summed.append([name, calls, seconds, macs, flops, flops / seconds if seconds else None])
-    return sorted(summed, key=lambda row: -float(row[4] or 0))
+        work = add_works(row.work for row in group) or NO_WORK
+        seconds = sum(row.nanoseconds for row in group) / 1e9
+        calls = None if name == IDLE else sum(row.calls or 0 for row in group)
+        counted = [work.macs, work.flops, work.flops / seconds if seconds else None] if work.flops else [None] * 3
+        summed.append([name, calls, seconds, *counted])
+    return sorted(summed, key=lambda row: (-float(row[4] or 0), row[0] == IDLE, -float(row[2] or 0)))

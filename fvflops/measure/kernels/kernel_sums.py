@@ -37,7 +37,11 @@ def sum_kernels(
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, event in enumerate(match.run.events):
-        key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
+        key: tuple[object, ...] = (
+            event_name(event),
+            event.kind == "device",
+            event.kind in ("range", "step", "optimizer"),
+        )
         key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
@@ -51,7 +55,7 @@ def sum_kernels(
         work = add_works(kernels.get(index, match.work[index]) for index in outermost) or _UNKNOWN
         self_work = add_works(match.self_work[index] for index in indexes) or _UNKNOWN
         row = KernelRow(
-            key=_name(first),
+            key=event_name(first),
             module=match.modules[indexes[0]] if by_module else None,
             count=len(events),
             cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
@@ -82,7 +86,8 @@ def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
             yield f"{';'.join(frames)} {value}\n"
 
 
-def _name(event: KernelEvent) -> str:
+def event_name(event: KernelEvent) -> str:
+    """Return the name of an event's row."""
     return MODULE_CALL if event.kind == "module" else event.name
 
 
@@ -252,16 +257,14 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
     ['events without FLOPs, since no counted op matches them: aten::mm ×2']
     """
     lines = []
+    where = "attributed to their module or step"
+    if ledger.lost_flops:
+        where = f"on no event ({format_size(ledger.lost_flops)})"
     if ledger.compiled:
-        lines.append(
-            f"{format_quantity(ledger.compiled, 'op event')} in compiled code, where the FLOPs of fused ops are "
-            "attributed to their module or step"
-        )
+        events = format_quantity(ledger.compiled, "op event")
+        lines.append(f"{events} in compiled code, where the FLOPs of fused ops are {where}")
     elif ledger.attributed_to_modules:
         ops = list_calls(ledger.attributed_to_modules)
-        where = "attributed to their module or step"
-        if ledger.lost_flops:
-            where = f"on no event ({format_size(ledger.lost_flops)})"
         lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
     rows = {name: table.row(name) for name, _ in ledger.no_op}
     unmatched = [

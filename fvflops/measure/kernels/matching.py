@@ -10,11 +10,13 @@ from typing import Any
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.kernels.alignment import align, find_owners
+from fvflops.measure.kernels.alignment import align, find_owners, name_of_work
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, ShapeCosts, Work, add_works, nest_calls
 from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
+
+_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, as that of AccumulateGrad
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,16 +65,19 @@ class KernelMatch:
         return numbers if self.run.complete else numbers[:-1]
 
     def clock(self) -> tuple[int, int]:
-        """Return the number of completed steps and their time in ns; without a schedule the run is one step."""
+        """Return the number of completed steps and their time in ns; without a schedule the run is one step.
+
+        The time is the span of the kernels if there are any: the CPU may launch a step's kernels in less time.
+        """
         complete = set(self.complete_steps())
-        events = self.run.events
-        steps = [index for index, event in enumerate(events) if event.kind == "step"]
-        if steps or not complete:
-            durations = [events[index].duration_ns for index in steps if self.steps[index] in complete]
-            return len(durations), max(sum(durations), 1)
-        cpu_events = [event for event in events if event.kind != "device"]
-        start, end = min(event.start_ns for event in cpu_events), max(event.end_ns for event in cpu_events)
-        return 1, max(end - start, 1)
+        inside = [event for event, step in zip(self.run.events, self.steps, strict=True) if step in complete]
+        steps = [event for event in inside if event.kind == "step"]
+        kernels = [event for event in inside if event.kind == "device"]
+        if steps and not kernels:
+            return len(steps), max(sum(event.duration_ns for event in steps), 1)
+        start = min((event.start_ns for event in kernels or inside), default=0)
+        end = max((event.end_ns for event in kernels or inside), default=0)
+        return len(complete), max(end - start, 1)
 
 
 def match_kernels(
@@ -159,7 +164,8 @@ class _StepMatcher:
         self._events = run.events
         recorded = [] if calls is None else list(calls.walk())
         self._modules = {call.name for call in recorded if call.kind == "module"}
-        self._products = {call.name for call in recorded if call.kind == "op" and call.work and call.work.macs}
+        counted = (call.name for call in recorded if call.kind == "op" and call.work not in (None, NO_WORK))
+        self._counted = set(map(name_of_work, counted))
         self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
@@ -170,6 +176,7 @@ class _StepMatcher:
         self._sums: Counter[str] = Counter()
         self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
+        self._in_compiled: set[int] = set()
 
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op."""
@@ -204,10 +211,7 @@ class _StepMatcher:
         outermost = self._list_outermost(nested)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
-        items = [
-            RecordedCall(event.kind, event.module if event.kind == "module" else event.name, shapes=event.tensor_shapes)
-            for event in (self._events[event_index] for event_index in candidates)
-        ]
+        items = [self._read_call(event_index) for event_index in candidates]
         expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
         events = {call_position: candidates[position] for position, call_position in align(items, ends, expected)}
         unmatched_works = [NO_WORK, call.work]
@@ -225,18 +229,25 @@ class _StepMatcher:
                 self._add_op(event_index, inner)
             else:
                 self.match(inner, self._children[event_index], event_index)
-        unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
+        unmatched_work = self._count_compiled(outermost, add_works(unmatched_works) or NO_WORK)
         if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
             self._sums["lost_flops"] += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work
 
+    def _read_call(self, event_index: int) -> RecordedCall:
+        event = self._events[event_index]
+        kind = "compiled" if event_index in self._in_compiled else event.kind
+        return RecordedCall(kind, event.module if event.kind == "module" else event.name, shapes=event.tensor_shapes)
+
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
         """Give an event the work of the op matched with it, or the work of its own shapes if they differ."""
         work = call.work
         self._sums["landed_flops"] += 0 if work is None else work.flops
         self._sums["matched"] += 1
+        if work is None and self._by_shapes is not None:
+            return  # counted by the shapes of the ops inside it
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
@@ -279,14 +290,15 @@ class _StepMatcher:
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
         """Append an op or a module with the ops nested in it, and for each the position where those nested in it end.
 
-        Events in a module call are matched with that call; of compiled code only ops with multiply-adds are listed.
+        Events in a module call are matched with that call; of compiled code only ops with work are listed.
         """
         kind = self._events[event_index].kind
         if kind == "compiled":
             self._sums["compiled"] += self._count_ops(event_index)
             if self._by_shapes is None:
-                for product in self._list_products(event_index):
-                    candidates.append(product)
+                for op in self._list_counted(event_index):
+                    self._in_compiled.add(op)
+                    candidates.append(op)
                     ends.append(len(candidates))
             return
         is_call = self._is_call(event_index)
@@ -300,27 +312,33 @@ class _StepMatcher:
         if is_call:
             ends[position] = len(candidates)
 
-    def _list_products(self, event_index: int) -> Iterator[int]:
-        """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
+    def _list_counted(self, event_index: int) -> Iterator[int]:
+        """Yield the outermost ops in compiled code that have work: those that are called as such, not fused."""
         for inner in self._children[event_index]:
             event = self._events[inner]
-            if event.kind == "op" and event.name in self._products:
+            if event.kind == "op" and self._has_work(inner):
                 yield inner
             else:
-                yield from self._list_products(inner)
+                yield from self._list_counted(inner)
 
-    def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
-        """Count products in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
+    def _has_work(self, event_index: int) -> bool:
+        """Return whether an op has work: by its shapes, else as a recorded one has."""
+        if self._by_shapes is None:
+            return name_of_work(self._events[event_index].name) in self._counted
+        return self._by_shapes.work(event_index) not in (None, NO_WORK)
+
+    def _count_compiled(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
+        """Count ops in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
         for event_index in event_indexes:
             if self._events[event_index].kind != "compiled" or self._by_shapes is None:
                 continue
-            for product in self._list_products(event_index):
-                work = self._by_shapes.work(product)
+            for op in self._list_counted(event_index):
+                work = self._by_shapes.work(op)
                 if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
                     unmatched = unmatched - work
-                    self.work[product] = work
-                    self.counted_by_shapes.add(product)
-                    self._ops.add(product)
+                    self.work[op] = work
+                    self.counted_by_shapes.add(op)
+                    self._ops.add(op)
                     self._sums["landed_flops"] += work.flops
         return unmatched
 
@@ -334,25 +352,41 @@ class _StepMatcher:
         return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
     def _around_matched(self) -> set[int]:
-        """Return the events around matched ops, up to a call of compiled code."""
+        """Return the events around matched ops, up to a call of compiled code.
+
+        An op without FLOPs, such as a view, says nothing of a custom op or of an op with a formula around it.
+        """
         around: set[int] = set()
         for event_index in self._ops:
+            has_work = self.work.get(event_index) != NO_WORK
             parent = self._events[event_index].parent
             while parent >= 0 and parent not in around and self._events[parent].kind != "compiled":
+                if not has_work and not self._is_decomposed(parent):
+                    break
                 around.add(parent)
                 parent = self._events[parent].parent
         return around
 
+    def _is_decomposed(self, event_index: int) -> bool:
+        """Return whether an event's work is that of the ops inside it: one of ATen without a formula, or no op."""
+        event = self._events[event_index]
+        if event.kind != "op":
+            return True
+        work = None if self._by_shapes is None else self._by_shapes.work(event_index)
+        return event.name.startswith(("aten::", *_WRAPPERS)) and work in (None, NO_WORK)
+
     def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
         """Yield the outermost op events that neither are nor contain a matched op."""
-        for event_index in event_indexes:
-            kind = self._events[event_index].kind
-            if event_index in self._ops or kind == "compiled":
+        pending = list(event_indexes)[::-1]
+        while pending:  # Python functions may be nested deeper than Python's stack
+            event_index = pending.pop()
+            kind, name = self._events[event_index].kind, self._events[event_index].name
+            if event_index in self._ops or (kind == "compiled" and self._calls is not None):
                 continue
-            if kind == "op" and event_index not in around_matched:
+            if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
                 yield event_index
             else:
-                yield from self._list_unmatched(self._children[event_index], around_matched)
+                pending += reversed(self._children[event_index])
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:

@@ -169,13 +169,15 @@ class TraceEvents:
     """The run that a chrome trace records.
 
     `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a
-    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True.
+    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True. `graph_kernels`
+    are the indexes of the kernels that a CUDA or HIP graph launched.
     """
 
     run: KernelRun
     positions: Mapping[int, int]
     rank: int | None = None
     has_shapes: bool = False
+    graph_kernels: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ def read_events(document: ChromeTrace) -> TraceEvents:
     device = sorted(
         (span(*item) for item in complete if item[1].get("cat") in DEVICE_CATEGORIES), key=lambda item: item.start
     )
-    _link(ordered, device)
+    from_graphs = _link(ordered, device)
     forward_threads = _find_forward_threads(raw_events, ordered, threads)
     spans = ordered + device
     events = [_read_span(item, forward_threads) for item in spans]
@@ -227,6 +229,7 @@ def read_events(document: ChromeTrace) -> TraceEvents:
         {item.position: index for index, item in enumerate(spans)},
         _read_rank(document),
         any("Input Dims" in event.get("args", {}) for _, event in cpu),
+        frozenset(len(ordered) + index for index in from_graphs),
     )
 
 
@@ -250,10 +253,11 @@ def _encloses(outer: _Span, inner: _Span) -> bool:
     return (inner.start < outer.end or inner.start == outer.start) and inner.end <= outer.end + _ROUNDING_NS
 
 
-def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> None:
-    """Set the parents of device events, and the device times of the ops that launched them."""
+def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> list[int]:
+    """Set the parents of device events, and the device times of the ops that launched them; return those of graphs."""
     ops: dict[int, int] = {}
     launches: dict[int, int] = {}
+    graphs: set[int] = set()
     for index, item in enumerate(cpu):
         args = item.raw.get("args", {})
         if item.raw["cat"] in ("cpu_op", "user_annotation"):
@@ -261,6 +265,8 @@ def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> None:
                 ops.setdefault(args["External id"], index)
         elif "correlation" in args:
             launches.setdefault(args["correlation"], item.parent)
+            if "GraphLaunch" in item.raw["name"]:
+                graphs.add(args["correlation"])
     for item in device:
         args = item.raw.get("args", {})
         item.parent = ops.get(args.get("External id"), launches.get(args.get("correlation"), -1))
@@ -271,6 +277,7 @@ def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> None:
         while owner >= 0:
             cpu[owner].device_ns += item.device_ns
             owner = cpu[owner].parent
+    return [index for index, item in enumerate(device) if item.raw.get("args", {}).get("correlation") in graphs]
 
 
 def _find_forward_threads(

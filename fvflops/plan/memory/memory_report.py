@@ -30,8 +30,7 @@ from fvflops.reports.document import (
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.reports.formats import write_document
 from fvflops.reports.pictures.svg_picture import svg_chart
-from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.terminal.layer_ranges import format_range
+from fvflops.reports.terminal.collapse import collapse, format_range
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Event, ModuleTree, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above

@@ -111,9 +111,10 @@ class GatheredLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         # In Megatron-LM's order: each matrix product overlaps a collective, whose result is waited for behind it.
         gathered = _redistribute(x, ctx.mesh, Shard(0), Replicate())
-        of_input = _redistribute(gradient @ weight, ctx.mesh, Partial(), Shard(0))
+        # Under autocast the forward pass cast the operands; the backward pass runs without it.
+        of_input = _redistribute(gradient @ weight.to(gradient.dtype), ctx.mesh, Partial(), Shard(0))
         flat = gradient.flatten(0, -2)
-        of_weight = flat.T @ gathered.flatten(0, -2)
+        of_weight = flat.T @ gathered.flatten(0, -2).to(gradient.dtype)
         of_bias = flat.sum(0) if ctx.has_bias else None
         return of_input.wait() if hasattr(of_input, "wait") else of_input, of_weight, of_bias, None
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.devices.kernel_models.collectives import Fabric, NodeLink
-from fvflops.devices.kernel_models.decoding import decode_seconds
 from fvflops.devices.kernel_models.figures import KernelFigures, find_figures, load_figures
 from fvflops.devices.kernel_models.fused_attention import (
     Attention,
     attention_backward_seconds,
     attention_seconds,
+    decode_seconds,
 )
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds

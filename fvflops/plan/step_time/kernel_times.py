@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.count_trace import SignatureCache
+from fvflops.counting.count_trace import SignatureCache, find_dtype
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product

@@ -309,12 +309,16 @@ def _divide_slowest(step: StepProgram, simulation: Simulation, timer: KernelTime
     """Return the fields of a StepEstimate that divide the time of the slowest rank."""
     ends = [clocks.end() for clocks in simulation.clocks]
     slowest = max(range(len(ends)), key=lambda rank: ends[rank] - simulation.clocks[rank].idle)
-    clocks = simulation.clocks[slowest]
-    by_phase, by_module = _divide(step, slowest, timer)
+    return {"slowest": slowest, **divide_rank(step, simulation, timer, slowest)}
+
+
+def divide_rank(step: StepProgram, simulation: Simulation, timer: KernelTimer, rank: int) -> dict[str, Any]:
+    """Return the fields of a StepEstimate that divide the time of a rank, by its index in `plans`."""
+    clocks = simulation.clocks[rank]
+    by_phase, by_module = _divide(step, rank, timer)
     kernels, exposed = sum(by_phase.values()), clocks.exposed_by_axis()
-    bubble = clocks.idle + simulation.seconds - ends[slowest]
+    bubble = clocks.idle + simulation.seconds - clocks.end()
     return {
-        "slowest": slowest,
         "kernels": kernels,
         "by_phase": by_phase,
         "by_module": by_module,

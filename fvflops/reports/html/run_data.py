@@ -66,7 +66,6 @@ MAX_POINTS = 1_500
 
 
 def intern(text: str, indexes: dict[str, int]) -> int:
-    """Return the index of a text, a new one if it has none."""
     return indexes.setdefault(printable(text), len(indexes))
 
 

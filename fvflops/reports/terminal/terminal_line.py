@@ -46,7 +46,6 @@ class TerminalLine:
         self._end("\n")
 
     def clear(self) -> None:
-        """Erase the text."""
         self._end("\r\x1b[K")
 
     def _end(self, text: str) -> None:

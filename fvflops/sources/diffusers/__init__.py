@@ -35,7 +35,6 @@ _LATENT_SIDE = 8  # pixels of an image's side per pixel of a denoiser's latents
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of the model classes."""
     return list_classes()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.repetition import repeat
+from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.sources.call_arguments import parse_arguments
 from fvflops.sources.diffusers.components import (
     IMAGE_AUTOENCODERS,
@@ -29,6 +29,7 @@ from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions, chosen_fields, option_of
 from fvflops.text import suggest
+from fvflops.torch_internals import dispatch_mode_stack
 
 INDEX = "model_index.json"
 _ENCODERS = ("text_encoder", "image_encoder")
@@ -266,3 +267,20 @@ def _decoder_inputs(vae: nn.Module, latents: _Latents, sizes: Sizes, batch: int)
         shape = batch * sizes.frames, latents.channels, *sizes.image
         return {"z": torch.zeros(shape), "num_frames": sizes.frames}
     return {"z": torch.zeros(batch, latents.channels, sizes.frames, *sizes.image)}
+
+
+def repeat(times: int, iteration: Callable[[], object]) -> None:
+    """Call a function `times` times.
+
+    In shape execution without a backward pass only the first two calls run (the second one finds what the first has
+    cached) and the events of the second are recorded for all later ones, so that 50 steps take the time of two. Beyond
+    2^18 events only call counts are retained.
+    """
+    mode = next((mode for mode in reversed(dispatch_mode_stack()) if isinstance(mode, ShapeMode)), None)
+    runs = times if mode is None or mode.recorder.backward else min(times, 2)
+    first = 0
+    for _ in range(runs):
+        first = 0 if mode is None else len(mode.recorder.events)
+        iteration()
+    if mode is not None and runs < times:
+        mode.recorder.repeat_events(first, times - runs)

@@ -167,7 +167,6 @@ class PackedWeight(torch.Tensor):
         return f"PackedWeight({self.quant_type}{list(self.shape)})"
 
     def unpack(self) -> torch.Tensor:
-        """Return the weight itself."""
         dense: torch.Tensor = define_ops().unpack_weight(*self._arguments(), self.dtype)
         return dense.transpose(-2, -1) if self._transposed else dense
 

@@ -240,7 +240,6 @@ class Expansion:
 
     @classmethod
     def unchanged(cls, trace: Trace) -> Expansion:
-        """Return a Trace as its own expansion."""
         return cls(trace, range(len(trace.events or ()) + 1))
 
     def then(self, further: Expansion) -> Expansion:

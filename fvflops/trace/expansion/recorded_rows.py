@@ -66,7 +66,6 @@ class Repetition(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The length of one range."""
         return self.second - self.first
 
     @property

@@ -27,6 +27,7 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import StopsAt, Trace
 from tests.support.interruptions import describe, describe_process, differences, reachable
 from tests.support.models.kept_tensors import KINDS, Kind, picture, seed, twin
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
 
 # A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
@@ -98,6 +99,7 @@ class Touchy(nn.Module):
         self.outside = torch.zeros(4)
         self.counter = torch.zeros(2, dtype=torch.int64)
         self.history: list[Any] = []
+        self.sizes = [1, 2]
         self.kept: dict[str, Any] = {"first": torch.ones(1)}
         self.nested = {"deep": [{"deeper": []}]}
         self.waiting: deque[Any] = deque(maxlen=3)
@@ -119,6 +121,7 @@ class Touchy(nn.Module):
         self.unset = x.detach() * 2
         self.lazily = x * 2
         self.history.append(x)
+        self.sizes[0] = x.shape[0]
         self.kept["last"] = x + 1
         self.nested["deep"][0]["deeper"].append(x)
         self.waiting.append(x)
@@ -157,6 +160,7 @@ def test_a_model_is_as_before(execution: str, loss: Loss, training: bool, raises
         else:
             trace = record_call(model, (x,), execution=execution, loss=loss)
             assert trace.about["execution"] == ("real" if execution == "real" else "shapes")
+    assert model.sizes == [1, 2]
 
 
 @LOSSES
@@ -245,11 +249,7 @@ class State:
         self.layers, self.length, self.items = [torch.zeros(1, 3, 4)], 3, [torch.ones(1)]
 
 
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
+class Attends(Parts):
     def forward(self, x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
         x.mul_(2)
         cache["k"][:, 2:5] = self.fc(x)
@@ -269,7 +269,7 @@ class Attends(nn.Module):
 def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
     x = torch.randn(1, 3, 4)
     cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2, "state": State()}
-    model = Attends()
+    model = Attends(fc=nn.Linear(4, 4))
     with Untouched(model, x, cache):
         record_call(model, (x, cache), execution=execution, loss=loss)
         record_call(model, (x,), {"cache": cache}, execution=execution, loss=loss)
@@ -388,11 +388,7 @@ def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss)
     layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     traces: list[Trace] = []
 
-    class Analyses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
+    class Analyses(Parts):
         def forward(self, x: torch.Tensor, *, analyses: bool) -> torch.Tensor:
             y = self.layer(x)
             if analyses:
@@ -401,7 +397,7 @@ def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss)
                     traces.append(record_call(layer, (y,), execution=inner))
             return self.layer(y)
 
-    model, x = Analyses(), torch.randn(3, 4)
+    model, x = Analyses(layer=layer), torch.randn(3, 4)
     alone = record_call(layer, (x,), execution="shapes")
     plain = record_call(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
     with Untouched(model, x):
@@ -422,11 +418,7 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: st
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise LookupError
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.fails = nn.Linear(4, 4), nn.Linear(4, 4), Fails()
-
+    class Net(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.first(x)
             try:
@@ -454,7 +446,7 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: st
         calls.append("backward")
         return tuple(grad.tanh() for grad in grad_input)
 
-    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    model, x = Net(first=nn.Linear(4, 4), second=nn.Linear(4, 4), fails=Fails()), torch.randn(3, 4, requires_grad=True)
     model.first.register_forward_pre_hook(scale)
     model.register_forward_pre_hook(keyword, with_kwargs=True)
     model.first.register_forward_hook(after)
@@ -550,17 +542,13 @@ def test_data_that_a_model_on_meta_assigns_is_restored(device):
 
 
 def test_gradients_that_the_model_makes_are_taken_back():
-    class Backward(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(2, 2)
-
+    class Backward(Parts):
         def forward(self, x):
             y = self.fc(x)
             y.sum().backward()
             return y
 
-    model, x = Backward(), torch.ones(1, 2)
+    model, x = Backward(fc=nn.Linear(2, 2)), torch.ones(1, 2)
     for gradient in (None, torch.full((2, 2), 5.0)):
         model.fc.weight.grad = gradient
         with Untouched(model, x):
@@ -579,11 +567,7 @@ def test_a_raising_fused_layer_leaves_no_function_mode(error):
 
 
 def test_a_second_attempt_sees_the_inputs_of_the_first():
-    class Pops(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Pops(Parts):
         def forward(self, items):
             y = 0
             while items:
@@ -593,7 +577,7 @@ def test_a_second_attempt_sees_the_inputs_of_the_first():
                 torch.autograd.grad(t * 2, t)
             return y
 
-    trace = record_call(Pops(), ([torch.ones(1, 4), torch.ones(1, 4)],))
+    trace = record_call(Pops(fc=nn.Linear(4, 4)), ([torch.ones(1, 4), torch.ones(1, 4)],))
     assert sum(trace.signatures[key[0]].op == "aten::addmm" for key in trace.calls) >= 1
     assert sum(n for key, n in trace.calls.items() if trace.signatures[key[0]].op == "aten::addmm") == 2
 
@@ -608,17 +592,13 @@ def test_an_iterator_is_not_consumed_twice():
 
 
 def test_a_bound_method_leaves_its_module_as_before():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Parts):
         def encode(self, x):
             self.cache = x
             self.fc.weight.data, self.fc.bias.data = self.fc.weight.data[:2] * 2, self.fc.bias.data[:2]
             return self.fc(x)
 
-    model = Net()
+    model = Net(fc=nn.Linear(4, 4))
     before = [parameter.clone() for parameter in model.parameters()]
     trace = record_call(model.encode, (torch.ones(1, 4),))
     assert all(map(torch.equal, model.parameters(), before)) and not hasattr(model, "cache")
@@ -670,11 +650,7 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
     flags = torch.backends.flags_frozen.__globals__
     monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Parts):
         def forward(self, x):
             torch.set_float32_matmul_precision("medium")
             torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
@@ -695,7 +671,7 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
             torch.set_grad_enabled(False)
             return out
 
-    model, x = Net(), torch.ones(2, 4)
+    model, x = Net(fc=nn.Linear(4, 4)), torch.ones(2, 4)
     for execution in ("shapes", "real"):
         with Untouched(model, x):
             record_call(model, (x,), execution=execution)
@@ -794,17 +770,13 @@ def test_a_tensor_in_an_object_of_a_generator_is_removed(caplog):
 
 @pytest.mark.parametrize("execution", ["auto", "real"])
 def test_a_model_is_freed_by_reference_counting(execution):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-
+    class Net(Parts):
         def forward(self, x):
             y = self.inner(x)
             return y if y.sum() != 0 else -y  # needs a number
 
     def analyse() -> list[weakref.ref]:
-        model, x = Net(), torch.ones(2, 4)
+        model, x = Net(inner=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), torch.ones(2, 4)
         record_call(model, (x,), execution=execution)
         record_call(model.inner, (x,), execution=execution, loss=lambda y: y.sum())
         return [weakref.ref(model), weakref.ref(model.inner[0].weight), weakref.ref(x)]

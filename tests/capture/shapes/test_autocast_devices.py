@@ -7,14 +7,11 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, plan_rank
+from tests.support.models.parts import Parts
 from tests.support.old_torch import needs
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
+class Inner(Parts):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
             return self.layer(x)
@@ -24,7 +21,7 @@ class Inner(nn.Module):
 @pytest.mark.parametrize("inputs", ["cpu", "meta"])
 @pytest.mark.parametrize("weights", ["cpu", "meta"])
 def test_a_linear_layer_in_autocast_has_operands_in_its_dtype(weights, inputs, inner):
-    model = (Inner() if inner else nn.Linear(4, 4)).to(weights)
+    model = (Inner(layer=nn.Linear(4, 4)) if inner else nn.Linear(4, 4)).to(weights)
     before = dict(model.named_parameters())
     with torch.autocast("cpu", torch.bfloat16, enabled=not inner):
         analysis = FlopCountAnalysis(model, torch.ones(2, 4, device=inputs), execution="shapes")

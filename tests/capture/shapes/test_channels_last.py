@@ -8,6 +8,7 @@ from torch import nn
 
 from fvflops import ByteCountAnalysis, FlopCountAnalysis
 from fvflops.capture.run import record_call
+from tests.support.models.parts import Parts
 from tests.support.opinfo import STOPS, calls_noted, storage_table
 
 timm = pytest.importorskip("timm")
@@ -67,13 +68,8 @@ def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name: st
     assert_same(name)
 
 
-class Branching(nn.Module):
+class Branching(Parts):
     """A model that branches on the memory format of its images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.head = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.conv(x)
@@ -84,7 +80,7 @@ class Branching(nn.Module):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format: torch.memory_format):
-    model = Branching().to(memory_format=memory_format)
+    model = Branching(conv=nn.Conv2d(3, 8, 3, padding=1), head=nn.Linear(8, 8)).to(memory_format=memory_format)
     x = torch.rand(2, 3, 6, 6).to(memory_format=memory_format)
     real, shapes = calls(model, x, "real"), calls(model, x, "shapes")
     assert real == shapes

@@ -21,6 +21,7 @@ from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
+from tests.support.models.parts import Parts
 from tests.support.old_torch import OLDER
 from tests.support.opinfo import LAYOUTS, op_infos, total
 
@@ -573,18 +574,16 @@ def test_recurrent_layer_is_one_call_for_any_number_of_steps():
     assert [call[0] for call in op_calls].count("aten::lstm.input") == 1 and result[0] == (3, 10**7, 12)
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(4, 6, batch_first=True)
-
+class Packed(Parts):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
         return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
 
 
 def test_sequences_of_known_lengths_are_packed():
-    assert differences(Packed(), (floats(3, 5, 4), torch.tensor([5, 2, 3])), {}) == ""
+    assert (
+        differences(Packed(layer=nn.LSTM(4, 6, batch_first=True)), (floats(3, 5, 4), torch.tensor([5, 2, 3])), {}) == ""
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tests.support.models.parts import Applied
+
 HALF, BF16, FULL = torch.float16, torch.bfloat16, torch.float32
 
 
@@ -19,19 +21,6 @@ class Case(NamedTuple):
     args: tuple[Any, ...]
     train: tuple[bool, ...] = (False, True)
     context: Callable[[], Any] = nullcontext
-
-
-class Applied(nn.Module):
-    """A function as a module, with modules that it may use."""
-
-    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(self, *args)
 
 
 def floats(*shape: int, dtype: torch.dtype = FULL, grad: bool = True) -> torch.Tensor:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cuda_cases.case import BF16, FULL, HALF, Applied, Case, floats, image, of, to_format
+from tests.support.cuda_cases.case import BF16, FULL, HALF, Case, floats, image, of, to_format
+from tests.support.models.parts import Applied
 
 
 def _attend(dtype: torch.dtype, backend: Any = None, *, dim: int = 64, wide: int = 0, **options: Any) -> Case:

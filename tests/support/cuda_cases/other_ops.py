@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.cuda_cases.case import BF16, FULL, HALF, Applied, Case, floats, image, of
+from tests.support.cuda_cases.case import BF16, FULL, HALF, Case, floats, image, of
+from tests.support.models.parts import Applied
 
 
 def others() -> dict[str, Callable[[], Case]]:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.support.models.parts import Parts
+
 WIDTH, INNER, EXPERTS, MET = (
     8,
     16,
@@ -209,13 +211,8 @@ class WeightsStacked(Mixture):
         return torch.zeros_like(x).index_add(0, order // MET, done * weights.view(-1)[order][:, None])
 
 
-class Groups(nn.Module):
+class Groups(Parts):
     """Experts that are handed rows sorted by expert."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER))
-        self.down = nn.Parameter(torch.randn(EXPERTS, INNER, WIDTH))
 
     def forward(self, rows, counts):
         ends = counts.cumsum(0).to(torch.int32)
@@ -228,7 +225,9 @@ class RowsHandedOver(Mixture):
 
     def __init__(self):
         super().__init__()
-        self.experts = Groups()
+        self.experts = Groups(
+            up=nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER)), down=nn.Parameter(torch.randn(EXPERTS, INNER, WIDTH))
+        )
 
     def mix(self, x, weights, chosen):
         counts = torch.histc(chosen.float(), EXPERTS, 0, EXPERTS - 1)

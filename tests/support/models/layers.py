@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Case
 
 
@@ -35,12 +36,8 @@ class Attention(nn.Module):
         return self.attention(x, x, x, need_weights=self.need_weights, attn_mask=self.mask)[0]
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Parts):
     """Multi-head attention of 5 queries to 7 keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return self.attention(query, key, key)[0]
@@ -63,12 +60,8 @@ class Shared(nn.Module):
         return self.second(self.first(x))
 
 
-class Repeated(nn.Module):
+class Repeated(Parts):
     """A linear layer called three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(self.layer(self.layer(x)))
@@ -170,11 +163,14 @@ LAYERS: dict[str, Callable[[], Case]] = {
     "attention with weights": lambda: _case(Attention(need_weights=True), 5, 2, 8),
     "attention with weights and a mask": lambda: _case(Attention(need_weights=True, masked=True), 5, 2, 8),
     "attention without biases": lambda: _case(Attention(need_weights=False, bias=False), 5, 2, 8),
-    "cross attention": lambda: (CrossAttention(), (torch.randn(5, 2, 8), torch.randn(7, 2, 8))),
+    "cross attention": lambda: (
+        CrossAttention(attention=nn.MultiheadAttention(8, 2)),
+        (torch.randn(5, 2, 8), torch.randn(7, 2, 8)),
+    ),
     "encoder layer": lambda: _case(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, 5, 8),
     "decoder layer": lambda: (nn.TransformerDecoderLayer(8, 2, 16), (torch.randn(5, 2, 8), torch.randn(7, 2, 8))),
     # what modules are to a peer
     "renamed": lambda: _case(Renamed(4, 5), 2, 4),
     "shared": lambda: _case(Shared(), 2, 4),
-    "repeated": lambda: _case(Repeated(), 2, 4),
+    "repeated": lambda: _case(Repeated(layer=nn.Linear(4, 4)), 2, 4),
 }

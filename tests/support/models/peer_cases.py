@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.models.layers import LAYERS
+from tests.support.models.parts import Parts
 from tests.support.models.whole_models import MODELS, Case, Function, build_case
 
 
@@ -44,22 +45,8 @@ class OfThree(OfOne):
         return self.layer(first, second, third), self.parameter
 
 
-class PaddedLeNet5(nn.Module):
+class PaddedLeNet5(Parts):
     """LeNet-5 on 32x32 images, its third layer a convolution and its result probabilities, as DeepSpeed measures it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 6, 5),
-            nn.Tanh(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.Tanh(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(16, 120, 5),
-            nn.Tanh(),
-        )
-        self.classifier = nn.Sequential(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return functional.softmax(self.classifier(torch.flatten(self.features(images), 1)), dim=1)
@@ -181,7 +168,22 @@ _SIZES = (2, 4, 9, 8)
 
 # For peers that put their own functions in place of torch's.
 PIECES: dict[str, Callable[[], Case]] = {
-    "lenet5 on 32x32": lambda: _case(PaddedLeNet5(), (1024, 1, 32, 32)),
+    "lenet5 on 32x32": lambda: _case(
+        PaddedLeNet5(
+            features=nn.Sequential(
+                nn.Conv2d(1, 6, 5),
+                nn.Tanh(),
+                nn.AvgPool2d(2),
+                nn.Conv2d(6, 16, 5),
+                nn.Tanh(),
+                nn.AvgPool2d(2),
+                nn.Conv2d(16, 120, 5),
+                nn.Tanh(),
+            ),
+            classifier=nn.Sequential(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10)),
+        ),
+        (1024, 1, 32, 32),
+    ),
     "products": lambda: _case(Function(_products), (2, 4, 5), (2, 5, 6)),
     "products by @": lambda: _case(Function(lambda a, b: (a @ b, a[0] @ b)), (2, 4, 5), (2, 5, 6)),
     "unseen products": lambda: _case(Function(_unseen_products), (2, 4, 5), (2, 5, 6)),

@@ -76,22 +76,40 @@ WAVE = np.sin(np.arange(32, dtype=np.float32)).reshape(SHAPE)
 # Memory that other code than torch's writes to.
 
 
-def numpy_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    y.numpy()[:] = WAVE
-    return scan.layer(y)
+def into(write: Callable[[torch.Tensor], Any], make: Callable[..., torch.Tensor] = torch.zeros) -> Any:
+    """Return the way to make a tensor, write to it, and call the layer."""
+
+    def written(scan: Scan, x: torch.Tensor) -> Any:
+        y = make(SHAPE)
+        write(y)
+        return scan.layer(y)
+
+    return written
+
+
+def _write_items(y: torch.Tensor) -> None:
+    storage = y.untyped_storage()
+    for index, byte in enumerate(WAVE.tobytes()):
+        storage[index] = byte
+
+
+WRITES: dict[str, Any] = {
+    "numpy_into_zeros": into(lambda y: np.copyto(y.numpy(), WAVE)),
+    "numpy_into_empty": into(lambda y: np.cos(WAVE, out=y.numpy()), torch.empty),
+    "numpy_into_a_part": into(lambda y: y.numpy()[1, 3:5].fill(1)),
+    "asarray_into_zeros": into(lambda y: np.copyto(np.asarray(y), WAVE)),
+    "ctypes_into_zeros": into(lambda y: ctypes.memmove(y.data_ptr(), WAVE.ctypes.data, WAVE.nbytes)),
+    "storage_pointer": into(lambda y: ctypes.memmove(y.untyped_storage().data_ptr(), WAVE.ctypes.data, WAVE.nbytes)),
+    "scipy_into_zeros": into(lambda y: ndimage.gaussian_filter(WAVE, sigma=1, output=y.numpy())),
+}
+if np.from_dlpack(torch.zeros(1)).flags.writeable:  # an older torch exports tensors to be read only
+    WRITES["dlpack_into_zeros"] = into(lambda y: np.copyto(np.from_dlpack(y), WAVE))
 
 
 def numpy_into_ones(scan: Scan, x: torch.Tensor) -> Any:
     y = torch.ones(SHAPE)
     y.numpy()[:] *= WAVE
     return scan.layer(x + y)
-
-
-def numpy_into_empty(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.empty(SHAPE)
-    np.cos(WAVE, out=y.numpy())
-    return scan.layer(y)
 
 
 def numpy_into_a_buffer(scan: Scan, x: torch.Tensor) -> Any:
@@ -104,48 +122,10 @@ def numpy_into_the_input(scan: Scan, x: torch.Tensor) -> Any:
     return scan.layer(x)
 
 
-def numpy_into_a_part(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(64, 8)
-    y.numpy()[9, 3:5] = 1
-    return scan.layer(y[:4])
-
-
 def numpy_into_the_result(scan: Scan, x: torch.Tensor) -> Any:
     y = torch.zeros(SHAPE)
     y.numpy()[:] = WAVE
     return y
-
-
-def asarray_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    np.asarray(y)[:] = WAVE
-    return scan.layer(y)
-
-
-def dlpack_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    np.from_dlpack(y)[:] = WAVE
-    return scan.layer(y)
-
-
-def ctypes_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    ctypes.memmove(y.data_ptr(), WAVE.ctypes.data, WAVE.nbytes)
-    return scan.layer(y)
-
-
-def storage_pointer(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    ctypes.memmove(y.untyped_storage().data_ptr(), WAVE.ctypes.data, WAVE.nbytes)
-    return scan.layer(y)
-
-
-def storage_items(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    storage = y.untyped_storage()
-    for index, byte in enumerate(WAVE.tobytes()):
-        storage[index] = byte
-    return scan.layer(y)
 
 
 def python_apply(scan: Scan, x: torch.Tensor) -> Any:
@@ -208,12 +188,6 @@ def array_in_another_module(scan: Scan, x: torch.Tensor) -> Any:
     return z + y
 
 
-def scipy_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    ndimage.gaussian_filter(WAVE, sigma=1, output=y.numpy())
-    return scan.layer(y)
-
-
 def pillow_filter(scan: Scan, x: torch.Tensor) -> Any:
     image = Image.fromarray((x.numpy() * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(1))
     return scan.layer(torch.from_numpy(np.asarray(image, dtype=np.float32)))
@@ -237,24 +211,12 @@ def _tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.tanh(x.numpy()))
 
 
-def numpy_in_an_executor(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(EXECUTOR.submit(_tanh, x).result())
-
-
-def numpy_in_a_pool(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(POOL.map(_tanh, [x])[0])
-
-
 def numpy_in_a_thread(scan: Scan, x: torch.Tensor) -> Any:
     y = torch.zeros(SHAPE)
     thread = threading.Thread(target=lambda: np.tanh(WAVE, out=y.numpy()))
     thread.start()
     thread.join()
     return scan.layer(y)
-
-
-def numpy_in_to_thread(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(asyncio.run(asyncio.to_thread(_tanh, x)))
 
 
 def numpy_beside_an_op(scan: Scan, x: torch.Tensor) -> Any:
@@ -335,10 +297,6 @@ class _Worker(Executor):
 
 
 WORKER = _Worker()
-
-
-def executor_of_another_library(scan: Scan, x: torch.Tensor) -> Any:
-    return WORKER.submit(np.tanh, WAVE).result(30)
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
@@ -450,49 +408,9 @@ def generator(scan: Scan, x: torch.Tensor) -> Any:
         yield scan.layer(x)
 
 
-def generator_expression(scan: Scan, x: torch.Tensor) -> Any:
-    return (scan.layer(item) for item in (x, x, x))
-
-
-def generator_of_generators(scan: Scan, x: torch.Tensor) -> Any:
-    return (generator(scan, x) for _ in range(2))
-
-
-def generator_with_numpy(scan: Scan, x: torch.Tensor) -> Any:
-    return (scan.layer(_tanh(x)) for _ in range(1))
-
-
-def lazy_map(scan: Scan, x: torch.Tensor) -> Any:
-    return map(scan.layer, [x, x])
-
-
-def lazy_filter(scan: Scan, x: torch.Tensor) -> Any:
-    return filter(lambda item: scan.layer(item) is not None, [x, x])
-
-
-def lazy_zip(scan: Scan, x: torch.Tensor) -> Any:
-    return zip(map(scan.layer, [x, x]), range(2), strict=True)
-
-
-def lazy_chain(scan: Scan, x: torch.Tensor) -> Any:
-    return itertools.chain.from_iterable([scan.layer(x)] for _ in range(2))
-
-
-def iterator_in_a_tuple(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(x), map(scan.layer, [x, x])
-
-
-def iterator_in_a_dict(scan: Scan, x: torch.Tensor) -> Any:
-    return {"steps": [generator(scan, x)], "input": x}
-
-
 @dataclass
 class Output:
     steps: Any
-
-
-def iterator_in_a_dataclass(scan: Scan, x: torch.Tensor) -> Any:
-    return Output(generator(scan, x))
 
 
 class _Steps(Iterator[torch.Tensor]):
@@ -505,10 +423,6 @@ class _Steps(Iterator[torch.Tensor]):
         self.left -= 1
         result: torch.Tensor = self.scan.layer(self.x)
         return result
-
-
-def iterator_class(scan: Scan, x: torch.Tensor) -> Any:
-    return _Steps(scan, x)
 
 
 async def coroutine(scan: Scan, x: torch.Tensor) -> Any:
@@ -537,10 +451,6 @@ class _Awaitable:
         return coroutine(self.scan, self.x).__await__()
 
 
-def awaitable(scan: Scan, x: torch.Tensor) -> Any:
-    return _Awaitable(scan, x)
-
-
 class _AsyncSteps:
     def __init__(self, scan: Scan, x: torch.Tensor) -> None:
         self.scan, self.x, self.left = scan, x, 2
@@ -556,29 +466,9 @@ class _AsyncSteps:
         return result
 
 
-def async_iterator_class(scan: Scan, x: torch.Tensor) -> Any:
-    return _AsyncSteps(scan, x)
-
-
-def endless_generator(scan: Scan, x: torch.Tensor) -> Any:
-    return (scan.layer(x) for _ in itertools.count())
-
-
 async def coroutine_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
     await asyncio.get_running_loop().create_future()
     return scan.layer(x)
-
-
-def returned_function(scan: Scan, x: torch.Tensor) -> Any:
-    return lambda: scan.layer(x)
-
-
-def returned_partial(scan: Scan, x: torch.Tensor) -> Any:
-    return x, functools.partial(scan.layer, x)
-
-
-def returned_method(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.forward
 
 
 class _Lazy:
@@ -591,26 +481,10 @@ class _Lazy:
         return result
 
 
-def lazy_property(scan: Scan, x: torch.Tensor) -> Any:
-    return _Lazy(scan, x)
-
-
-def pending_future(scan: Scan, x: torch.Tensor) -> Any:
-    return {"result": Future()}
-
-
-def forked_by_torch(scan: Scan, x: torch.Tensor) -> Any:
-    return torch.jit.fork(scan.layer, x)
-
-
-# An older torch exports tensors to be read only.
-_DLPACK = (dlpack_into_zeros,) if np.from_dlpack(torch.zeros(1)).flags.writeable else ()
 _UNSEEN = (
-    *(numpy_into_zeros, numpy_into_ones, numpy_into_empty, numpy_into_a_buffer, numpy_into_the_input),
-    *(numpy_into_a_part, asarray_into_zeros, *_DLPACK, ctypes_into_zeros, storage_pointer, python_apply),
-    *(python_map, array_of_a_tensor, bytearray_of_a_tensor, python_array_of_a_tensor, shared_memory_of_a_tensor),
-    *(array_in_another_module, scipy_into_zeros, pillow_filter, dispatch_disabled, process_pool, process, program),
-    *(program_without_a_result, shell, fork),
+    *(numpy_into_ones, numpy_into_a_buffer, numpy_into_the_input, python_apply, python_map, array_of_a_tensor),
+    *(bytearray_of_a_tensor, python_array_of_a_tensor, shared_memory_of_a_tensor, array_in_another_module),
+    *(pillow_filter, dispatch_disabled, process_pool, process, program, program_without_a_result, shell, fork),
 )
 _WITHOUT_THE_LAYER = (
     *(numpy_into_the_result, numpy_result, numpy_number, event_loop_of_another_thread, process_pool_executor),
@@ -620,50 +494,57 @@ _WITHOUT_THE_LAYER = (
 KINDS: dict[str, Kind] = {
     **{function.__name__: Kind(function, 1, f"unseen::{function.__name__}") for function in _UNSEEN},
     **{function.__name__: Kind(function, 0, f"unseen::{function.__name__}") for function in _WITHOUT_THE_LAYER},
+    **{name: Kind(compute, 1, "unseen::lambda") for name, compute in WRITES.items()},
     "array_of_a_buffer": Kind(array_of_a_buffer, 1, "unseen::ndarray"),
-    "storage_items": Kind(storage_items, 1),
-    "numpy_in_an_executor": Kind(numpy_in_an_executor, 1, "unseen::_tanh"),
-    "numpy_in_a_pool": Kind(numpy_in_a_pool, 1, "unseen::_tanh"),
+    "storage_items": Kind(into(_write_items), 1),
+    "numpy_in_an_executor": Kind(lambda scan, x: scan.layer(EXECUTOR.submit(_tanh, x).result()), 1, "unseen::_tanh"),
+    "numpy_in_a_pool": Kind(lambda scan, x: scan.layer(POOL.map(_tanh, [x])[0]), 1, "unseen::_tanh"),
     "numpy_in_a_thread": Kind(numpy_in_a_thread, 1, "unseen::lambda"),
-    "numpy_in_to_thread": Kind(numpy_in_to_thread, 1, "unseen::_tanh"),
+    "numpy_in_to_thread": Kind(
+        lambda scan, x: scan.layer(asyncio.run(asyncio.to_thread(_tanh, x))), 1, "unseen::_tanh"
+    ),
     "numpy_beside_an_op": Kind(numpy_beside_an_op, 1, "unseen::_tanh"),
-    "executor_of_another_library": Kind(executor_of_another_library, 0, "unseen::_Worker.submit"),
+    "executor_of_another_library": Kind(
+        lambda scan, x: WORKER.submit(np.tanh, WAVE).result(30), 0, "unseen::_Worker.submit"
+    ),
     "raw_thread": Kind(raw_thread, 1),
     "thread_that_ends_later": Kind(thread_that_ends_later, 2),
     "future_that_ends_later": Kind(future_that_ends_later, 2),
     "pool_that_ends_later": Kind(pool_that_ends_later, 3),
     "raw_thread_that_ends_later": Kind(raw_thread_that_ends_later, 2),
     "timer": Kind(timer, 2),
-    "forked_by_torch": Kind(forked_by_torch, 1),
+    "forked_by_torch": Kind(lambda scan, x: torch.jit.fork(scan.layer, x), 1),
 }
 # Results that compute when they are used: how often, and the name of those that are not used.
 RESULTS: dict[str, Kind] = {
     "generator": Kind(generator, 3, "unseen::generator"),
-    "generator_expression": Kind(generator_expression, 3, "unseen::genexpr"),
-    "generator_of_generators": Kind(generator_of_generators, 6, "unseen::genexpr"),
-    "lazy_map": Kind(lazy_map, 2, "unseen::map"),
-    "lazy_filter": Kind(lazy_filter, 2, "unseen::filter"),
-    "lazy_zip": Kind(lazy_zip, 2, "unseen::zip"),
-    "lazy_chain": Kind(lazy_chain, 2, "unseen::chain"),
-    "iterator_in_a_tuple": Kind(iterator_in_a_tuple, 3, "unseen::map"),
-    "iterator_in_a_dict": Kind(iterator_in_a_dict, 3, "unseen::generator"),
-    "iterator_in_a_dataclass": Kind(iterator_in_a_dataclass, 3, "unseen::generator"),
-    "iterator_class": Kind(iterator_class, 2, "unseen::_Steps"),
+    "generator_expression": Kind(lambda scan, x: (scan.layer(item) for item in (x, x, x)), 3, "unseen::genexpr"),
+    "generator_of_generators": Kind(lambda scan, x: (generator(scan, x) for _ in range(2)), 6, "unseen::genexpr"),
+    "lazy_map": Kind(lambda scan, x: map(scan.layer, [x, x]), 2, "unseen::map"),
+    "lazy_filter": Kind(lambda scan, x: filter(lambda item: scan.layer(item) is not None, [x, x]), 2, "unseen::filter"),
+    "lazy_zip": Kind(lambda scan, x: zip(map(scan.layer, [x, x]), range(2), strict=True), 2, "unseen::zip"),
+    "lazy_chain": Kind(
+        lambda scan, x: itertools.chain.from_iterable([scan.layer(x)] for _ in range(2)), 2, "unseen::chain"
+    ),
+    "iterator_in_a_tuple": Kind(lambda scan, x: (scan.layer(x), map(scan.layer, [x, x])), 3, "unseen::map"),
+    "iterator_in_a_dict": Kind(lambda scan, x: {"steps": [generator(scan, x)], "input": x}, 3, "unseen::generator"),
+    "iterator_in_a_dataclass": Kind(lambda scan, x: Output(generator(scan, x)), 3, "unseen::generator"),
+    "iterator_class": Kind(_Steps, 2, "unseen::_Steps"),
     "coroutine": Kind(coroutine, 1, "unseen::coroutine"),
     "coroutine_with_tasks": Kind(coroutine_with_tasks, 3, "unseen::coroutine_with_tasks"),
     "coroutine_with_a_thread": Kind(coroutine_with_a_thread, 1, "unseen::coroutine_with_a_thread"),
     "async_generator": Kind(async_generator, 2, "unseen::async_generator"),
-    "awaitable": Kind(awaitable, 1, "unseen::_Awaitable"),
-    "async_iterator_class": Kind(async_iterator_class, 2, "unseen::_AsyncSteps"),
+    "awaitable": Kind(_Awaitable, 1, "unseen::_Awaitable"),
+    "async_iterator_class": Kind(_AsyncSteps, 2, "unseen::_AsyncSteps"),
 }
 # Results whose work cannot be run.
 ENDLESS: dict[str, Kind] = {
     "thread_that_does_not_end": Kind(thread_that_does_not_end, 1, "unseen::wait_for_release"),
-    "endless_generator": Kind(endless_generator, 4096, "unseen::genexpr"),
+    "endless_generator": Kind(lambda scan, x: (scan.layer(x) for _ in itertools.count()), 4096, "unseen::genexpr"),
     "coroutine_that_does_not_end": Kind(coroutine_that_does_not_end, 0, "unseen::coroutine_that_does_not_end"),
-    "returned_function": Kind(returned_function, 0, "unseen::lambda"),
-    "returned_partial": Kind(returned_partial, 0, "unseen::partial"),
-    "returned_method": Kind(returned_method, 0, "unseen::Scan.forward"),
-    "lazy_property": Kind(lazy_property, 0, "unseen::_Lazy"),
-    "pending_future": Kind(pending_future, 0, "unseen::Future"),
+    "returned_function": Kind(lambda scan, x: lambda: scan.layer(x), 0, "unseen::lambda"),
+    "returned_partial": Kind(lambda scan, x: (x, functools.partial(scan.layer, x)), 0, "unseen::partial"),
+    "returned_method": Kind(lambda scan, x: scan.forward, 0, "unseen::Scan.forward"),
+    "lazy_property": Kind(_Lazy, 0, "unseen::_Lazy"),
+    "pending_future": Kind(lambda scan, x: {"result": Future()}, 0, "unseen::Future"),
 }

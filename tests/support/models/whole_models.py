@@ -12,6 +12,7 @@ from torch import nn
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from tests.support.models.parts import Parts
 from tests.support.models.quick_weights import quick_weights
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
@@ -47,13 +48,8 @@ class Function(nn.Module):
         return self.function(*args)
 
 
-class Unused(nn.Module):
+class Unused(Parts):
     """A model that computes something and drops it, as a model without its last head does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.fc(x)
@@ -61,12 +57,8 @@ class Unused(nn.Module):
         return x
 
 
-class SmallEinsum(nn.Module):
+class SmallEinsum(Parts):
     """An einsum of fewer than 100 flops, which are printed as they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("ij,jk->ik", x, self.weight)
@@ -126,8 +118,8 @@ _TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 # Name → how to build it; each returns the model and its positional inputs.
 MODELS: dict[str, Callable[[], Case]] = {
     "toy": lambda: (Toy(), (_image(32, 1),)),
-    "small_einsum": lambda: (SmallEinsum(), (torch.ones(2, 3),)),
-    "unused": lambda: (Unused(), (torch.ones(1, 4),)),
+    "small_einsum": lambda: (SmallEinsum(weight=nn.Parameter(torch.ones(3, 4))), (torch.ones(2, 3),)),
+    "unused": lambda: (Unused(fc=nn.Linear(4, 4), head=nn.Linear(4, 8)), (torch.ones(1, 4),)),
     "zoo:lenet5": lambda: _zoo("lenet5", _image(28, 1)),
     "zoo:resnet50": lambda: _zoo("resnet50", _image(64)),
     "zoo:vit_b_16": lambda: _zoo("vit_b_16", _image(224)),

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,14 @@ def sum_of(result: Any) -> torch.Tensor:
     return (result if isinstance(result, torch.Tensor) else result.logits).sum()
 
 
-def main(rank: int, folder: str) -> None:
+def prepare() -> None:
     define_torchvision_schemas()
+    import_module("transformers.distributed.pipeline_parallel")
+    for name in NAMES:
+        build_small(name)
+
+
+def main(rank: int, folder: str) -> None:
     for name, (make, divide_model, mesh, sequence) in CASES.items():
         torch.manual_seed(0)
         model = make()

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops import Device, StepMeter, mfu
+from tests.support.models.parts import Parts
 
 RANKS, STEPS, WIDTH = 2, 3, 16
 CHIP = Device("chip", matrix={"fp32": 10**15})
@@ -20,12 +21,8 @@ def rows_of(rank: int) -> int:
     return 4 * (rank + 1)
 
 
-class TwoLayers(nn.Module):
+class TwoLayers(Parts):
     """Two layers, in a class of its own: torch.compile skips frames of torch.nn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(nn.functional.gelu(self.first(x)))
@@ -34,7 +31,7 @@ class TwoLayers(nn.Module):
 def make_model() -> nn.Module:
     """Return a model with the same parameters each time."""
     torch.manual_seed(0)
-    return TwoLayers()
+    return TwoLayers(first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH))
 
 
 def wrap(model: nn.Module, case: str, graphs: list[str]) -> nn.Module:

@@ -15,15 +15,11 @@ import torch
 from torch import nn
 
 from fvflops.torch_internals import INTERNALS
+from tests.support.models.parts import Parts
 
 
-class CNN(nn.Module):
+class CNN(Parts):
     """A convolution with normalisation, pooling and a classifier: a loss, for a training step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
-        self.head = nn.Linear(4, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(x).flatten(1)).logsumexp(1).mean()
@@ -74,7 +70,13 @@ def count_without(name: str) -> dict[str, int | str]:
     said: dict[str, int | str] = {}
     for case in CASES:
         try:
-            said[case.__name__] = case(CNN(), torch.ones(2, 3, 8, 8))
+            said[case.__name__] = case(
+                CNN(
+                    features=nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+                    head=nn.Linear(4, 5),
+                ),
+                torch.ones(2, 3, 8, 8),
+            )
         except Exception as error:
             said[case.__name__] = f"{type(error).__name__}: {error}"
     return said

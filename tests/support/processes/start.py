@@ -4,6 +4,7 @@
 a folder that all ranks share, and the arguments.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -41,6 +42,9 @@ def run_ranks(worker, ranks, folder, *arguments, timeout=300):
 def fork_ranks(module, ranks, folder, *arguments):
     """Run each rank, and return how many failed."""
     worker = importlib.import_module(module)
+    if hasattr(worker, "prepare"):  # to import once what all ranks take
+        worker.prepare()
+    gc.freeze()  # what is imported is no garbage
     children = []
     for rank in range(ranks):
         child = os.fork()

@@ -10,6 +10,8 @@ import unicodedata
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from fvflops.cli import main
 from fvflops.reports.display_width import display_width
 from fvflops.reports.formats.json import SCHEMA
@@ -32,6 +34,18 @@ def output_of(capsys, *argv):
     code, out, err = run(capsys, *argv)
     assert code == 0, err
     return out
+
+
+def compute_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Let a module's function run once: a command that is repeated in other formats has the same result."""
+    function, results = getattr(module, name), []
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if not results:
+            results.append(function(*args, **kwargs))
+        return results[0]
+
+    patch.setattr(module, name, compute)
 
 
 def take_cells(text: str) -> int:

@@ -155,7 +155,6 @@ def ldexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def pow_scalar(self: complex, exponent: torch.Tensor) -> torch.Tensor:
-    """Return the powers of a scalar, contiguous."""
     dtype = torch.ops.aten.pow.Scalar(self, exponent).dtype
     return torch.empty(exponent.shape, dtype=dtype, device=_META)
 
@@ -187,7 +186,6 @@ def rrelu_backward(
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result and the mask."""
     mask = torch.empty_like(input, dtype=torch.bool)
     return torch.clone(input) if train is False else elementwise_result([input, mask], input.dtype), mask
 

@@ -52,7 +52,6 @@ def like_self(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
 
 
 def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    """Return a tensor like `self`."""
     return _new(self.shape, self) if _contiguous_same_float_dtype(self) and not half_to_float else NotImplemented
 
 
@@ -170,7 +169,6 @@ def _row_major(*tensors: torch.Tensor) -> bool:
 def batch_norm(
     input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
-    """Return a tensor like the input."""
     supported = _contiguous_format_same_float_dtype(input) if training else _contiguous_same_float_dtype(input)
     supported = supported and input.dim() > 1 and _per_channel(input, weight, bias, running_mean, running_var)
     return _new(input.shape, input) if supported else NotImplemented
@@ -218,7 +216,6 @@ def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: tor
 def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
-    """Return a tensor like the input."""
     shapes_match = tuple(input.shape[input.dim() - len(normalized_shape) :]) == tuple(normalized_shape)
     return (
         _new(input.shape, input)

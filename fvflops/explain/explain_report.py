@@ -1,0 +1,253 @@
+"""Report of explained traces: the steps, their time by class and cause, the longest work, collectives, idle time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.find_losses import find_losses
+from fvflops.explain.findings.losses_report import encode_losses, losses_parts
+from fvflops.explain.findings.planned_step import PlannedStep, compare_step
+from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
+from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
+from fvflops.reports.document import (
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    data_only,
+    difference_column,
+    number_column,
+    text_column,
+)
+from fvflops.text import record_data
+from fvflops.units import format_bytes, format_seconds, format_share, format_short
+
+_TIMES = (
+    *("total_ns", "busy_ns", "compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns"),
+    *("communication_ns", "memcpy_ns", "host_ns"),
+)
+_ROWS = 20  # of tables besides the main one
+
+
+def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
+    """Return the report of explained traces, with a plan also what it expects."""
+    steps = max(len(trace.steps()), 1)
+    about = trace.about()
+    parts: list[Part] = [Items("", about[1:])] if about[1:] else []
+    found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
+    parts += losses_parts(found, compared, trace.total_ns() / 1e9 / steps)
+    parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
+    parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
+    name = os.path.basename(trace.timelines[0].path)
+    device = "" if trace.device is None else f" on {trace.device.name}"
+    return Document(
+        "explain",
+        f"{name}{device}: {about[0]}",
+        parts,
+        main="time",
+        data={**encode_losses(found, compared), **_encode(trace)},
+        about={"device": None if trace.device is None else trace.device.name, "steps": steps, "about": about},
+    )
+
+
+def _hidden(column: Column, order: int) -> Column:
+    """Return a column that narrow terminals lack, the largest order first."""
+    return replace(column, hide_order=order)
+
+
+def _format_lost(seconds: float) -> str:
+    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
+
+
+def _seconds(key: str, heading: str) -> Column:
+    return number_column(key, heading, form=format_seconds)
+
+
+def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
+    """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
+    columns: tuple[Column, ...] = (
+        text_column("what", shorten_last=True),
+        _seconds("seconds", "time"),
+        number_column("share", form=format_share),
+        number_column("calls"),
+        _hidden(number_column("kernels"), 3),
+        _hidden(_seconds("hidden_seconds", "hidden"), 2),
+        _hidden(number_column("flops", "FLOPs"), 4),
+        _hidden(number_column("bytes", form=format_bytes), 5),
+        number_column("flops_per_second", "FLOP/s"),
+        _seconds("expected_seconds", "expected"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
+    )
+    if not any(timeline.on_gpu for timeline in trace.timelines):
+        columns = tuple(data_only(columns, ["kernels"]))
+    total = trace.total_ns()
+    rows: list[list[Value]] = []
+    for row in trace.work():
+        rows.append([KINDS[row.kind], *_figures(row, steps, total)])
+    for idle in trace.idle():
+        share = idle.ns / total if total else None
+        rows.append([f"idle: {CAUSES[idle.cause]}", idle.ns / 1e9 / steps, share, *[None] * 8])
+    last: list[Value] = ["step", total / 1e9 / steps, 1.0 if total else None, *[None] * 8]
+    return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
+
+
+def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
+    """Return the numbers of a row for one step."""
+    return [
+        row.ns / 1e9 / steps,
+        row.ns / total if total else None,
+        row.calls / steps or None,
+        row.kernels / steps,
+        row.hidden_ns / 1e9 / steps or None,
+        None if row.flops is None else row.flops / steps or None,
+        None if row.nbytes is None else row.nbytes / steps or None,
+        row.flops_per_second,
+        None if row.expected_ns is None else row.expected_ns / 1e9 / steps,
+        None if row.lost_ns is None else row.lost_ns / 1e9 / steps,
+    ]
+
+
+def _tabulate_steps(trace: ExplainedTrace) -> Table:
+    columns = (
+        text_column("rank"),
+        text_column("step"),
+        _seconds("total_ns", "time"),
+        _seconds("compute_ns", "compute"),
+        _seconds("exposed_communication_ns", "exposed comm."),
+        _seconds("exposed_memcpy_ns", "exposed copies"),
+        _seconds("idle_ns", "idle"),
+        _seconds("host_ns", "host"),
+    )
+    rows = []
+    for timeline in trace.timelines:
+        rank = "" if timeline.rank is None else str(timeline.rank)
+        for step in timeline.steps:
+            times = [getattr(step, column.key) for column in columns[2:]]
+            rows.append([rank, step.name, *(None if ns is None else ns / 1e9 for ns in times)])
+    return Table("steps", columns, rows, "Steps", noun="step").ranked(top=_ROWS)
+
+
+def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
+    columns = (
+        text_column("what", shorten_last=True),
+        _seconds("seconds", "time"),
+        text_column("class"),
+        text_column("phase"),
+        number_column("calls"),
+        number_column("flops_per_second", "FLOP/s"),
+        _seconds("expected_seconds", "expected"),
+        difference_column("lost_seconds", "lost", form=_format_lost),
+    )
+    rows: list[list[Value]] = []
+    for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
+        if row.kind != "communication":
+            seconds, _, calls, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
+            rows.append([describe_work(row), seconds, row.kind, row.phase, calls, rate, expected, lost])
+    return Table("work", columns, rows, "Longest work, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
+
+
+def describe_work(row: WorkRow) -> str:
+    """Return a row's op with the shapes and the dtype of its tensors, or its kernel.
+
+    >>> inputs = [[4, 8], [8, 2], []], ["c10::Half", "c10::Half", "Scalar"], None
+    >>> describe_work(WorkRow("matmul", "compute", "aten::mm", "gemm", "forward", "", inputs))
+    'mm 4x8 8x2 half'
+    """
+    if not row.op:
+        return shorten_kernel(row.kernel)
+    words = [row.op.removeprefix("aten::")]
+    if row.inputs:
+        dims, types = row.inputs[0] or (), row.inputs[1] or ()
+        shapes = [dim for dim in dims if dim and all(isinstance(size, int) for size in dim)]
+        words += ["x".join(map(str, shape)) for shape in shapes[:3]]
+        words += [str(type).removeprefix("c10::").lower() for type in types[:1] if type not in ("", "Scalar")]
+    return " ".join(words)
+
+
+def _tabulate_collectives(trace: ExplainedTrace, steps: int) -> Table:
+    columns = (
+        text_column("collective", shorten_last=True),
+        number_column("group", "ranks"),
+        number_column("kernels"),
+        _seconds("seconds", "exposed"),
+        _seconds("hidden_seconds", "hidden"),
+        number_column("bytes", form=format_bytes),
+        number_column("bytes_per_second", "rate", form=lambda rate: f"{format_short(rate)}B/s"),
+    )
+    rows: list[list[Value]] = []
+    for row in trace.work(lambda row: (row.kind, describe_collective(row), dict(row.details).get("Group size"))):
+        if row.kind == "communication":
+            seconds, hidden = row.ns / 1e9 / steps, row.hidden_ns / 1e9 / steps
+            name, ranks = describe_collective(row), dict(row.details).get("Group size")
+            nbytes = None if row.nbytes is None else row.nbytes / steps
+            rows.append([name, ranks, row.kernels / steps, seconds, hidden, nbytes, row.bytes_per_second])
+    return Table("communication", columns, rows, "Communication, mean of a step", noun="collective").ranked(top=_ROWS)
+
+
+def describe_collective(row: WorkRow) -> str:
+    """Return the name of a collective, as recorded or by its op or kernel, with its dtype."""
+    details = dict(row.details)
+    name = str(details.get("Collective name") or row.op or shorten_kernel(row.kernel))
+    return f"{name.strip('_')} {str(details.get('dtype', '')).lower()}".strip()
+
+
+def _tabulate_waits(trace: ExplainedTrace) -> Table:
+    columns = (
+        number_column("rank", form=str),
+        number_column("collectives"),
+        _seconds("kernel_seconds", "time"),
+        _seconds("waiting_seconds", "waiting"),
+    )
+    rows = [[wait.rank, wait.collectives, wait.kernel_ns / 1e9, wait.waiting_ns / 1e9] for wait in trace.waits()]
+    title = "Collectives that wait for other ranks, whole trace"
+    return Table("waits", columns, rows, title, noun="rank").ranked(top=_ROWS)
+
+
+def _tabulate_idle(trace: ExplainedTrace, steps: int) -> Table:
+    columns = (
+        text_column("cause"),
+        text_column("name", "where the host was", shorten_last=True),
+        number_column("intervals"),
+        _seconds("seconds", "time"),
+    )
+    rows: list[list[Value]] = [
+        [CAUSES[row.cause], row.name, row.intervals / steps, row.ns / 1e9 / steps]
+        for row in trace.idle(lambda row: (row.cause, row.name))
+    ]
+    return Table("idle", columns, rows, "Idle time, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
+
+
+def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
+    """Return all rows for JSON, in nanoseconds; modules are summed up."""
+    ranks = [
+        {
+            "path": timeline.path,
+            "rank": timeline.rank,
+            "device": timeline.device_name,
+            "on_gpu": timeline.on_gpu,
+            "steps": [_encode_step(step) for step in timeline.steps],
+        }
+        for timeline in trace.timelines
+    ]
+    waits = [record_data(wait, "rank", "collectives", "kernel_ns", "waiting_ns") for wait in trace.waits()]
+    return {"ranks": ranks, "waits": waits}
+
+
+def _encode_step(step: StepTimeline) -> dict[str, Any]:
+    times = {name: getattr(step, name) for name in _TIMES}
+    rows = sum_rows(step.work, lambda row: (row.kind, row.op, row.kernel, row.phase, str(row.inputs), row.details))
+    names = ("kind", "group", "op", "kernel", "phase", "is_graph", "calls", "kernels", "ns", "kernel_ns")
+    costs = ("macs", "flops", "nbytes", "expected_ns", "modelled_ns", "lost_ns")
+    work = [{**record_data(row, *names, *costs), "shapes": _shapes(row), "details": dict(row.details)} for row in rows]
+    idle = [record_data(row, "cause", "name", "intervals", "ns") for row in step.idle]
+    return {"name": step.name, **times, "work": work, "idle": idle}
+
+
+def _shapes(row: WorkRow) -> list[Any]:
+    return list(row.inputs[0] or ()) if row.inputs else []

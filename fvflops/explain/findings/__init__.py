@@ -1,0 +1,1 @@
+"""Why steps are slow: findings of traces, with a plan also against it."""

@@ -1,0 +1,128 @@
+"""A finding: what a step loses, by how much, what shows it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fvflops.devices.devices import Device
+from fvflops.devices.measured_errors import expect_kernel_error
+from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.step_records import IdleRow, WorkRow
+from fvflops.plan.step_time.calibration import KernelTimer, find_efficiency
+from fvflops.text import shown_by_fields
+from fvflops.units import format_quantity, format_seconds
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
+class Finding:
+    """One reason why a step is slow.
+
+    `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` what a step would be shorter
+    without it, `evidence` the rows that show it, `advice` what to do, and `certainty` how sure the seconds are.
+    """
+
+    code: str
+    text: str
+    seconds: float
+    evidence: tuple[str, ...]
+    advice: str
+    certainty: str
+
+
+MEASURED = "measured: the time that the trace shows"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The rows of all steps of a trace, and times of kernels on the device, None if unknown."""
+
+    trace: ExplainedTrace
+    steps: int
+    total_ns: int
+    work: tuple[WorkRow, ...]
+    idle: tuple[IdleRow, ...]
+    timer: KernelTimer | None
+    is_planned: bool = False
+
+    @property
+    def device(self) -> Device | None:
+        return self.trace.device
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(timeline.on_gpu for timeline in self.trace.timelines)
+
+    def seconds(self, ns: float) -> float:
+        """Return nanoseconds of all steps as seconds of one."""
+        return ns / 1e9 / self.steps
+
+    def each(self, count: float) -> int:
+        """Return a number of all steps as one of a step."""
+        return round(count / self.steps)
+
+    def certainty(self, kind: str) -> str:
+        """Return the error to expect of the kernel model of a class, or that there is none for the device."""
+        if self.device is None:
+            return "estimated from the other kernels of the trace"
+        return expect_kernel_error(kind, "bf16", self.device).text
+
+    def typical(self) -> float:
+        """Return how much longer products take than alone, as they do in a step: the median by time."""
+        known = [
+            (row.modelled_ns / row.expected_ns, row.modelled_ns)
+            for row in self.work
+            if row.kind == "matmul" and row.expected_ns and types_of(row)[:1] not in (("float",), ("double",))
+        ]
+        half, passed = sum(ns for _, ns in known) / 2, 0.0
+        for ratio, ns in sorted(known):
+            passed += ns
+            if passed >= half:
+                return max(ratio, 1.0)
+        return 1.0
+
+
+def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evidence:
+    """Return the rows of all steps of a trace."""
+    steps = trace.steps()
+    work = tuple(trace.work(lambda row: (row.kind, row.op, row.kernel, row.phase, str(row.inputs), row.details)))
+    idle = tuple(trace.idle(lambda row: (row.cause, row.name)))
+    timer = None if trace.device is None else KernelTimer(trace.device, find_efficiency(trace.device))
+    return Evidence(trace, max(len(steps), 1), trace.total_ns(), work, idle, timer, is_planned)
+
+
+def shapes_of(row: WorkRow) -> list[tuple[int, ...]]:
+    """Return the shapes of a row's tensors, in the order of its arguments."""
+    dims = (row.inputs[0] or ()) if row.inputs else ()
+    return [tuple(dim) for dim in dims if dim and all(isinstance(size, int) for size in dim)]
+
+
+def types_of(row: WorkRow) -> tuple[str, ...]:
+    """Return the dtypes of a row's tensors, without c10::, in lower case."""
+    dims, types = (row.inputs[0] or (), row.inputs[1] or ()) if row.inputs else ((), ())
+    found = zip(dims, types, strict=False)
+    return tuple(str(name).removeprefix("c10::").lower() for dim, name in found if dim and isinstance(name, str))
+
+
+def list_evidence(rows: Sequence[WorkRow], steps: int) -> tuple[str, ...]:
+    """Return the longest rows as text."""
+    return tuple(_describe(row, steps) for row in sorted(rows, key=lambda row: -row.kernel_ns)[:3])
+
+
+def _describe(row: WorkRow, steps: int) -> str:
+    shapes = " ".join("x".join(map(str, shape)) for shape in shapes_of(row)[:3])
+    what = f"{row.op or row.kernel} {shapes} {' '.join(types_of(row)[:1])}".strip()
+    calls = format_quantity(max(row.kernels // steps, 1), "kernel")
+    return f"{what}: {calls}, {format_seconds(row.kernel_ns / 1e9 / steps)} ({row.kernel[:60]})"
+
+
+def describe_idle(rows: Sequence[IdleRow], steps: int) -> tuple[str, ...]:
+    """Return the longest idle rows as text."""
+    longest = sorted(rows, key=lambda row: -row.ns)[:3]
+    return tuple(f"{row.name}: {format_seconds(row.ns / 1e9 / steps)} idle" for row in longest)
+
+
+Findings = Iterator[Finding]
+Group = dict[Any, list[WorkRow]]

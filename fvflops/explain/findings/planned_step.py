@@ -1,0 +1,131 @@
+"""A planned step beside the measured one: seconds of each class of work, of waiting and of idle time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.finding import Evidence, gather_evidence
+from fvflops.explain.kernel_kinds import KINDS, kind_of_op
+from fvflops.plan.step_time.calibration import KernelTimer
+from fvflops.plan.step_time.pass_program import Launch, Run
+from fvflops.plan.step_time.step_estimate import StepEstimate, divide_rank
+from fvflops.plan.step_time.step_program import StepProgram, read_step
+from fvflops.text import shown_by_fields
+
+_OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
+BUBBLE, IDLE, COMMUNICATION = "pipeline bubble and sending", "idle", "exposed communication"
+EXPOSED = "exposed_"  # beginning of the codes of findings of exposed collectives
+_ROWS = {**KINDS, "memory": "kernels bound by memory"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
+class ComparedRow:
+    """Seconds of a step, expected and measured; `what` is a class of work, or of time in which none runs."""
+
+    what: str
+    phase: str
+    expected: float
+    measured: float
+
+    @property
+    def lost(self) -> float:
+        """Measured seconds over the expected ones."""
+        return self.measured - self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """The expected seconds of a rank's step by (class, phase) of kernels.
+
+    `parts` are those that findings may name, by code, "exposed" of all collectives; `macs` are of products.
+    """
+
+    seconds: float
+    kernels: Mapping[tuple[str, str], float]
+    parts: Mapping[str, float]
+    macs: int
+    error: str
+
+    def allowance(self, code: str) -> float:
+        """Return the seconds that the plan has for the reason of a finding."""
+        return self.parts.get("exposed" if code.startswith(EXPOSED) else code, 0.0)
+
+
+def expect_step(
+    estimate: StepEstimate, rank: int | None = None, *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
+) -> PlannedStep:
+    """Return the expected seconds of a rank in an estimated step, by default of the slowest; the others as for it."""
+    program = read_step(estimate.plans, fused=fused, bucket_cap_mb=bucket_cap_mb)
+    timer = KernelTimer(estimate.device, estimate.efficiency)
+    ranks = {plan.rank: number for number, plan in enumerate(estimate.plans)}
+    index = estimate.slowest if rank is None else ranks.get(rank, estimate.slowest)
+    kernels: dict[tuple[str, str], float] = defaultdict(float)
+    parts: dict[str, float] = defaultdict(float)
+    macs = 0
+    for launch, count in _list_launches(program, index):
+        seconds = count * timer.seconds(launch.kernel)
+        kernels[_class_of(launch), launch.phase] += seconds
+        if launch.phase == "optimizer":
+            parts["unfused_optimizer"] += 0.0 if "_fused_" in launch.op else seconds
+        elif launch.kernel.kind == "matmul":
+            macs += count * launch.kernel.macs
+        elif kind_of_op(launch.op) == "copy":
+            parts["copies"] += seconds
+    times = divide_rank(program, estimate.simulation, timer, index)
+    parts["exposed"] = sum(times["exposed"].values())
+    parts["pipeline_bubble"] = times["bubble"] + times["sending"]
+    parts["launch_bound"] = times["launching"] + estimate.between
+    return PlannedStep(estimate.seconds, kernels, parts, macs, estimate.error.text)
+
+
+def _list_launches(program: StepProgram, rank: int) -> Iterator[tuple[Launch, int]]:
+    """Yield the kernels of a rank's step, and how often it launches them."""
+    for index, times in Counter(index for _, index in program.ranks[rank]).items():
+        own = program.programs[index]
+        calls = Counter(number for item in own.items if isinstance(item, Run) for number in item.items)
+        yield from ((own.launches[number], times * count) for number, count in calls.items())
+
+
+def _class_of(launch: Launch) -> str:
+    if launch.phase == "optimizer":
+        return "optimizer"
+    kind = launch.kernel.kind
+    return "memory" if kind == "memory" else "attention" if kind.startswith("attention") else "matmul"
+
+
+def compare_step(trace: ExplainedTrace, planned: PlannedStep) -> list[ComparedRow]:
+    """Return a step's time by class and phase, expected and measured, the largest loss first; rows add up to it."""
+    evidence = gather_evidence(trace)
+    measured = measure_kernels(evidence)
+    keys = dict.fromkeys([*planned.kernels, *measured])
+    rows = [
+        ComparedRow(_ROWS[kind], phase, planned.kernels.get((kind, phase), 0.0), measured.get((kind, phase), 0.0))
+        for kind, phase in keys
+    ]
+    pairs = {True: 0.0, False: 0.0}
+    for row in evidence.work:
+        if row.kind == "communication":
+            name = f"{dict(row.details).get('Collective name')} {row.op}".lower()
+            pairs["send" in name or "recv" in name] += row.ns
+    idle = evidence.seconds(sum(row.ns for row in evidence.idle))
+    rows += [
+        ComparedRow(COMMUNICATION, "", planned.parts["exposed"], evidence.seconds(pairs[False])),
+        ComparedRow(BUBBLE, "", planned.parts["pipeline_bubble"], evidence.seconds(pairs[True])),
+        ComparedRow(IDLE, "", planned.parts["launch_bound"], idle),
+    ]
+    return sorted((row for row in rows if row.expected or row.measured), key=lambda row: -row.lost)
+
+
+def measure_kernels(evidence: Evidence) -> dict[tuple[str, str], float]:
+    """Return the measured seconds of kernels by the classes of a plan, and phase."""
+    measured: dict[tuple[str, str], float] = defaultdict(float)
+    for row in evidence.work:
+        if row.kind != "communication":
+            kind = "optimizer" if row.phase == "optimizer" else row.kind
+            kind = "memory" if kind in _OTHERS else "matmul" if kind in ("experts", "convolution") else kind
+            measured[kind, row.phase] += evidence.seconds(row.ns)
+    return measured

@@ -1,0 +1,75 @@
+"""FLOPs, bytes and expected times of ops by their recorded shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from fvflops.counting import TableCostModel
+from fvflops.devices.devices import Device
+from fvflops.formulas import load_table
+from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
+from fvflops.plan.step_time.op_estimate import estimate_signature
+from fvflops.trace import Signature
+
+_KEYS = ("Input Dims", "Input type", "Concrete Inputs")
+
+
+class OpCost(NamedTuple):
+    """What one call costs: its work, bytes and expected seconds, None where unknown."""
+
+    work: Work | None
+    nbytes: int | None
+    seconds: float | None
+
+
+UNKNOWN_COST = OpCost(None, None, None)
+
+
+class _SignedCosts(ShapeCosts):
+    def signature(self, index: int) -> Signature | None:
+        return self._sign(*self._events[index])
+
+
+class OpCosts:
+    """Costs of ops by the convention exact, and on a device their expected times by the kernel models of `plan`."""
+
+    def __init__(self, device: Device | None) -> None:
+        self.device = device
+        self._table = load_table("exact")
+        self._cost_model = TableCostModel(self._table, "flops")
+        self._known: dict[tuple[str, tuple[Any, ...]], OpCost] = {}
+
+    def is_counted(self, op: str, inputs: Sequence[Any]) -> bool:
+        """Return whether the work of a call is known by its inputs."""
+        return self.cost(op, inputs).work is not None
+
+    def cost(self, op: str, inputs: Sequence[Any]) -> OpCost:
+        """Return the cost of a call by its inputs as recorded: dimensions, types and values."""
+        key = op, _freeze(inputs)
+        if key not in self._known:
+            self._known[key] = self._find(op, inputs)
+        return self._known[key]
+
+    def _has_formula(self, op: str) -> bool:
+        row = self._table.row(op)
+        return row is not None and row.kind != "decompose"
+
+    def _find(self, op: str, inputs: Sequence[Any]) -> OpCost:
+        if not self._has_formula(op):
+            return UNKNOWN_COST
+        args = {name: value for name, value in zip(_KEYS, inputs, strict=True) if value is not None}
+        costs = _SignedCosts([(op, args)], self._table, self._cost_model)
+        signature = costs.signature(0)
+        if signature is None:
+            return UNKNOWN_COST
+        seconds = None
+        if self.device is not None:
+            with suppress(ValueError):  # a view, or an op of unknown work
+                seconds = estimate_signature(signature, self.device).seconds
+        return OpCost(costs.work(0), costs.nbytes(0), seconds)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, (list, tuple)) else value

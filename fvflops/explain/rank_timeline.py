@@ -1,0 +1,368 @@
+"""The timeline of one rank: its steps, and in each what the GPU did and why it was idle."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from fvflops.explain.idle_causes import IdleCauses
+from fvflops.explain.kernel_kinds import kind_of_op
+from fvflops.explain.launch_contexts import Context, LaunchContexts
+from fvflops.explain.op_costs import UNKNOWN_COST, OpCosts
+from fvflops.explain.step_records import IdleRow, StepTimeline, WorkRow
+from fvflops.explain.time_division import (
+    COMMUNICATION,
+    COMPUTE,
+    MEMCPY,
+    Interval,
+    Piece,
+    disjoint,
+    gaps,
+    merge,
+    split,
+    subtract,
+)
+from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, RANGE, Activities, TraceColumns
+from fvflops.text import short_repr
+from fvflops.units import format_quantity, format_seconds
+
+_STEP = re.compile(r"ProfilerStep\*?#\d+")
+# "dtype" of a collective → bytes of an element.
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long"), 8),
+}
+_GROUPS = ("compute", "communication", "memcpy")
+
+
+class Window(NamedTuple):
+    """The time of a step on the GPU; `host_ns` is its time on the host."""
+
+    name: str
+    start: int
+    host_ns: int | None
+
+
+class _Key(NamedTuple):
+    """What rows are summed by; names and arguments are numbers of the columns."""
+
+    window: int
+    kind: str
+    group: int
+    op: int
+    name: int
+    inputs: int
+    details: int
+    context: Context
+
+
+@dataclass(slots=True)
+class _Sums:
+    calls: int = 0
+    kernels: int = 0
+    kernel_ns: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RankTimeline:
+    """What one rank's GPU did in each step; of a trace without kernels, what the host's ops did.
+
+    `device_name` is the GPU's as recorded, "" if unknown. `columns` are the events themselves and `activities` the
+    kernels, each with its op and launch.
+    """
+
+    path: str
+    rank: int | None
+    device_name: str
+    on_gpu: bool
+    steps: tuple[StepTimeline, ...]
+    columns: TraceColumns = field(compare=False)
+    activities: Activities = field(compare=False)
+
+    def __repr__(self) -> str:
+        steps = format_quantity(len(self.steps), "step")
+        return short_repr(self, self.path, steps, format_seconds(sum(step.total_ns for step in self.steps) / 1e9))
+
+
+def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
+    """Return the timeline of a trace."""
+    on_gpu = len(columns.gpu) > 0
+    activities = columns.gpu if on_gpu else _list_host_work(columns)
+    windows, bounds = _find_windows(columns, activities, on_gpu=on_gpu)
+    contexts = LaunchContexts(columns, costs.is_counted)
+    found = [contexts.of(op, launch) for op, launch in zip(activities.op, activities.launch, strict=True)]
+    division = _divide(
+        columns,
+        activities,
+        [
+            contexts.kind(context, str(columns.names[name]), kind)
+            for context, name, kind in zip(found, activities.name, activities.kind, strict=True)
+        ],
+    )
+    work = _sum_work(columns, activities, found, division, bounds, _find_outer(columns, found, costs))
+    idle = _sum_idle(columns, activities, division, bounds, on_gpu=on_gpu)
+    unions = [[0, 0] for _ in windows]
+    for column, covered in enumerate(division.unions[COMMUNICATION:]):
+        for window, piece in split((Piece(*interval, -1) for interval in covered), bounds):
+            unions[window][column] += piece.end - piece.start
+    steps = []
+    for index, (name, _, host_ns) in enumerate(windows):
+        rows = tuple(_make_rows(columns, work[index], costs))
+        compute, communication, memcpy = (sum(row.ns for row in rows if row.group == group) for group in _GROUPS)
+        steps.append(
+            StepTimeline(
+                name=name,
+                start_ns=bounds[index],
+                end_ns=bounds[index + 1],
+                compute_ns=compute,
+                exposed_communication_ns=communication,
+                exposed_memcpy_ns=memcpy,
+                communication_ns=unions[index][0],
+                memcpy_ns=unions[index][1],
+                host_ns=host_ns,
+                work=rows,
+                idle=idle[index],
+            )
+        )
+    return RankTimeline(
+        columns.path, columns.rank, name_device(columns.header), on_gpu, tuple(steps), columns, activities
+    )
+
+
+def name_device(header: Mapping[str, Any]) -> str:
+    """Return the name of the GPU of a trace, "" if it is not recorded."""
+    devices = header.get("deviceProperties")
+    names = [device.get("name") for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    return next((name for name in names if isinstance(name, str) and name), "")
+
+
+def _list_host_work(columns: TraceColumns) -> Activities:
+    """Return the self times of ops, for a trace without kernels: each an activity on its thread."""
+    host, found = columns.host, Activities()
+    pieces = []
+    for thread in range(len(columns.threads)):
+        first, stop = host.thread_range(thread)
+        if first < stop and OP in host.kind[first:stop]:
+            end = max(host.end[first:stop])
+            pieces += [(*piece, thread) for piece in host.pieces(thread, host.start[first], end)]
+    for start, end, span, thread in sorted(pieces):
+        op = host.op[span] if span >= 0 else -1
+        if op < 0:
+            continue
+        for column, value in ((found.start, start), (found.end, end), (found.name, host.name[op]), (found.op, op)):
+            column.append(value)
+        found.stream.append(thread)
+    count = len(found)
+    found.kind, found.details, found.launch = (
+        array("i", [0]) * count,
+        array("i", [-1]) * count,
+        array("i", [-1]) * count,
+    )
+    found.external = found.correlation = array("q", [-1]) * count
+    return found
+
+
+def _find_windows(columns: TraceColumns, activities: Activities, *, on_gpu: bool) -> tuple[list[Window], list[int]]:
+    """Return the windows of the steps, and their bounds: one more."""
+    host = columns.host
+    is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(str(name))}
+    steps = [index for index, kind in enumerate(host.kind) if kind == RANGE and host.name[index] in is_step]
+    steps.sort(key=host.start.__getitem__)
+    first, last = min(activities.start, default=0), max(activities.end, default=0)
+    if not steps:
+        return [Window("whole trace", first, None)], [first, last]
+    windows = []
+    ends = [host.end[index] for index in steps]
+    if on_gpu:
+        starts = _first_kernels(columns, activities, [host.start[index] for index in steps] + [max(ends)])
+    else:
+        starts = [host.start[index] for index in steps] + [max(ends)]
+        first, last = min(first, starts[0]), max(last, starts[-1])
+    for step, start in zip(steps, starts, strict=False):
+        windows.append(Window(columns.names[host.name[step]], start, host.end[step] - host.start[step]))
+    windows.append(Window("after the steps", starts[-1], None))
+    if first < starts[0]:
+        windows.insert(0, Window("before the steps", first, None))
+    bounds = [window.start for window in windows] + [last]
+    kept = [index for index in range(len(windows)) if bounds[index + 1] > bounds[index] or not index]
+    return [windows[index] for index in kept], [bounds[index] for index in kept] + [last]
+
+
+def _first_kernels(columns: TraceColumns, activities: Activities, starts: Sequence[int]) -> list[int]:
+    """Return, for each time of the host, the start of the first kernel that was launched from then on."""
+    launched = sorted(
+        (columns.host.start[launch], activities.start[index])
+        for index, launch in enumerate(activities.launch)
+        if launch >= 0
+    )
+    found: list[int] = []
+    earliest = max(activities.end)
+    position = len(launched)
+    for start in reversed(starts):
+        while position and launched[position - 1][0] >= start:
+            position -= 1
+            earliest = min(earliest, launched[position][1])
+        found.append(earliest)
+    return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Which activity each moment belongs to; `unions` are the times of compute, communication and copies."""
+
+    kinds: Sequence[str]
+    groups: Sequence[int]
+    pieces: Sequence[Piece]
+    unions: Sequence[Sequence[Interval]]
+
+    def covered(self) -> list[Interval]:
+        """Return when anything runs."""
+        return merge(sorted(interval for union in self.unions for interval in union))
+
+
+def _divide(columns: TraceColumns, activities: Activities, kinds: Sequence[str]) -> _Division:
+    memcpy = ACTIVITY_KINDS.index("memcpy")
+    groups = [
+        COMMUNICATION if kind == "communication" else MEMCPY if activity == memcpy else COMPUTE
+        for kind, activity in zip(kinds, activities.kind, strict=True)
+    ]
+    if not len(columns.gpu):
+        groups = [COMPUTE] * len(groups)
+    members = [[index for index, own in enumerate(groups) if own == group] for group in range(len(_GROUPS))]
+    unions = [merge((activities.start[index], activities.end[index]) for index in group) for group in members]
+    pieces: list[Piece] = []
+    for group, indexes in enumerate(members):
+        covered = merge(sorted(interval for union in unions[:group] for interval in union))
+        pieces += subtract(disjoint(activities.start, activities.end, indexes), covered)
+    return _Division(kinds, groups, pieces, unions)
+
+
+def _sum_work(
+    columns: TraceColumns,
+    activities: Activities,
+    contexts: Sequence[Context],
+    division: _Division,
+    bounds: Sequence[int],
+    outer: Set[int],
+) -> list[dict[_Key, _Sums]]:
+    """Return the sums of each window's rows; calls of `outer` ops are counted by the ops inside them."""
+    host = columns.host
+    sums: list[dict[_Key, _Sums]] = [defaultdict(_Sums) for _ in bounds[1:]]
+
+    def key(window: int, index: int) -> _Key:
+        context = contexts[index]
+        op = host.name[context.op] if context.op >= 0 else -1
+        inputs = host.inputs[context.op] if context.op >= 0 else -1
+        kind, group = division.kinds[index], division.groups[index]
+        details = activities.details[index]
+        unlocated = context._replace(op=-1)
+        return _Key(window, kind, group, op, activities.name[index], inputs, details, unlocated)
+
+    longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
+    whole = (Piece(activities.start[index], activities.start[index], index) for index in range(len(activities)))
+    for window, piece in split(whole, bounds):
+        index = piece.activity
+        row = sums[window][key(window, index)]
+        row.kernels += 1
+        row.kernel_ns += activities.end[index] - activities.start[index]
+        op = contexts[index].op
+        if op >= 0 and op not in outer:
+            best = longest.get(op)
+            if best is None or _length(activities, index) > _length(activities, best):
+                longest[op] = index
+    called = (Piece(activities.start[index], activities.start[index], index) for index in longest.values())
+    for window, piece in split(called, bounds):
+        sums[window][key(window, piece.activity)].calls += 1
+    for window, piece in split(division.pieces, bounds):
+        sums[window][key(window, piece.activity)].ns += piece.end - piece.start
+    return sums
+
+
+def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCosts) -> set[int]:
+    """Return the ops whose work is that of ops inside them: of the same class, or with multiply-adds."""
+    host, names = columns.host, columns.names
+    outer: set[int] = set()
+    for op in {context.op for context in contexts if context.op >= 0}:
+        name = str(names[host.name[op]])
+        work = costs.cost(name, columns.inputs[host.inputs[op]]).work if host.inputs[op] >= 0 else None
+        if work is None:
+            continue
+        around = host.parent[op]
+        while around >= 0 and (around := host.op[around]) >= 0:
+            if work.macs or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
+                outer.add(around)
+            around = host.parent[around]
+    return outer
+
+
+def _length(activities: Activities, index: int) -> int:
+    return activities.end[index] - activities.start[index]
+
+
+def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts) -> Iterator[WorkRow]:
+    for key, row in sorted(sums.items(), key=lambda item: -item[1].ns):
+        op = str(columns.names[key.op]) if key.op >= 0 else ""
+        inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
+        cost = costs.cost(op, inputs) if inputs else UNKNOWN_COST
+        work, calls = cost.work, row.calls
+        details = columns.details[key.details] if key.details >= 0 else {}
+        nbytes = None if cost.nbytes is None else cost.nbytes * calls
+        if key.kind == "communication":
+            message = _message_bytes(details)
+            nbytes = None if message is None else message * row.kernels
+        yield WorkRow(
+            kind=key.kind,
+            group=_GROUPS[key.group],
+            op=op,
+            kernel=str(columns.names[key.name]),
+            phase=key.context.phase,
+            module=key.context.module,
+            inputs=inputs,
+            details=tuple(details.items()),
+            is_graph=key.context.is_graph,
+            calls=calls,
+            kernels=row.kernels,
+            kernel_ns=row.kernel_ns,
+            ns=row.ns,
+            macs=None if work is None else work.macs * calls,
+            flops=None if work is None else work.flops * calls,
+            nbytes=nbytes,
+            expected_ns=None if cost.seconds is None else cost.seconds * 1e9 * calls,
+            counted_ns=0 if work is None else row.kernel_ns,
+            modelled_ns=0 if cost.seconds is None else row.kernel_ns,
+        )
+
+
+def _message_bytes(details: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a collective's larger message, None if they were not recorded."""
+    sizes = [details.get(key) for key in ("In msg nelems", "Out msg nelems")]
+    dtype = _ELEMENT_BYTES.get(str(details.get("dtype")))
+    known = [size for size in sizes if isinstance(size, int)]
+    return max(known) * dtype if known and dtype else None
+
+
+def _sum_idle(
+    columns: TraceColumns, activities: Activities, division: _Division, bounds: Sequence[int], *, on_gpu: bool
+) -> list[tuple[IdleRow, ...]]:
+    """Return the idle rows of each window."""
+    causes, covered = IdleCauses(columns), division.covered()
+    main = Counter(activities.stream).most_common(1)[0][0] if len(activities) else 0
+    starting = dict(zip(activities.start, activities.launch, strict=True))
+    found = []
+    for first, last in pairwise(bounds):
+        sums: dict[tuple[str, str], IdleRow] = {}
+        for start, end in gaps(covered, first, last):
+            pieces = causes.of_gap(start, end, starting.get(end, -1)) if on_gpu else causes.on_host(start, end, main)
+            for cause, name, ns in pieces:
+                row = sums.get((cause, name), IdleRow(cause, name))
+                sums[cause, name] = IdleRow(cause, name, row.intervals + 1, row.ns + ns)
+        found.append(tuple(sorted(sums.values(), key=lambda row: -row.ns)))
+    return found

@@ -1,0 +1,59 @@
+"""Ranks that others wait for: what their collectives took longer than those of the rank that joined last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fvflops.explain.kernel_kinds import kind_of_kernel
+from fvflops.explain.rank_timeline import RankTimeline
+from fvflops.text import shown_by_fields
+
+# Arguments that collectives of one group and kind share on all its ranks.
+_SHARED = ("Process Group Name", "Collective name", "dtype")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
+class RankWait:
+    """How long a rank's collectives waited for others, in nanoseconds over the whole trace.
+
+    A collective's kernel runs from the time at which its rank joins until all have. Clocks of different hosts differ,
+    so durations are compared: the rank that joins last has the shortest, and the others waited for what theirs is
+    longer. `collectives` is the number of those that all given ranks of the group have, `kernel_ns` their time.
+    """
+
+    rank: int | None
+    collectives: int
+    kernel_ns: int
+    waiting_ns: int
+
+
+def find_waits(timelines: Sequence[RankTimeline]) -> tuple[RankWait, ...]:
+    """Return the wait of each rank; empty if the traces have no collective in common."""
+    durations = [_list_durations(timeline) for timeline in timelines]
+    sums = [[0, 0, 0] for _ in timelines]
+    for key in dict.fromkeys(key for own in durations for key in own):
+        members = [index for index, own in enumerate(durations) if key in own]
+        if len(members) < 2 or len({len(durations[index][key]) for index in members}) > 1:
+            continue  # a trace that lacks some of them does not tell which
+        for times in zip(*(durations[index][key] for index in members), strict=True):
+            for index, time in zip(members, times, strict=True):
+                sums[index] = [a + b for a, b in zip(sums[index], (1, time, time - min(times)), strict=True)]
+    if not any(count for count, _, _ in sums):
+        return ()
+    return tuple(RankWait(timeline.rank, *own) for timeline, own in zip(timelines, sums, strict=True))
+
+
+def _list_durations(timeline: RankTimeline) -> dict[tuple[object, ...], list[int]]:
+    """Return the durations of a rank's collectives in their order, by group and kind."""
+    columns, gpu = timeline.columns, timeline.columns.gpu
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, name in enumerate(gpu.name):
+        kernel = str(columns.names[name])
+        if kind_of_kernel(kernel) == "communication":
+            details = columns.details[gpu.details[index]] if gpu.details[index] >= 0 else {}
+            key = (kernel, *(details.get(shared) for shared in _SHARED))
+            found[key].append(gpu.end[index] - gpu.start[index])
+    return found

@@ -1,0 +1,340 @@
+"""The events of a chrome trace as columns: spans of the host, nested by thread, and activities of the GPU."""
+
+from __future__ import annotations
+
+import marshal
+from array import array
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fvflops.explain.trace_stream import TraceStream
+from fvflops.trace import TraceError
+
+# Category of the file → what a span of the host is; older releases of torch have capital letters.
+_HOST = {
+    "cpu_op": "op",
+    "operator": "op",
+    "user_annotation": "range",
+    "python_function": "python",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "hip_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "runtime": "runtime",
+}
+_DEVICE = {
+    "kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+}
+HOST_KINDS = ("op", "range", "python", "runtime")
+ACTIVITY_KINDS = ("kernel", "memcpy", "memset")
+OP, RANGE, PYTHON, RUNTIME = range(4)
+_INPUTS = ("Input Dims", "Input type", "Concrete Inputs")
+# Arguments of an activity that are kept: of collectives, copies and graphs.
+_KEPT = (
+    *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
+    *("Process Group Description", "bytes", "graph id"),
+)
+_ROUNDING_NS = 10  # times are decimal numbers of µs
+
+
+class Interned:
+    """Values by number, each once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, value: Any, key: Hashable = None) -> int:
+        """Return the number of a value, by `key` if it is not hashable."""
+        key = value if key is None else key
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.values)
+            self.values.append(value)
+        return number
+
+    def __getitem__(self, number: int) -> Any:
+        return self.values[number]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def _integers() -> array[int]:
+    return array("q")
+
+
+def _small() -> array[int]:
+    return array("i")
+
+
+@dataclass(slots=True)
+class HostSpans:
+    """Spans of the host by thread and start, parents first; times are nanoseconds from the trace's first event.
+
+    `kind` is the index of HOST_KINDS, `parent` the index of the span around, -1 for none, and `op` that of the
+    innermost op, the span itself included. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
+    """
+
+    start: array[int] = field(default_factory=_integers)
+    end: array[int] = field(default_factory=_integers)
+    thread: array[int] = field(default_factory=_small)
+    name: array[int] = field(default_factory=_small)
+    kind: array[int] = field(default_factory=_small)
+    inputs: array[int] = field(default_factory=_small)
+    external: array[int] = field(default_factory=_integers)
+    correlation: array[int] = field(default_factory=_integers)
+    sequence: array[int] = field(default_factory=_integers)
+    parent: array[int] = field(default_factory=_small)
+    op: array[int] = field(default_factory=_small)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def ancestors(self, index: int) -> Iterator[int]:
+        """Yield a span and those around it, innermost first."""
+        while index >= 0:
+            yield index
+            index = self.parent[index]
+
+    def thread_range(self, thread: int) -> tuple[int, int]:
+        """Return the first index of a thread's spans, and the one after the last."""
+        return bisect_right(self.thread, thread - 1), bisect_right(self.thread, thread)
+
+    def pieces(self, thread: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, end, innermost span) for all of a time of a thread; the span is -1 where none is open."""
+        first, stop = self.thread_range(thread)
+        following = bisect_right(self.start, start, first, stop)
+        span = self._open_at(following - 1 if following > first else -1, start)
+        while start < end:
+            opens = self.start[following] if following < stop else end
+            closes = self.end[span] if span >= 0 else end
+            piece_end = min(opens, closes, end)
+            if piece_end > start:
+                yield start, piece_end, span
+            start = max(start, piece_end)
+            if opens <= piece_end and following < stop:
+                span, following = following, following + 1
+            span = self._open_at(span, start)
+
+    def _open_at(self, span: int, time: int) -> int:
+        while span >= 0 and self.end[span] <= time:
+            span = self.parent[span]
+        return span
+
+
+@dataclass(slots=True)
+class Activities:
+    """Kernels, copies and fills of the GPU by start; times as of HostSpans.
+
+    `kind` is the index of ACTIVITY_KINDS, `stream` a number of `TraceColumns.streams`, `details` of
+    `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
+    """
+
+    start: array[int] = field(default_factory=_integers)
+    end: array[int] = field(default_factory=_integers)
+    name: array[int] = field(default_factory=_small)
+    kind: array[int] = field(default_factory=_small)
+    stream: array[int] = field(default_factory=_small)
+    details: array[int] = field(default_factory=_small)
+    external: array[int] = field(default_factory=_integers)
+    correlation: array[int] = field(default_factory=_integers)
+    launch: array[int] = field(default_factory=_small)
+    op: array[int] = field(default_factory=_small)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(slots=True)
+class TraceColumns:
+    """A chrome trace in columns, with its names, threads, streams and recorded arguments by number.
+
+    `inputs` are an op's arguments as recorded, `header` the values of the file besides the events, `origin_ns` the
+    first event's time. `unreadable` are events without a valid time, `negative` those with a negative duration, which
+    are taken as 0.
+    """
+
+    path: str
+    host: HostSpans = field(default_factory=HostSpans)
+    gpu: Activities = field(default_factory=Activities)
+    names: Interned = field(default_factory=Interned)
+    threads: Interned = field(default_factory=Interned)
+    streams: Interned = field(default_factory=Interned)
+    inputs: Interned = field(default_factory=Interned)
+    details: Interned = field(default_factory=Interned)
+    header: Mapping[str, Any] = field(default_factory=dict)
+    origin_ns: int = 0
+    unreadable: int = 0
+    negative: int = 0
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the process, None if it was not distributed."""
+        info = self.header.get("distributedInfo")
+        rank = info.get("rank") if isinstance(info, dict) else None
+        return rank if isinstance(rank, int) else None
+
+
+def read_columns(path: str) -> TraceColumns:
+    """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
+    columns, stream = TraceColumns(path), TraceStream(path)
+    for event in stream:
+        if event.get("ph") == "X":
+            _add(columns, event)
+    columns.header = stream.header
+    host, gpu = columns.host, columns.gpu
+    if not len(gpu) and OP not in host.kind:
+        raise TraceError(f"{path} has neither ops nor kernels: pass a trace that torch.profiler wrote")
+    columns.origin_ns = min(min(events.start) for events in (host, gpu) if len(events))
+    _sort(host, [host.thread, host.start, _negated(host.end)], columns.origin_ns)
+    _sort(gpu, [gpu.start], columns.origin_ns)
+    _nest(host)
+    _link(columns)
+    return columns
+
+
+def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
+    """Add a complete event, if it is of the host or of the GPU."""
+    category = event.get("cat")
+    if not isinstance(category, str):
+        return
+    category = category if category in _HOST or category in _DEVICE else category.lower()
+    is_host = category in _HOST
+    if not is_host and category not in _DEVICE:
+        return
+    try:
+        start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        columns.unreadable += 1
+        return
+    if duration < 0:
+        columns.negative += 1
+        duration = 0
+    args = event.get("args") or {}
+    if is_host:
+        _add_span(columns, event, args, HOST_KINDS.index(_HOST[category]), start, start + duration)
+    else:
+        _add_activity(columns, event, args, ACTIVITY_KINDS.index(_DEVICE[category]), start, start + duration)
+
+
+def _add_span(
+    columns: TraceColumns, event: Mapping[str, Any], args: Mapping[str, Any], kind: int, start: int, end: int
+) -> None:
+    host = columns.host
+    host.start.append(start)
+    host.end.append(end)
+    host.thread.append(columns.threads.number((event.get("pid"), event.get("tid"))))
+    host.name.append(columns.names.number(event.get("name", "")))
+    host.kind.append(kind)
+    inputs = -1
+    if kind <= RANGE and "Input Dims" in args:
+        given = tuple(args.get(name) for name in _INPUTS)
+        inputs = columns.inputs.number(given, marshal.dumps(given, 2))
+    host.inputs.append(inputs)
+    host.external.append(_integer(args, "External id") if kind <= RANGE else -1)
+    host.correlation.append(_integer(args, "correlation") if kind == RUNTIME else -1)
+    host.sequence.append(_integer(args, "Sequence number") if kind == OP else -1)
+
+
+def _add_activity(
+    columns: TraceColumns, event: Mapping[str, Any], args: Mapping[str, Any], kind: int, start: int, end: int
+) -> None:
+    gpu = columns.gpu
+    gpu.start.append(start)
+    gpu.end.append(end)
+    gpu.name.append(columns.names.number(event.get("name", "")))
+    gpu.kind.append(kind)
+    device, queue = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
+    gpu.stream.append(columns.streams.number((device, queue)))
+    kept = tuple((key, args[key]) for key in _KEPT if key in args)
+    gpu.details.append(columns.details.number(dict(kept), marshal.dumps(kept, 2)) if kept else -1)
+    gpu.external.append(_integer(args, "External id"))
+    gpu.correlation.append(_integer(args, "correlation"))
+
+
+def _integer(args: Mapping[str, Any], key: str) -> int:
+    value = args.get(key, -1)
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else -1
+
+
+def _negated(times: array[int]) -> array[int]:
+    return _from_tensor(-_tensor(times), "q") if times else times
+
+
+def _tensor(column: array[int]) -> torch.Tensor:
+    return torch.frombuffer(column, dtype=torch.int64 if column.typecode == "q" else torch.int32)
+
+
+def _from_tensor(values: torch.Tensor, typecode: str) -> array[int]:
+    column = array(typecode, bytes(values.numel() * values.element_size()))
+    torch.frombuffer(column, dtype=values.dtype).copy_(values)
+    return column
+
+
+def _sort(records: HostSpans | Activities, keys: list[array[int]], origin: int) -> None:
+    """Sort all columns by keys, the first key first, and let times count from `origin`."""
+    if not len(records):
+        return
+    order = torch.arange(len(records))
+    for key in reversed(keys):
+        order = order[torch.sort(_tensor(key)[order], stable=True).indices]
+    for name in records.__slots__:
+        column: array[int] = getattr(records, name)
+        if len(column):
+            values = _tensor(column)[order]
+            setattr(
+                records, name, _from_tensor(values - origin if name in ("start", "end") else values, column.typecode)
+            )
+
+
+def _nest(host: HostSpans) -> None:
+    """Set the parents of spans, and the innermost ops."""
+    start, end, thread, kind = host.start, host.end, host.thread, host.kind
+    parents, ops = array("i", [-1]) * len(host), array("i", [-1]) * len(host)
+    stack: list[int] = []
+    current = -1
+    for index in range(len(host)):
+        if thread[index] != current:
+            current = thread[index]
+            stack.clear()
+        begin, stop = start[index], end[index] - _ROUNDING_NS
+        while stack and not (begin < end[stack[-1]] or begin == start[stack[-1]]):
+            stack.pop()
+        while stack and stop > end[stack[-1]]:
+            stack.pop()
+        if stack:
+            parents[index] = stack[-1]
+        ops[index] = index if kind[index] == OP else ops[stack[-1]] if stack else -1
+        stack.append(index)
+    host.parent, host.op = parents, ops
+
+
+def _link(columns: TraceColumns) -> None:
+    """Set the runtime call and the op that launched each activity."""
+    host, gpu = columns.host, columns.gpu
+    wanted, ids = set(gpu.correlation), set(gpu.external)
+    launches: dict[int, int] = {}
+    ops: dict[int, int] = {}
+    if len(gpu):
+        for index, kind in enumerate(host.kind):
+            if kind == RUNTIME:
+                if host.correlation[index] in wanted:
+                    launches.setdefault(host.correlation[index], index)
+            elif kind == OP and host.external[index] in ids:
+                ops.setdefault(host.external[index], index)
+    for missing in (launches, ops):
+        missing.pop(-1, None)
+    gpu.launch = array("i", [launches.get(number, -1) for number in gpu.correlation])
+    gpu.op = array("i", [-1]) * len(gpu)
+    for index, launch in enumerate(gpu.launch):
+        op = ops.get(gpu.external[index], -1)
+        gpu.op[index] = host.op[launch] if op < 0 and launch >= 0 else op

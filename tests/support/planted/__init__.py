@@ -1,0 +1,1 @@
+"""Steps with planted defects: real ones on the CPU, and synthetic traces of GPUs."""

@@ -1,0 +1,329 @@
+"""Short training steps on the CPU with a planted defect, each beside its clean twin, and their chrome traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+Step = Callable[[], None]
+Maker = Callable[[], Step]
+
+
+class CpuDefect(NamedTuple):
+    """What makes a step with the defect, and the clean step; the code of the finding."""
+
+    name: str
+    code: str
+    make: Maker
+    clean: Maker
+
+
+def run(make: Maker, path: Path, *, steps: int = 2, with_stack: bool = False) -> str:
+    """Profile some steps and return the path of their trace."""
+    torch.manual_seed(0)
+    step = make()
+    step()
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        with_stack=with_stack,
+        schedule=schedule(wait=0, warmup=1, active=steps),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+    ) as profiler:
+        for _ in range(steps + 1):
+            step()
+            profiler.step()
+    return str(path)
+
+
+class Block(nn.Module):
+    """Attention and an MLP; how attention is computed is an argument."""
+
+    def __init__(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], width: int, heads: int) -> None:
+        super().__init__()
+        self.attention, self.heads = attention, heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        y = self.attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        x = x + self.out(y)
+        return x + self.down(F.relu(self.up(self.norm(x))))
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention in one op."""
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def separate(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of products and a softmax."""
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of products, a mask and a softmax."""
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    return torch.softmax(scores + torch.full(scores.shape[-2:], -1e9).triu(1), -1) @ v
+
+
+def looped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention head by head."""
+    heads = [fused(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(q.shape[1])]
+    return torch.cat(heads, 1)
+
+
+def train(
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor] = fused,
+    *,
+    shape: tuple[int, int] = (2, 384),
+    width: int = 256,
+    dtype: torch.dtype = torch.float32,
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    around: Callable[[Tensor], Tensor] = lambda x: x,
+    before: Step = lambda: None,
+    after: Callable[[nn.Module], None] = lambda model: None,
+    autocast: bool = False,
+) -> Step:
+    """Return a training step of two blocks."""
+    model = nn.Sequential(*(Block(attention, width, 4) for _ in range(2))).to(dtype)
+    optimize = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, fused=True)))(list(model.parameters()))
+    x = torch.randn(*shape, width, dtype=dtype)
+
+    def step() -> None:
+        before()
+        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+            y = around(x)
+            for block in model:
+                y = around(block(y))
+            y.square().mean().backward()
+        after(model)
+        optimize.step()
+        optimize.zero_grad()
+
+    return step
+
+
+def infer(work: Callable[[], object]) -> Step:
+    """Return a step without gradients."""
+
+    def step() -> None:
+        with torch.no_grad():
+            work()
+
+    return step
+
+
+_A, _B = torch.Size((512, 512)), torch.Size((512, 512))
+
+
+def _products(dtype: torch.dtype) -> Maker:
+    def make() -> Step:
+        a, b = torch.randn(_A, dtype=dtype), torch.randn(_B, dtype=dtype)
+        return infer(lambda: [a @ b for _ in range(20)])
+
+    return make
+
+
+def _tokens_one_by_one(loop: bool) -> Maker:
+    def make() -> Step:
+        weight, x = torch.randn(64, 64), torch.randn(4096, 64)
+        return infer(lambda: [x[i : i + 1] @ weight for i in range(4096)] if loop else [x @ weight for _ in range(60)])
+
+    return make
+
+
+def _experts(loop: bool) -> Maker:
+    def make() -> Step:
+        weights, x = torch.randn(32, 128, 128), torch.randn(4096, 128)
+        choice = torch.arange(4096).remainder(61).clamp(max=31)
+        parts = [int((choice == expert).sum()) for expert in range(32)]
+        equal = x.view(32, 128, 128)
+
+        def route() -> None:
+            for _ in range(4):
+                for expert, part in enumerate(x.split(parts)):
+                    part[: part.shape[0] - expert] @ weights[0]
+
+        return infer(route if loop else lambda: [torch.bmm(equal, weights) for _ in range(12)])
+
+    return make
+
+
+def _copies(kind: str) -> Callable[[Tensor], Tensor]:
+    def copy(x: Tensor) -> Tensor:
+        for _ in range(50 if kind != "clone" else 150):
+            if kind == "contiguous":
+                x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
+            elif kind == "clone":
+                x = x.clone()
+            elif kind == "pad":
+                x = F.pad(x, (0, 8))[..., :-8]
+            elif kind == "repeat":
+                x = x.repeat(1, 2, 1)[:, : x.shape[1]]
+            elif kind == "casts":
+                x = x.to(torch.float64).to(torch.float32)
+            elif kind == "half casts":
+                x = x.to(torch.bfloat16).to(torch.float32)
+        return x
+
+    return copy
+
+
+def _load(seconds: float) -> Step:
+    """A data loader in the main process, whose samples take long."""
+
+    def step() -> None:
+        with record_function("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+            _busy(seconds)
+
+    return step
+
+
+def _busy(seconds: float) -> None:
+    """Work in Python, which no op shows."""
+    total = 0
+    for number in range(int(seconds * 3e7)):
+        total += number
+
+
+def _named(name: str, seconds: float) -> Step:
+    def step() -> None:
+        with record_function(name):
+            _busy(seconds)
+
+    return step
+
+
+def _read_items(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        for row in parameter.reshape(-1)[:300]:
+            row.item()
+
+
+def _index(x: Tensor) -> Tensor:
+    y = x.clone()
+    rows = torch.arange(x.shape[1]).flip(0)
+    for _ in range(20):
+        y = y.index_select(1, rows)
+    return y
+
+
+def _zero(model: nn.Module) -> None:
+    for _ in range(40):
+        for parameter in model.parameters():
+            torch.zeros_like(parameter)
+            torch.full_like(parameter, 1.0)
+
+
+def _adam(**options: bool) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.AdamW(parameters, **options)
+
+
+def _defects() -> list[CpuDefect]:
+    clean = train
+    found = [
+        CpuDefect(
+            "separate attention",
+            "unfused_attention",
+            lambda: train(separate, shape=(2, 512), width=128),
+            lambda: train(shape=(2, 512), width=128),
+        ),
+        CpuDefect(
+            "masked attention",
+            "unfused_attention",
+            lambda: train(masked, shape=(2, 512), width=128),
+            lambda: train(shape=(4, 256)),
+        ),
+        CpuDefect(
+            "separate attention of long sequences",
+            "unfused_attention",
+            lambda: train(separate, shape=(1, 1024), width=128),
+            lambda: train(shape=(1, 1024), width=128),
+        ),
+        CpuDefect("float64 products", "float64_products", _products(torch.float64), _products(torch.float32)),
+        CpuDefect("float64 model", "float64_products", lambda: train(dtype=torch.float64), lambda: train(width=320)),
+        CpuDefect("token by token", "product_loop", _tokens_one_by_one(True), _tokens_one_by_one(False)),
+        CpuDefect("loop over experts", "product_loop", _experts(True), _experts(False)),
+        CpuDefect(
+            "foreach optimizer off",
+            "unfused_optimizer",
+            lambda: train(optimizer=_adam(foreach=False), shape=(1, 16), width=512),
+            lambda: train(shape=(1, 400), width=512),
+        ),
+        CpuDefect(
+            "foreach optimizer",
+            "unfused_optimizer",
+            lambda: train(optimizer=_adam(foreach=True), shape=(1, 16), width=512),
+            lambda: train(shape=(2, 400), width=512),
+        ),
+        CpuDefect(
+            "RMSprop",
+            "unfused_optimizer",
+            lambda: train(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), shape=(1, 16), width=512),
+            lambda: train(shape=(3, 400), width=512),
+        ),
+        CpuDefect("data loading", "data_loading", lambda: train(before=_load(0.05)), lambda: train(shape=(3, 300))),
+        CpuDefect("slow samples", "data_loading", lambda: train(before=_load(0.12)), lambda: train(shape=(4, 200))),
+        CpuDefect(
+            "recompilation",
+            "compilation",
+            lambda: train(before=_named("_compile.compile_inner (dynamo_timed)", 0.1)),
+            lambda: train(shape=(2, 320)),
+        ),
+        CpuDefect(
+            "garbage collection",
+            "garbage_collection",
+            lambda: train(before=_named("gc.collect", 0.1)),
+            lambda: train(shape=(5, 128)),
+        ),
+        CpuDefect(
+            "saving",
+            "checkpoint_saving",
+            lambda: train(before=_named("torch.save", 0.1)),
+            lambda: train(shape=(6, 128)),
+        ),
+        CpuDefect("Python work", "host_work", lambda: train(before=lambda: _busy(0.1)), lambda: train(shape=(7, 96))),
+        CpuDefect(
+            "Python work in a range",
+            "host_work",
+            lambda: train(before=_named("make_batch", 0.1)),
+            lambda: train(shape=(8, 96)),
+        ),
+        CpuDefect(
+            ".item() of each value",
+            "item_calls",
+            lambda: train(after=_read_items, shape=(1, 64)),
+            lambda: train(shape=(1, 256)),
+        ),
+        CpuDefect("index_select", "indexing", lambda: train(around=_index), lambda: train(shape=(2, 448))),
+        CpuDefect(
+            "filling", "zeroing", lambda: train(after=_zero, width=512, shape=(1, 32)), lambda: train(shape=(1, 512))
+        ),
+    ]
+    names = {"contiguous": "copies", "clone": "copies", "pad": "copies", "repeat": "copies"}
+    for kind, code in {**names, "casts": "casts", "half casts": "casts"}.items():
+        found.append(CpuDefect(kind, code, lambda kind=kind: train(around=_copies(kind)), clean))  # type: ignore[misc]
+    found.append(CpuDefect("8 rows, head by head", "product_loop", lambda: _heads(True), lambda: _heads(False)))
+    return found
+
+
+def _heads(loop: bool) -> Step:
+    weights, x = torch.randn(64, 64, 64), torch.randn(64, 64, 64)
+    return infer(
+        lambda: (
+            [[x[i] @ weights[i] for i in range(64)] for _ in range(30)] if loop else [x @ weights for _ in range(300)]
+        )
+    )
+
+
+CPU_DEFECTS = _defects()
