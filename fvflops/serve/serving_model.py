@@ -18,8 +18,6 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # A layer's child: "model.layers.3.mlp" of "model.layers.3.mlp.experts", "block.3.layer.0" of "block.3.layer.0.wi".
 _LAYER_PART = re.compile(r".*?\.\d+\.[^.]+(?:\.\d+(?=\.|$))?")
 _GROUPED = "aten::_grouped_mm"
-
-
 # Ops of which a normalisation, and an activation function, has one.
 _NORMS = ("aten::rsqrt", "aten::native_layer_norm", "aten::_fused_rms_norm")
 _ACTIVATIONS = ("aten::silu", "aten::gelu", "aten::relu", "aten::sigmoid", "aten::tanh")
