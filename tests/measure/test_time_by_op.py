@@ -188,57 +188,8 @@ def test_most_of_the_time_without_flops_is_the_first_line(tmp_path):
     trace.launch(11, 2)
     trace.kernel(12, 9, 2)
     path = trace.write(tmp_path / "few.json")
-    first = str(annotate_trace(path)).splitlines()[1]
-    assert "most of the time is without FLOPs: 25.0% of 12 µs has FLOPs" in first
+    few = annotation_report([("few.json", annotate_trace(path))]).parts[0]
+    assert few.items == ["most of the time is without FLOPs: 25.0% of 12 µs has FLOPs"]
     trace.events[0]["name"] = "lib::other"
-    assert "none of 12 µs has FLOPs" in str(annotate_trace(trace.write(tmp_path / "none.json"))).splitlines()[1]
-
-
-def test_kernels_of_compiled_code_are_named_after_the_ops_fused_in_them(tmp_path):
-    trace = GpuTrace()
-    trace.add("Torch-Compiled Region: 0/1", "cpu_op", 0, 40, External_id=1)
-    trace.add("## Call CompiledFxGraph abc ##", "user_annotation", 1, 38, External_id=2)
-    trace.op("aten::mm", 2, 4, 3, **MM)
-    trace.launch(3, 3)
-    trace.op("triton_poi_fused_add_bitwise_and_relu_0", 10, 4, 4)
-    trace.launch(11, 4, "cuLaunchKernel")
-    trace.launch(20, 2)
-    for start, duration, number in ((4, 30, 3), (40, 20, 4), (60, 10, 2), (70, 5, 99)):
-        trace.kernel(start, duration, number)
-    # Launched by no event of the trace, but named.
-    trace.kernel(80, 3, 98)
-    trace.events[-1]["name"] = "triton_poi_fused_constant_pad_nd_moe_forward_0"
-    annotated = annotate_trace(trace.write(tmp_path / "compiled.json"))
-    divided = annotated.time_by_op()
-    assert {row.name: row.nanoseconds for row in divided.rows} == {
-        "aten::mm": 30_000, "other ops": 33_000, "no op": 5_000, "idle": 11_000
-    }  # fmt: skip
-    assert divided.others == {
-        "fused add, bitwise_and, relu": 20_000, "compiled graph": 10_000, "fused constant_pad_nd, moe_forward": 3_000
-    }  # fmt: skip
-    assert annotated.work().macs == PRODUCT
-
-
-def test_fused_code_on_the_cpu_is_not_idle_time(tmp_path):
-    trace = GpuTrace()
-    trace.add("Torch-Compiled Region: 0/0", "cpu_op", 0, 40, External_id=1)
-    trace.add("## Call CompiledFxGraph abc ##", "user_annotation", 10, 20, External_id=2)
-    trace.op("aten::mm", 12, 4, 3, **MM)
-    trace.add("graph_0_cpp_fused_relu_1", "cpu_op", 20, 5, External_id=4)
-    divided = annotate_trace(trace.write(tmp_path / "cpu.json")).time_by_op()
-    assert {row.name: row.nanoseconds for row in divided.rows} == {"aten::mm": 4_000, "other ops": 16_000, "idle": 0}
-    assert divided.others == {"fused relu": 5_000, "compiled graph": 11_000}
-
-
-def test_python_functions_may_be_nested_deeply(tmp_path):
-    trace = GpuTrace()
-    for depth in range(3000):
-        trace.add("model.py(1): forward", "python_function", depth, 10_000 - 2 * depth)
-    trace.op("aten::mm", 3500, 10, 1, **MM)
-    for counted in (None, FlopCountAnalysis(_Product(), torch.ones(64, 32))):
-        assert annotate_trace(trace.write(tmp_path / "deep.json"), counted).work().macs == PRODUCT
-
-
-class _Product(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, torch.ones(32, 16))
+    none = annotation_report([("none.json", annotate_trace(trace.write(tmp_path / "none.json")))]).parts[0]
+    assert none.items == ["most of the time is without FLOPs: none of 12 µs has FLOPs"]

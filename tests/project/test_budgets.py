@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84470, 488),
+    "fvflops": (84474, 488),
     "fvflops/analysis": (3035, 18),
     "fvflops/capture": (18780, 109),
-    "fvflops/cli": (5706, 35),
+    "fvflops/cli": (5710, 35),
     "fvflops/comparison": (4364, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1770, 12),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3504, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72083, 417),
+    "tests": (72034, 417),
     "tools": (12691, 92),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
