@@ -37,12 +37,14 @@ class Work(NamedTuple):
     """What one step runs on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
     `cached` is the sum of the tokens in the caches of those that decode, each of which verifies `drafted` tokens too.
+    `everyone` are the new tokens of all replicas, which share the experts: without it each has as many.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     decoding: int = 0
     cached: float = 0.0
     drafted: int = 0
+    everyone: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -80,7 +82,7 @@ class EngineStep:
     is_asynchronous: bool = True
     draft_tokens: int = 0
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
-    _by_tokens: dict[tuple[int, int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_tokens: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -88,35 +90,46 @@ class EngineStep:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_products", _merge(self.model.projections, self.layout, bool(self.model.experts)))
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
-        """Return the seconds of a step, as `StepTimes.seconds`."""
-        work = Work(tuple(chunks), decoding, cached, self.draft_tokens)
-        key = work.tokens, work.sequences, bool(chunks)
-        rest = self._by_tokens.get(key)
-        if rest is None:
-            rest = self._by_tokens[key] = sum(self._token_classes(work).values())
-        kernels = rest + sum(self._dependent_classes(work).values())
-        if decoding and self.draft_tokens:
-            kernels += self.draft_tokens * kernels / self.model.layers
+    def seconds(
+        self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
+    ) -> float:
+        """Return the seconds of a step, as `StepTimes.seconds`; without `everyone` replicas have as many tokens each."""
+        work = Work(tuple(chunks), decoding, cached, self.draft_tokens, everyone)
+        kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
         return kernels + self._engine_seconds(work, kernels)
 
-    def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None = None) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
 
-        `cached` does not fall. Times are computed for a geometric series of cached tokens, with lines between these.
+        `cached` does not fall. What depends on it is computed for a geometric series, with lines between these.
         """
+        work = Work((), decoding, 0.0, self.draft_tokens, everyone)
         points, values, slopes = self._table(decoding, float(cached[-1]) / decoding)
         index = torch.searchsorted(points, cached, right=True).sub_(1).clamp_(0, len(slopes) - 1)
-        return values[index] + slopes[index] * (cached - points[index])
+        rest = self._with_drafts(work, self._token_seconds(work)) + self._engine_seconds(work, 0.0)
+        return values[index] + slopes[index] * (cached - points[index]) + rest
+
+    def _with_drafts(self, work: Work, kernels: float) -> float:
+        """Return the seconds of kernels and of the draft, which takes a layer's time for each token."""
+        return kernels * (1 + self.draft_tokens / self.model.layers) if work.decoding else kernels
+
+    def _token_seconds(self, work: Work) -> float:
+        """Return the seconds of what depends on the number of tokens only; they are kept."""
+        key = work.tokens, work.sequences, bool(work.chunks), work.everyone
+        known = self._by_tokens.get(key)
+        if known is None:
+            known = self._by_tokens[key] = sum(self._token_classes(work).values())
+        return known
 
     def _table(self, decoding: int, keys: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return numbers of cached tokens up to `keys` a sequence, the seconds of a step with each, and the slopes."""
+        """Return numbers of cached tokens up to `keys` a sequence, the seconds that depend on them, and the slopes."""
         known = self._tables.get(decoding)
         if known is None or float(known[0][-1]) < keys * decoding:
             last = math.ceil(math.log(max(keys, 2.0), _GRID)) + _AHEAD
             lengths = [0.0, *(_GRID**power for power in range(last))]
             points = torch.tensor([length * decoding for length in lengths], dtype=torch.float64)
-            seconds = [self.seconds((), decoding, length * decoding) for length in lengths]
+            works = [Work((), decoding, length * decoding, self.draft_tokens) for length in lengths]
+            seconds = [self._with_drafts(work, sum(self._dependent_classes(work).values())) for work in works]
             values = torch.tensor(seconds, dtype=torch.float64)
             known = self._tables[decoding] = points, values, values.diff() / points.diff()
         return known
@@ -128,7 +141,7 @@ class EngineStep:
             "products": computing * self._product_seconds(work.tokens, work.sequences),
             "experts": experts * self._expert_seconds(work),
             "memory-bound": self._moved_seconds(work.tokens),
-            "collectives": self._collective_seconds(work.tokens),
+            "collectives": self._collective_seconds(work.tokens, self._everyone(work)),
         }
 
     def _dependent_classes(self, work: Work) -> dict[str, float]:
@@ -240,12 +253,16 @@ class EngineStep:
             latent=is_latent,
         )
 
+    def _everyone(self, work: Work) -> int:
+        """Return the new tokens of all replicas."""
+        return work.tokens * self.layout.data if work.everyone is None else work.everyone
+
     def _expert_seconds(self, work: Work) -> float:
-        """Return the time of the experts on the tokens of all replicas, which have as many each."""
+        """Return the time of the experts on the tokens of all replicas."""
         layout = self.layout
         precision = WEIGHTS[layout.weights]
         divided = layout.tensor * layout.data // layout.expert
-        everyone = work.tokens * layout.data
+        everyone = self._everyone(work)
         total = 0.0
         for layer, count in self.model.experts.items():
             rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)
@@ -277,7 +294,7 @@ class EngineStep:
                 moved[item.inner] += count
         return sum(count * self.kernels.moved(3 * 2.0 * tokens * inner) for inner, count in moved.items())
 
-    def _collective_seconds(self, tokens: int) -> float:
+    def _collective_seconds(self, tokens: int, everyone: int) -> float:
         model, layout, kernels = self.model, self.layout, self.kernels
         payload = 2.0 * tokens * model.hidden
         sums = model.reductions
@@ -290,7 +307,7 @@ class EngineStep:
                 sent = payload * min(topk, layout.expert) / max(1, layout.tensor)
                 total += model.mixtures * 2 * kernels.collective("all_to_all", ranks, sent)
             else:
-                total += model.mixtures * 2 * kernels.collective("all_gather", ranks, payload * layout.data)
+                total += model.mixtures * 2 * kernels.collective("all_gather", ranks, 2.0 * everyone * model.hidden)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
         # Those of queries and of keys in one, of a number each.
         total += model.divided_norms // 2 * kernels.collective("all_reduce", layout.tensor, 8.0 * tokens)

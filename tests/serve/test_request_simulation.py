@@ -33,14 +33,14 @@ class Observed:
     def __init__(self, times):
         self.times, self.prompt_tokens, self.decoded, self.largest = times, 0, 0, 0
 
-    def seconds(self, chunks, decoding, cached):
+    def seconds(self, chunks, decoding, cached, everyone):
         new = sum(new for new, _ in chunks)
         self.prompt_tokens += new
         self.decoded += decoding
         self.largest = max(self.largest, new + decoding)
         return self.times.seconds(chunks, decoding, cached)
 
-    def decode_seconds(self, decoding, cached):
+    def decode_seconds(self, decoding, cached, everyone):
         if len(cached) == 1:
             self.decoded += decoding
         return self.times.decode_seconds(decoding, cached)

@@ -94,16 +94,19 @@ class Engine:
             self.plan_at = min(scheduler.next_release for scheduler in self.schedulers)
 
     def _seconds(self, plans: list[Plan]) -> float:
-        """Return the seconds of the slowest replica's step."""
+        """Return the seconds of the slowest replica's step, in which each waits for the tokens of all."""
         busy = [plan for plan in plans if not plan.empty]
         if any(plan.chunks for plan in busy):
-            return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached) for plan in busy)
+            everyone = sum(new for plan in busy for new, _ in plan.chunks)
+            everyone += self.settings.decode_tokens * sum(plan.decoding for plan in busy)
+            return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
         batches = [(plan.decoding, torch.tensor([plan.cached], dtype=torch.float64)) for plan in busy]
         return self._decode_seconds(batches).item()
 
     def _decode_seconds(self, batches: list[tuple[int, Tensor]]) -> Tensor:
         """Return the seconds of steps that only decode: those of the slowest replica."""
-        seconds = [self._times.decode_seconds(decoding, cached) for decoding, cached in batches]
+        everyone = self.settings.decode_tokens * sum(decoding for decoding, _ in batches)
+        seconds = [self._times.decode_seconds(decoding, cached, everyone) for decoding, cached in batches]
         return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)
 
     def _end_run(self, count: int) -> None:

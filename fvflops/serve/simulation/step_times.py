@@ -13,14 +13,14 @@ class StepTimes(Protocol):
     With speculative decoding a step includes the draft and the verification of all draft tokens.
     """
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
-        """Return the seconds of a step.
+    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int) -> float:
+        """Return the seconds of a step of one replica.
 
         `chunks` are (new tokens, cached tokens before them) of prompts, `decoding` the sequences that decode, `cached`
-        the sum of the tokens in their caches.
+        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas.
         """
 
-    def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int) -> Tensor:
         """Return the seconds of steps that only decode, for a float64 tensor of sums of cached tokens."""
 
 
@@ -43,8 +43,8 @@ class LinearStepTimes:
     mixed_cached_token: float
     attention: float
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float) -> float:
-        """Return the seconds of a step, as `StepTimes.seconds`."""
+    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int = 0) -> float:
+        """Return the seconds of a step, as `StepTimes.seconds`; other replicas' tokens cost nothing."""
         if not chunks:
             return self.step + self.cached_token * cached
         tokens = sum(new for new, _ in chunks)
@@ -52,6 +52,6 @@ class LinearStepTimes:
         read = self.mixed_cached_token * cached
         return self.step + self.prompt_token * tokens + self.attention * pairs + read
 
-    def decode_seconds(self, decoding: int, cached: Tensor) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int = 0) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`."""
         return cached * self.cached_token + self.step

@@ -1,0 +1,82 @@
+"""Replicas of the attention that share experts: each of different tokens in a step, the experts the tokens of all."""
+
+from dataclasses import replace
+
+import pytest
+
+from fvflops import find_device
+from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
+from fvflops.plan.step_time.calibration import assume_network
+from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_step import SPREAD, EngineStep, Work
+from fvflops.serve.record_serving import record_serving
+from fvflops.serve.serving_layout import WEIGHTS, ServingLayout
+from fvflops.serve.simulation.engine_settings import engine_settings
+from fvflops.serve.simulation.request_simulation import simulate
+from fvflops.serve.simulation.requests import Request
+from fvflops.zoo import build
+
+H100 = find_device("H100")
+KERNELS = EngineKernels.of(H100, assume_network(H100))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return record_serving(build("mixtral_8x7b", device="meta"), "mixtral_8x7b")[0]
+
+
+def expert_seconds(tokens, ranks):
+    """Mixtral's 8 experts, 2 for each token, as ranks divide them."""
+    rows = drawn_rows(tokens, 8, 2, ranks, SPREAD)
+    inner = 14336 // (4 // ranks)
+    return 32 * KERNELS.mixture(Mixture(tokens, 2, rows, 4096, inner, 2.0, 2.0, gated=True), WEIGHTS["bf16"])
+
+
+def own_seconds(step, work):
+    """What a replica computes by itself: all but the experts and the collectives around them."""
+    found = step.by_class(work)
+    return sum(found.values()) - found["experts"] - found["collectives"]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_experts_compute_the_tokens_of_all_replicas(model, ranks):
+    step = EngineStep(model, ServingLayout(data=4, expert=ranks), KERNELS)
+    for work in (Work((), 3, 3000, everyone=503), Work(((500, 0),), everyone=503)):
+        assert step.by_class(work)["experts"] == pytest.approx(expert_seconds(503, ranks))
+    assert step.by_class(Work((), 3, 3000)) == step.by_class(Work((), 3, 3000, everyone=12))
+
+
+def test_ranks_gather_the_tokens_that_there_are(model):
+    step = EngineStep(model, ServingLayout(data=4), KERNELS)
+    gather = KERNELS.collective("all_gather", 4, 503 * 4096 * 2.0)
+    for work in (Work((), 3, 3000, everyone=503), Work(((500, 0),), everyone=503)):
+        assert step.by_class(work)["collectives"] == pytest.approx(2 * 32 * gather)
+
+
+@pytest.mark.parametrize("prompts", [(100, 2000), (2000, 100), (700, 700)])
+def test_a_step_takes_the_slowest_replica_and_the_experts_of_all(model, prompts):
+    """Two replicas compute a prompt each, and then one decodes while the other has a further prompt."""
+    step = EngineStep(model, ServingLayout(data=2, expert=2), KERNELS)
+    settings = replace(engine_settings("vllm", 10**6, max_batched_tokens=8192), replicas=2, steps_ahead=0)
+    requests = [Request(0.0, prompt, output) for prompt, output in zip(prompts, (3, 1), strict=True)]
+    times = simulate([*requests, Request(1e-9, 10, 1), Request(1e-9, 900, 1)], settings, step).requests
+
+    def seconds(*works):
+        everyone = sum(work.tokens for work in works)
+        sent = max(work.tokens for work in works) * 4096 * 2.0 * 2
+        return (
+            max(own_seconds(step, work) for work in works)
+            + 32
+            * KERNELS.mixture(
+                Mixture(everyone, 2, drawn_rows(everyone, 8, 2, 2, SPREAD), 4096, 14336, 2.0, 2.0, gated=True),
+                WEIGHTS["bf16"],
+            )
+            + 2 * 32 * KERNELS.collective("all_to_all", 2, sent)
+        )
+
+    first = seconds(*(Work(((prompt, 0),)) for prompt in prompts))
+    second = seconds(Work(((10, 0),), 1, prompts[0]), Work(((900, 0),)))
+    third = seconds(Work((), 1, prompts[0] + 1))
+    assert times.first_token[0] == times.first_token[1] == pytest.approx(first)
+    assert times.first_token[3] == pytest.approx(first + second)
+    assert times.last_token[0] == pytest.approx(first + second + third, rel=1e-3)
