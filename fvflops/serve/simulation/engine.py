@@ -97,17 +97,22 @@ class Engine:
         """Return the seconds of the slowest replica's step, in which each waits for the tokens of all."""
         busy = [plan for plan in plans if not plan.empty]
         if any(plan.chunks for plan in busy):
-            everyone = sum(new for plan in busy for new, _ in plan.chunks)
-            everyone += self.settings.decode_tokens * sum(plan.decoding for plan in busy)
+            everyone = self._everyone(
+                sum(new for plan in busy for new, _ in plan.chunks), sum(plan.decoding for plan in busy)
+            )
             return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
         batches = [(plan.decoding, torch.tensor([plan.cached], dtype=torch.float64)) for plan in busy]
         return self._decode_seconds(batches).item()
 
     def _decode_seconds(self, batches: list[tuple[int, Tensor]]) -> Tensor:
         """Return the seconds of steps that only decode: those of the slowest replica."""
-        everyone = self.settings.decode_tokens * sum(decoding for decoding, _ in batches)
+        everyone = self._everyone(0, sum(decoding for decoding, _ in batches))
         seconds = [self._times.decode_seconds(decoding, cached, everyone) for decoding, cached in batches]
         return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)
+
+    def _everyone(self, prompts: int, decoding: int) -> int | None:
+        """Return the new tokens of all replicas, None of one that stands for all."""
+        return prompts + self.settings.decode_tokens * decoding if len(self.schedulers) > 1 else None
 
     def _end_run(self, count: int) -> None:
         """Take so many steps of the run and forget the others."""

@@ -13,14 +13,15 @@ class StepTimes(Protocol):
     With speculative decoding a step includes the draft and the verification of all draft tokens.
     """
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int) -> float:
+    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None) -> float:
         """Return the seconds of a step of one replica.
 
         `chunks` are (new tokens, cached tokens before them) of prompts, `decoding` the sequences that decode, `cached`
-        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas.
+        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas, None if they
+        have as many each.
         """
 
-    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None) -> Tensor:
         """Return the seconds of steps that only decode, for a float64 tensor of sums of cached tokens."""
 
 
@@ -43,7 +44,7 @@ class LinearStepTimes:
     mixed_cached_token: float
     attention: float
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int = 0) -> float:
+    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`; other replicas' tokens cost nothing."""
         if not chunks:
             return self.step + self.cached_token * cached
@@ -52,6 +53,6 @@ class LinearStepTimes:
         read = self.mixed_cached_token * cached
         return self.step + self.prompt_token * tokens + self.attention * pairs + read
 
-    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int = 0) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None = None) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`."""
         return cached * self.cached_token + self.step
