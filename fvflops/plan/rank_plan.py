@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
-from fvflops.plan.rank_model import RankModel
+from fvflops.plan.rank_model import RankModel, ShortStage
 from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
 from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
@@ -172,12 +172,18 @@ class StepPlan(Displayed):
 
 @gc_paused()
 def plan_ranks(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    options: PlanOptions,
+    *,
+    whole_pipeline: bool = False,
+    short: dict[Hashable, ShortStage] | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the plan of a rank, or of all ranks along the pipeline axis."""
+    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
-    rank_model = RankModel(model, inputs, options)
+    rank_model = RankModel(model, inputs, options, short)
     orders = order_step(options, has_tied=bool(rank_model.tied))
     settings = options.settings(model, inputs)
     settings |= {"offload": list(options.offload)} if options.offload else {}

@@ -34,8 +34,8 @@ class Shortened:
 
     model: nn.Module = field(repr=False)
     runs: tuple[LayerRun, ...]
-    _children: tuple[tuple[nn.Module, dict[str, nn.Module | None]], ...] = field(repr=False)
-    _attributes: tuple[tuple[nn.Module, str, int], ...] = field(repr=False)
+    _children: tuple[tuple[nn.Module, dict[str, nn.Module | None]], ...] = field(default=(), repr=False)
+    _attributes: tuple[tuple[nn.Module, str, int], ...] = field(default=(), repr=False)
 
     def expand(self, trace: Trace, *, below: str = "") -> Expansion | None:
         """Return the Trace of the full model from one recorded with the shortened model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, divide_layers, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
+from fvflops.plan.rank_model import ShortStage
 from fvflops.plan.rank_plan import StepPlan, plan_ranks
 from fvflops.plan.rank_step import Action
 from fvflops.plan.search.candidates import Candidate, LayoutResult
@@ -102,6 +103,7 @@ class Workload:
     inputs: Inputs
     options: PlanOptions
     timing: Timing
+    _short: dict[Hashable, ShortStage] = field(default_factory=dict, repr=False)
 
     @cached_property
     def stages(self) -> PipelineStages | str:
@@ -135,7 +137,7 @@ class Workload:
         """Plan a step of all pipeline ranks in a layout; raises the errors of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
-        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
+        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True, short=self._short))
 
     def measure(self, layout: Candidate) -> MicrobatchCost:
         """Return the cost of a microbatch, from the plan of a layout that `Candidate.measured_on` returned."""
