@@ -37,6 +37,7 @@ LOGGED_FIGURES = (
     "hardware_flops",
     "macs",
     "memory_peak",
+    "unexplained",
 )
 Folder = str | os.PathLike[str]
 
