@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.compared_modules import compare_modules
 from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.findings.losses_report import encode_losses, losses_parts
 from fvflops.explain.findings.planned_step import PlannedStep, compare_step
@@ -41,7 +42,8 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
     about = trace.about()
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
-    parts += losses_parts(found, compared, trace.total_ns() / 1e9 / steps)
+    modules = None if planned is None else compare_modules(trace, planned)
+    parts += losses_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
     parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
@@ -51,7 +53,7 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
         f"{name}{device}: {about[0]}",
         parts,
         main="time",
-        data={**encode_losses(found, compared), **_encode(trace)},
+        data={**encode_losses(found, compared, modules), **_encode(trace)},
         about={"device": None if trace.device is None else trace.device.name, "steps": steps, "about": about},
     )
 
