@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
+from fvflops.explain.findings.finding import Evidence, Findings
 from fvflops.explain.step_records import WorkRow
 from fvflops.explain.straggling_ranks import sum_waits
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec
-from fvflops.units import format_percent, format_quantity, format_seconds
+from fvflops.units import format_percent, format_quantity
 
 # Collective, as a part of the recorded name → its code, its name, and what hides it.
 _COLLECTIVES = {
@@ -54,29 +54,22 @@ def find_communication(evidence: Evidence) -> Findings:
             slow = max(0.0, min(_slowness(evidence, key, rows), exposed) - late)
         code, _, advice = _COLLECTIVES.get(key, (f"exposed_{key}", "", "overlap it with compute"))
         name, number = key.replace("all", "all-").replace("scatter", "-scatter"), evidence.each(count)
-        shown, time = list_evidence(rows, evidence.steps), format_seconds(evidence.seconds(late))
         if late:
             who = f", of which rank {last.rank} joins last" if last else " over the usual time"
-            yield Finding(
-                *("straggler", f"{name} waits for other ranks: {time}{who}", evidence.seconds(late), shown),
-                *("compare the traces of all ranks: one has more work, or a slower GPU or host", MEASURED),
-            )
+            text = f"{name} waits for other ranks: {evidence.time(late)}{who}"
+            cause = "compare the traces of all ranks: one has more work, or a slower GPU or host"
+            yield evidence.finding("straggler", text, late, rows, cause)
         if slow:
-            over = format_seconds(evidence.seconds(slow))
-            text = f"{name} takes {over} more than this network's usual time, or waits for other ranks"
-            yield Finding(
-                *("slow_network", text, evidence.seconds(slow), shown),
-                *("check links and NCCL's choice of adapters (NCCL_DEBUG=INFO), and the traces of other ranks",),
-                "network model: within a third",
-            )
+            text = f"{name} takes {evidence.time(slow)} more than this network's usual time, or waits for other ranks"
+            cause = "check links and NCCL's choice of adapters (NCCL_DEBUG=INFO), and the traces of other ranks"
+            yield evidence.finding("slow_network", text, slow, rows, cause, "network model: within a third")
         left = exposed - unavoidable - late - slow
         if left > 0:
-            total = sum(row.kernel_ns for row in rows)
+            share = format_percent(exposed, sum(row.kernel_ns for row in rows))
             text = (
-                f"{name} exposed: {format_seconds(evidence.seconds(exposed))} in {format_quantity(number, 'call')}, "
-                f"{format_percent(exposed, total)} of their time"
+                f"{name} exposed: {evidence.time(exposed)} in {format_quantity(number, 'call')}, {share} of their time"
             )
-            yield Finding(code, text, evidence.seconds(left), shown, advice, MEASURED)
+            yield evidence.finding(code, text, left, rows, advice)
 
 
 def _find_key(name: str) -> str:

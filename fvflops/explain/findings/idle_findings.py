@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, describe_idle
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings
 from fvflops.explain.step_records import IdleRow
-from fvflops.units import format_quantity, format_seconds
+from fvflops.units import format_quantity
 
 # Cause → code of the reason.
 _CODES = {
@@ -79,11 +79,13 @@ def find_idle(evidence: Evidence) -> Findings:
         what, advice = _REASONS[code]
         what = what if evidence.on_gpu else what.replace("the GPU", "the step")
         name = max(rows, key=lambda row: row.ns).name
-        text = f"{what}: {format_seconds(evidence.seconds(ns))} idle"
+        text = f"{what}: {evidence.time(ns)} idle"
         if code == "launch_bound":
             text += f" between {format_quantity(kernels, 'kernel')} of a step"
         elif code == "item_calls":
             text += f", with {format_quantity(reads, 'call')} of .item()"
         elif name:
             text += f", most at {name}"
-        yield Finding(code, text, evidence.seconds(ns), describe_idle(rows, evidence.steps), advice, MEASURED)
+        longest = sorted(rows, key=lambda row: -row.ns)[:3]
+        shown = tuple(f"{row.name}: {evidence.time(row.ns)} idle" for row in longest)
+        yield Finding(code, text, evidence.seconds(ns), shown, advice, MEASURED)

@@ -69,16 +69,12 @@ def _tabulate_compared(name: str, what: str, compared: Sequence[ComparedRow], ti
     columns = (
         text_column("what", what, shorten_last=True),
         text_column("phase"),
-        *(number_column(key, form=_signed) for key in ("expected", "measured", "lost")),
+        *(number_column(key, form=format_seconds) for key in ("expected", "measured", "lost")),
     )
     rows: list[list[Value]] = [[row.what, row.phase, row.expected, row.measured, row.lost] for row in compared]
     sums = [sum(getattr(row, key) for row in compared) for key in ("expected", "measured", "lost")]
     total: list[Value] = ["step" if what == "what" else "kernels", "", *sums]
     return Table(name, columns, rows, title, total=total, noun="row")
-
-
-def _signed(seconds: float) -> str:
-    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
 
 
 def _draw(compared: Sequence[ComparedRow]) -> Gantt:
