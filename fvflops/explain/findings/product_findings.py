@@ -16,6 +16,18 @@ from fvflops.units import format_quantity, format_seconds
 
 _NO_TF32 = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
 _DTYPES = {"bfloat16": "bfloat16", "half": "float16", "float": "float32", "double": "float64"}
+# Code → the products' dtype, the next faster one, and what to do.
+_SLOW_DTYPES = {
+    "float64_products": (
+        *("fp64", "bf16"),
+        "use float32 or bfloat16: look for NumPy arrays and Python floats that make doubles",
+    ),
+    "float32_without_tf32": (
+        *("fp32", "tf32"),
+        'call torch.set_float32_matmul_precision("high"), or use bfloat16',
+    ),
+    "float32_products": ("tf32", "bf16", "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy"),
+}
 _PRODUCTS = ("matmul", "convolution")
 _SHORT_NS, _MANY, _KINDS_OF_ROWS = 30_000, 200, 8
 _ALIGNED, _SLOW, _FEW_ROWS = 64, 1.15, 128
@@ -106,33 +118,20 @@ def _judge_dtypes(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
             groups["float32_without_tf32" if _NO_TF32.search(row.kernel) else "float32_products"].append(row)
     for code, found in groups.items():
         ns = sum(row.ns for row in found)
-        saved = ns * (1 - _speedup(evidence, code))
-        dtype = code.partition("_")[0]
+        slow, fast, advice = _SLOW_DTYPES[code]
         how = " without TF32" if "without" in code else ""
-        advice = {
-            "float64_products": "use float32 or bfloat16: look for NumPy arrays and Python floats that make doubles",
-            "float32_without_tf32": 'call torch.set_float32_matmul_precision("high"), or use bfloat16',
-            "float32_products": "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy",
-        }[code]
-        text = f"matrix products in {dtype}{how}: {evidence.time(ns)}"
+        text = f"matrix products in {code.partition('_')[0]}{how}: {evidence.time(ns)}"
+        saved = ns * (1 - _speedup(evidence, slow, fast))
         yield evidence.finding(code, text, saved, found, advice, evidence.certainty("product"))
 
 
-def _speedup(evidence: Evidence, code: str) -> float:
-    """Return the time in the next faster dtype as a share of the time now, by the device's peaks."""
+def _speedup(evidence: Evidence, slow: str, fast: str) -> float:
+    """Return the time in the faster dtype as a share of the time in the slower one, by the device's peaks."""
     if evidence.device is None:
         return 0.5
-    slow, fast = {
-        "float64_products": ("float64", "bfloat16"),
-        "float32_without_tf32": ("float32", "tf32"),
-        "float32_products": ("tf32", "bfloat16"),
-    }[code]
     known = {**evidence.device.vector, **evidence.device.matrix}
-    own = evidence.device.vector if code == "float32_without_tf32" else known
-    short = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "tf32": "tf32"}
-    if short[slow] not in own or short[fast] not in known:
-        return 0.5
-    return max(0.1, own[short[slow]] / known[short[fast]])
+    own = evidence.device.vector if slow == "fp32" else known
+    return max(0.1, own[slow] / known[fast]) if slow in own and fast in known else 0.5
 
 
 def _find_loops(evidence: Evidence, rows: Sequence[WorkRow]) -> list[list[WorkRow]]:
