@@ -143,8 +143,7 @@ class RecordedLoop(Loop):
 class MeteredLoop(Loop):
     """Base class of the callbacks: the options of `fvflops.StepMeter`, and `meter`.
 
-    The figures in `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log; an unknown one is
-    omitted.
+    The known ones of `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log.
     """
 
     def __init__(self, **options: Any) -> None:
