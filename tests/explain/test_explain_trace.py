@@ -8,6 +8,7 @@ import pytest
 
 from fvflops import explain_trace
 from fvflops.cli import main
+from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.step_records import sum_rows
 from fvflops.trace import TraceError
 
@@ -246,6 +247,9 @@ def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     assert [(wait.rank, wait.waiting_ns) for wait in explained.waits()] == [(0, 70_000), (1, 0), (2, 40_000)]
     assert [row.nbytes for row in explained.work()] == [12_000]
     assert "least rank 1" in "\n".join(explained.about())
+    found = {finding.code: finding for finding in find_losses(explained)}
+    assert found["straggler"].seconds == pytest.approx((70e-6 + 0 + 40e-6) / 3)
+    assert "of which rank 1 joins last" in found["straggler"].text
     assert not explain_trace(paths[:1]).waits()
     with pytest.raises(TraceError, match="one rank"):
         explain_trace([paths[0], paths[0]])
