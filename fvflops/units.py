@@ -203,10 +203,10 @@ def format_change(share: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Return a time with three significant digits, in the largest unit that is not larger than it.
 
-    >>> format_seconds(75.3164), format_seconds(0.05), format_seconds(3.2e-6), format_seconds(1234.5)
-    ('75.3 s', '50 ms', '3.2 µs', '1,230 s')
+    >>> format_seconds(75.3164), format_seconds(-0.05), format_seconds(3.2e-6), format_seconds(1234.5)
+    ('75.3 s', '-50 ms', '3.2 µs', '1,230 s')
     """
-    unit, name = next((entry for entry in _TIMES if seconds >= entry[0]), _TIMES[-1])
+    unit, name = next((entry for entry in _TIMES if abs(seconds) >= entry[0]), _TIMES[-1])
     return f"{float(f'{seconds / unit:.3g}'):,.12g} {name}"
 
 

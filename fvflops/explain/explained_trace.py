@@ -151,7 +151,7 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     unlinked = sum(row.kernel_ns for row in work if not row.op and not row.is_graph)
     if graphs:
         yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
-    if unlinked * 100 > kernel_ns:
+    if on_gpu and unlinked * 100 > kernel_ns:
         yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
     for timeline in trace.timelines:
         columns = timeline.columns

@@ -9,7 +9,7 @@ from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_r
 from fvflops.explain.kernel_kinds import COMPOSITE, kind_of_kernel, kind_of_op
 from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, PYTHON, RANGE, RUNTIME, TraceColumns
 
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 # Classes of work that an optimizer's ops may have too.
 _GENERIC = ("elementwise", "reduction", "copy", "other", "")
@@ -101,7 +101,7 @@ class LaunchContexts:
 def _module_of(kind: int, name: str) -> str:
     """Return the name of the module whose call a span is, "" for another span."""
     if kind == PYTHON:
-        return name.removeprefix(_MODULE) if name.startswith(_MODULE) else ""
+        return name.removeprefix(MODULE) if name.startswith(MODULE) else ""
     return "" if kind == RUNTIME else module_of_range(name) or ""
 
 

@@ -37,6 +37,7 @@ LOGGED_FIGURES = (
     "hardware_flops",
     "macs",
     "memory_peak",
+    "unexplained",
 )
 Folder = str | os.PathLike[str]
 
@@ -142,8 +143,7 @@ class RecordedLoop(Loop):
 class MeteredLoop(Loop):
     """Base class of the callbacks: the options of `fvflops.StepMeter`, and `meter`.
 
-    The figures in `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log; an unknown one is
-    omitted.
+    The known ones of `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +26,15 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
 from fvflops.measure.step_meter.meter_report import meter_report
-from fvflops.measure.step_meter.metered_calls import CallObserver, ModelCall, describe, sizes_of
+from fvflops.measure.step_meter.metered_calls import (
+    CallObserver,
+    ModelCall,
+    describe,
+    sizes_of,
+    unwrap_model,
+    unwrap_optimizer,
+)
+from fvflops.measure.step_meter.planned_time import JUDGED, read_planned
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.reports.document import Document
@@ -35,6 +43,9 @@ from fvflops.reports.terminal.terminal_line import TerminalLine
 from fvflops.text import short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
+
+if TYPE_CHECKING:
+    from fvflops.plan.step_time.step_estimate import StepEstimate
 
 _LOGGER = logging.getLogger("fvflops")
 _MOST_SECONDS = 10.0  # for the calls that are left to count at the end
@@ -91,7 +102,8 @@ class StepMeter:
     current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
     nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
     `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
-    it is no terminal.
+    it is no terminal. `expected` is the time of a step as planned, a StepEstimate or seconds: after 20 steps, and in
+    the summary, the meter says which share of the time it does not explain.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -114,15 +126,17 @@ class StepMeter:
         strict: bool = False,
         live: bool | TextIO = False,
         history: int = 10_000,
+        expected: StepEstimate | float | None = None,
     ) -> None:
         if not models:
             raise ValueError("there is no model to meter: pass the modules that the loop calls")
         for model in models:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
-        models = tuple(map(_unwrap, models))
+        models = tuple(map(unwrap_model, models))
         wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-        optimizers = [_unwrap_optimizer(item) for item in wrapped]
+        optimizers = [unwrap_optimizer(item) for item in wrapped]
+        self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")
         self._strict = strict
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
@@ -153,6 +167,7 @@ class StepMeter:
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
+        self._is_compared = is_first and expected is not None
         self._live = TerminalLine(sys.stderr if live is True else live) if live and is_first else None
         self._begun = time.perf_counter()
 
@@ -398,6 +413,8 @@ class StepMeter:
                 return
             step.seconds, step.memory_peak, step.start, step.stop = seconds, self._clock.memory_peak(), None, None
             self._steps.append(self._untimed.popleft())
+            if step.number == JUDGED and self._is_compared:
+                self._planned.compare(list(map(self._figures, self._steps)))
 
     def _figures(self, step: _Step) -> StepFigures:
         """Return the figures of a timed step, as far as its cost is known."""
@@ -413,6 +430,7 @@ class StepMeter:
                 samples=step.samples,
                 tokens=step.tokens,
                 memory_peak=step.memory_peak,
+                expected_seconds=self._planned.seconds,
             )
         return step.figures
 
@@ -430,16 +448,3 @@ class StepMeter:
         if figure not in self._warned:
             self._warned.add(figure)
             _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the model that a data-parallel wrapper calls: its own hooks run for each call."""
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        model = model.module
-    return model
-
-
-def _unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
