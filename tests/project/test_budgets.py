@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84474, 488),
+    "fvflops": (84830, 490),
     "fvflops/analysis": (3035, 18),
     "fvflops/capture": (18780, 109),
     "fvflops/cli": (5710, 35),
@@ -24,8 +24,8 @@ LIMITS = {
     "fvflops/devices": (2167, 13),
     "fvflops/formulas": (4117, 27),
     "fvflops/integrations": (780, 7),
-    "fvflops/measure": (6029, 24),
-    "fvflops/plan": (11320, 53),
+    "fvflops/measure": (6141, 25),
+    "fvflops/plan": (11482, 53),
     "fvflops/reports": (4989, 34),
     "fvflops/serve": (3876, 25),
     "fvflops/sources": (4462, 32),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3504, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72034, 417),
+    "tests": (72435, 419),
     "tools": (12691, 92),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
