@@ -172,11 +172,16 @@ class PlanOptions:
         self._check_halves()
 
     def _check_halves(self) -> None:
-        """Raise PlanError where gradients of two dtypes are left between the halves of backward passes."""
+        """Raise PlanError where torch cannot run the halves of backward passes, or leaves gradients of two dtypes."""
         dtypes, schedule = self.dtypes, self.placement[0]
-        if not (self.is_pipelined and self.is_fully_sharded and self.microbatches > 1 and dtypes is not None):
+        if not self.is_pipelined or not find_schedule(schedule).splits_backward:
             return
-        if find_schedule(schedule).splits_backward and dtypes.reduce != dtypes.compute:
+        if self.checkpoint == "selective":
+            raise PlanError(
+                f"schedule {schedule} with selective checkpointing is not planned, since torch recomputes for one of "
+                "the two halves of a backward pass only: take checkpoint full, or schedule interleaved"
+            )
+        if self.is_fully_sharded and self.microbatches > 1 and dtypes is not None and dtypes.reduce != dtypes.compute:
             raise PlanError(
                 f"schedule {schedule} with fsdp and precision {self.precision} is not planned, since FSDP2 keeps "
                 "gradients of two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved"
