@@ -58,7 +58,7 @@ def test_clean_step_is_as_planned(case: str, tmp_path: Path) -> None:
 
 def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(lay_out(work_of("one GPU")), tmp_path / "trace.json")
-    options = ["--model", "zoo:gpt2", "--mesh", "dp=1", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
+    options = ["--model", "zoo:gpt2", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
     assert main(["explain", path, *options, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {row["what"] for row in data["compared"]} >= {"matmul", "attention", "optimizer", "idle"}

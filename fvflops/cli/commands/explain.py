@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         if explained.device is None:
             raise ValueError("the trace names no GPU that is known: add --device, such as --device H100")
+        arguments.mesh = arguments.mesh or "dp=1"
         subject, estimate = estimate_arguments(arguments, explained.device, _OPTIMIZER)
         fused = find_classes(subject, arguments.fused)
         planned = expect_step(estimate, explained.timelines[0].rank, fused=fused, bucket_cap_mb=arguments.bucket_cap_mb)
