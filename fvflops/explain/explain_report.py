@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from fvflops.explain.findings.compared_modules import compare_modules
 from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.findings.finding import describe_work
 from fvflops.explain.findings.losses_report import encode_losses, losses_parts
-from fvflops.explain.findings.planned_step import PlannedStep, compare_step
+from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_step
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import (
@@ -40,9 +40,9 @@ _ROWS = 20  # of tables besides the main one
 def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
     """Return the report of explained traces, with a plan also what it expects."""
     steps = max(len(trace.steps()), 1)
-    about = trace.about()
-    parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
+    about = [*trace.about(), *_list_missing_phases(compared)]
+    parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     modules = None if planned is None else compare_modules(trace, planned)
     parts += losses_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
@@ -57,6 +57,13 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
         data={**encode_losses(found, compared, modules), **_encode(trace)},
         about={"device": None if trace.device is None else trace.device.name, "steps": steps, "about": about},
     )
+
+
+def _list_missing_phases(compared: Sequence[ComparedRow]) -> Iterator[str]:
+    measured = {row.phase for row in compared if row.measured}
+    missing = dict.fromkeys(row.phase for row in compared if row.phase and row.phase not in measured)
+    if missing:
+        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is of a whole training step"
 
 
 def _hidden(column: Column, order: int) -> Column:

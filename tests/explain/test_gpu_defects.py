@@ -68,5 +68,9 @@ def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixt
     assert data["findings"][0]["code"] == "more_work"
     assert main(["explain", path, *options, "--output", str(tmp_path / "page.html")]) == 0
     assert "The expected step and the measured one" in (tmp_path / "page.html").read_text()
+    assert "the trace has no work" not in (tmp_path / "page.html").read_text()
+    forward = [item for item in work_of("one GPU") if item.phase == "forward"]
+    assert main(["explain", write(lay_out(forward), tmp_path / "forward.json"), *options]) == 0
+    assert "no work of the phases backward, optimizer" in capsys.readouterr().out
     assert main(["explain", path, "--mesh", "dp=2"]) == 2
     assert "add --model" in capsys.readouterr().err

@@ -139,7 +139,7 @@ def compare_step(trace: ExplainedTrace, planned: PlannedStep) -> list[ComparedRo
         ComparedRow(BUBBLE, "", planned.parts["pipeline_bubble"], evidence.seconds(pairs[True])),
         ComparedRow(IDLE, "", planned.parts["launch_bound"], idle),
     ]
-    return sorted((row for row in rows if row.expected or row.measured), key=lambda row: -row.lost)
+    return sorted((row for row in rows if max(row.expected, row.measured) >= 1e-9), key=lambda row: -row.lost)
 
 
 def measure_kernels(evidence: Evidence) -> dict[tuple[str, str], float]:
