@@ -36,7 +36,7 @@ _ROWS = 20  # of tables besides the main one
 
 
 def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
-    """Return the report of explained traces, with a plan also what it expects."""
+    """Return the report of explained traces, compared with a plan if there is one."""
     steps = max(len(trace.steps()), 1)
     about = trace.about()
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []

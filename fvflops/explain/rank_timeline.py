@@ -1,4 +1,4 @@
-"""The timeline of one rank: its steps, and in each what the GPU did and why it was idle."""
+"""The timeline of one rank: its steps, each with the GPU's work and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What rows are summed by; names and arguments are numbers of the columns."""
+    """Key by which rows are summed; names and arguments are numbers of the columns."""
 
     window: int
     kind: str
@@ -287,7 +287,7 @@ def _sum_work(
 
 
 def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCosts) -> set[int]:
-    """Return the ops whose work is that of ops inside them: of the same class, or with multiply-adds."""
+    """Return the ops whose work nested ops do: ops of the same class, or with multiply-adds."""
     host, names = columns.host, columns.names
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:

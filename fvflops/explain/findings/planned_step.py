@@ -41,7 +41,7 @@ class ComparedRow:
 class PlannedStep:
     """The expected seconds of a rank's step by (class, phase) of kernels.
 
-    `parts` are those that findings may name, by code, "exposed" of all collectives; `macs` are of products.
+    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are of products.
     """
 
     seconds: float
