@@ -391,7 +391,7 @@ def test_work_that_a_plan_lacks_is_listed():
     norms = (2 * LAYERS + 1) * WIDTH
     assert both.left_out == ("the optimizer step",)
     assert both.communication().by_collective_and_group()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
-    with pytest.raises(PlanError, match="FSDP2 is planned with the kernels of cpu or cuda, not with those of xpu"):
+    with pytest.raises(PlanError, match="FSDP2 is planned with the kernels of cpu or cuda, not of xpu"):
         plan_llama({"fsdp": 2}, device="xpu")
 
 

@@ -194,7 +194,7 @@ class MicrobatchCost:
 
     `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
     parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
-    and optimizer state over all ranks that share them, `optimizer` those of the last, `kept` is a lower bound of the
+    and optimizer state over all ranks that share them, `optimizer` of the state alone, `kept` is a lower bound of the
     bytes of activations that are saved by a layer's forward pass. `moments` are bytes that are allocated together: of
     these states over all ranks, of all else, and of that without FSDP2's buffers. `settings` are the plan's.
     """
