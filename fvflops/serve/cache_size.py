@@ -13,12 +13,12 @@ KINDS = ("full", "sliding window", "latent", "cross attention", "state")
 
 
 class CacheLayer(NamedTuple):
-    """What layers keep of one sequence.
+    """The cache of one sequence in each of some layers.
 
     `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit (engines keep
     so many; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all heads;
     "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and `shape` is
-    that of the largest state: heads, keys, values.
+    the largest state's: heads, keys, values.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield attributes: tensors of a dict, such as a layer's states, as its own, and those of a list one by one.
+    """Yield attributes: each tensor of a dict, such as a layer's states, and of a list, on its own.
 
     A list of tensors has one for each layer, and other items for layers without it.
     """

@@ -1,4 +1,4 @@
-"""What each inference engine adds to the times of its kernels, read from a YAML file."""
+"""Overhead of each inference engine over the times of its kernels, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES = paths.SCHEME + "engines.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """What an engine adds to its kernels; times are in seconds.
+    """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
     gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
@@ -45,7 +45,7 @@ class EngineFigures:
     experts: float = 1.0
     request: float = 0.0
     token: float = 0.0
-    source: str = "no time besides that of kernels"
+    source: str = "no time besides the kernels"
 
     def __post_init__(self) -> None:
         for name in NUMBERS:

@@ -34,9 +34,9 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 
 
 class Work(NamedTuple):
-    """What one step runs on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
+    """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
-    `cached` is the sum of the tokens in the caches of those that decode, each of which verifies `drafted` tokens too.
+    `cached` is the sum of the cached tokens of these sequences, each of which verifies `drafted` tokens too.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
@@ -292,7 +292,7 @@ class EngineStep:
             else:
                 total += model.mixtures * 2 * kernels.collective("all_gather", ranks, payload * layout.data)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
-        # Those of queries and of keys in one, of a number each.
+        # One all-reduce for the norms of queries and of keys, a float32 each.
         total += model.divided_norms // 2 * kernels.collective("all_reduce", layout.tensor, 8.0 * tokens)
         return total + (layout.pipeline - 1) * (kernels.collective("send", 2, payload) if layout.pipeline > 1 else 0)
 
@@ -308,7 +308,7 @@ def _pairs(new: int, cached: int, cache: CacheLayer) -> int:
 
 
 def _merge(projections: Mapping[Projection, int], layout: ServingLayout, has_experts: bool) -> Mapping[_Merged, int]:
-    """Return the products of a rank; those of one input are one, as of queries, keys and values."""
+    """Return the products of a rank; products of one input are merged, as of queries, keys and values."""
     quantized = WEIGHTS[layout.weights]
     if quantized.only_experts and has_experts:
         quantized = _BF16

@@ -20,8 +20,7 @@ _LOGITS = 14
 class ServingMemory:
     """Bytes of one GPU; `cache` is what is left of `usable`, negative where the rest does not fit.
 
-    `token` are the bytes that one more token of a long sequence adds, `sequence` those of a sequence of the longest
-    length.
+    `token` are the bytes that one more token of a long sequence adds, `sequence` the bytes of a longest sequence.
     """
 
     total: float

@@ -95,11 +95,11 @@ class StateLayer(NamedTuple):
 class ServingModel:
     """What an engine runs for a causal language model: each part with the number of layers that have it.
 
-    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
-    `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
-    `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
-    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run
-    once a request for each token of an encoder, keys and values of cross attention among them.
+    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
+    are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
+    hidden state, `layers` the number of layers. `parameters` are counted in the whole model, `embedding` in its input
+    embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run once a request for each
+    token of an encoder, keys and values of cross attention among them.
     """
 
     name: str
@@ -293,7 +293,7 @@ def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
 
 
 def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
-    """Return the calls without products that a module repeats for each token of the prompt: those of a recurrence."""
+    """Return the calls without the products of a recurrence, which a module repeats for each token of the prompt."""
     found = list(calls)
     repeated = Counter((call.module, call.columns, call.inner) for call in found)
     return [call for call in found if repeated[call.module, call.columns, call.inner] < prompt]
@@ -366,8 +366,8 @@ def _read_attention(
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has
-    so many rows, it expands what is cached, which is latent.
+    Products with `keys` cached tokens, or a full window of them, are attention. A product of so many rows with a weight
+    expands a latent cache.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
     by_module: dict[str, list[_Call]] = defaultdict(list)

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"""
         device:
         --device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
-        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: that of the GPU's systems
+        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: the GPU's usual nodes
         --engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
 
         layout:

@@ -164,7 +164,7 @@ class Scheduler:
             self.pages.give_back(held)
 
     def _free(self) -> int:
-        """Return the free pages beside those of the next decode step."""
+        """Return the pages that are free after the next decode step takes its own."""
         return self.pages.free - self.pages.wanted(self._step + 1)
 
     def _make_room(self) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
             self._preempt(next(reversed(self.running)))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Drop a sequence's cache; it is first among those that wait, and computes all its tokens again."""
+        """Drop a sequence's cache; it is first in the queue, and computes all its tokens again."""
         self.preemptions += 1
         del self.running[sequence]
         self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
