@@ -242,7 +242,7 @@ def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
 
 
 class _CallTimer:
-    """Computes least times on a device; `peaks` are those used, `without_peak` is dtype → FLOPs for the others."""
+    """Computes least times on a device; `peaks` are the used ones, `without_peak` is dtype → FLOPs for the others."""
 
     def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
         self._device = device
@@ -285,7 +285,7 @@ def _short(dtype: str) -> str:
 
 VIEWS = ("module", "operator", "op")
 DEPTH = 3  # levels of modules below the root
-SHOWN = 20  # ops, those with the longest time
+SHOWN = 20  # ops, by time
 
 
 _percent = partial(format_percent, whole=1)
@@ -316,7 +316,7 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
     """Return the least time of each module, operator or op on a device, with the device's peaks.
 
     `by` is "module" (down to `depth` levels, 3 if None), "operator", or "op" for the calls of one signature in one
-    module and phase, those with the longest time first. `subject` names the model. An unknown view raises ValueError.
+    module and phase, the longest time first. `subject` names the model. An unknown view raises ValueError.
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()

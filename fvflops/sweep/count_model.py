@@ -57,10 +57,10 @@ Factory = Callable[[], Any]
 class CountSettings:
     """How each of many models is counted, as values that a worker process can be sent.
 
-    `table`, `execution` and `assume` are those of FlopCountAnalysis; `train` counts models in training mode. Without
+    `table`, `execution` and `assume` are as for FlopCountAnalysis; `train` counts models in training mode. Without
     `peak_memory` a row lacks it: it needs a second recording. `memory` is the most bytes of weights with which a model
     is built that cannot be counted without; None is the memory of this machine. `kernels` is the torch device whose
-    kernels are recorded, such as cuda; None is that of the model.
+    kernels are recorded, such as cuda; None is the model's.
     """
 
     table: str | FormulaTable = "default"
@@ -233,7 +233,7 @@ class _Attempts:
 
 
 def describe_options(options: SourceOptions, settings: CountSettings) -> str:
-    """Return what differs from the defaults in how a model is built and counted, as JSON, "" for nothing.
+    """Return the settings of building and counting a model that are not the defaults, as JSON, "" for none.
 
     >>> describe_options(SourceOptions(inputs=("1,3,64,64",)), CountSettings(train=True, memory=1 << 30))
     '{"inputs": ["1,3,64,64"], "train": true}'

@@ -31,7 +31,7 @@ class RayError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What a node needs to run tasks; `folder` is the working directory, used where it exists."""
+    """Needs of a node to run tasks; `folder` is the working directory, used where it exists."""
 
     version: str
     folder: str

@@ -117,9 +117,7 @@ def test_an_unknown_name_is_told_in_a_line():
     with pytest.raises(ValueError, match=r"did you mean 'H100'\? Others can be given as a Device") as caught:
         find_device("H1000")
     assert "\n" not in str(caught.value)
-    known = (
-        r"no device 'potato': 'fvflops list devices' lists those known\..* 'fvflops peak --output FILE\.yaml' measures"
-    )
+    known = r"no device 'potato': 'fvflops list devices' lists all\..* 'fvflops peak --output FILE\.yaml' measures"
     with pytest.raises(ValueError, match=known):
         find_device("potato")
     with pytest.raises(ValueError, match="a slice of a device"):

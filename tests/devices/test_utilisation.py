@@ -402,7 +402,7 @@ def test_devices_are_a_number(value):
         (counts(entry("", macs=T)), None, "the counts have no dtype for the 2T FLOPs of aten::mm: pass dtype"),
         (counts(entry("int64", macs=T)), None, "no device has a peak for the dtype 'int64'"),
         (counts(entry("bf16", macs=T, phase="recompute")), None, "the counts are zero"),
-        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass those of flops"),
+        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass counts of flops"),
     ],
     ids=range(15),
 )

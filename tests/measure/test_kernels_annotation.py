@@ -258,7 +258,7 @@ def test_bad_input(tmp_path, folder):
     with pytest.raises(FileNotFoundError):
         annotate_trace(tmp_path / "missing.json")
     trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),))
-    with pytest.raises(TraceError, match="it is aggregated: pass that of a single step"):
+    with pytest.raises(TraceError, match="it is aggregated: pass the Trace of a single step"):
         annotate_trace(CUDA_TRACE, trace.aggregate())
     # The list of events alone is a chrome trace too.
     path.write_text(json.dumps(json.loads(CUDA_TRACE.read_text())["traceEvents"]))

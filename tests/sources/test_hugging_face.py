@@ -271,7 +271,7 @@ def test_folders_without_a_configuration(tmp_path):
         (
             "transformers:GPT2Model",
             {"config": '{"model_type": "bert"}'},
-            "model_type 'bert' is not that of GPT2Model, 'gpt2'",
+            "model_type 'bert' is not GPT2Model's, 'gpt2'",
         ),
         ("transformers:AutoConfig", {}, "has no configuration: name a model class such as BertModel"),
     ],

@@ -75,7 +75,7 @@ def test_what_is_ambiguous_has_no_row():
     found, joined = match(["resnet50"], ["timm:resnet50", "torchvision:resnet50"])
     assert set(found.values()) == {None} and joined.missing == tuple(found)
     assert joined.notes == (
-        "a.csv: the row resnet50 is that of timm:resnet50, torchvision:resnet50: write their full names.",
+        "a.csv: the row resnet50 fits timm:resnet50, torchvision:resnet50: write their full names.",
     )
     assert match(["resnet50"], ["resnet50", "timm:resnet50"])[0] == {"resnet50": 0, "timm:resnet50": None}
 

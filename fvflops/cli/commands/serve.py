@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report what serving a model costs; return the exit code."""
+    """Report the cost of serving a model; return the exit code."""
     if arguments.device is None:
         raise ValueError("serve needs --device, the GPU, such as H100; 'fvflops list devices' lists them")
     device = find_accelerator(arguments.device)

@@ -88,10 +88,9 @@ class StepMeter:
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in
     `mfu`. Each process meters its own work: figures are of one device. On CUDA times are read from events on the
-    current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
-    nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
-    `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
-    it is no terminal.
+    current stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises:
+    what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError. `live` shows the
+    last step of rank 0 in one line of the terminal, on standard error or a stream; nothing if it is no terminal.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -212,8 +211,8 @@ class StepMeter:
     def end(self, *, samples: float | None = None, tokens: float | None = None) -> None:
         """End a step; without `begin` nothing happens.
 
-        `samples` and `tokens` are those that it processed: by default the rows of the first tensor of the batch or of
-        the first model's inputs, and its elements if they are token ids (`input_ids`, or integers of two dimensions).
+        `samples` and `tokens` are by default the rows of the first tensor of the batch or of the first model's inputs,
+        and its elements if they are token ids (`input_ids`, or integers of two dimensions).
         """
         if self._start is None:
             return
