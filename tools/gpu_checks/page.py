@@ -102,7 +102,7 @@ def _write_counters(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
     ]
     return [
         "FLOPs of matrix products, convolutions and attention. Counted: by the convention `default`, with a",
-        "multiply-add as two. Executed: measured by Nsight Compute, those of tensor cores and twice the fused",
+        "multiply-add as two. Executed: measured by Nsight Compute, FLOPs of tensor cores and twice the fused",
         "multiply-adds of other units, including softmax's. Causal attention is counted dense.",
         "",
         *_table(("what", "counted", "executed", "ratio"), rows),
@@ -180,7 +180,7 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
     return [
         "`fvflops roofline --measure` (matrices of ones) beside the datasheet in `configs/devices.yaml`"
-        f" ({peaks.get('listed')}). FLOP/s are those of tensor cores, which do not compute in fp32.",
+        f" ({peaks.get('listed')}). FLOP/s are of tensor cores, which do not compute in fp32.",
         "",
         *_table(("figure", "measured", "datasheet"), rows),
         "A training step of GPT-2 (124M parameters, 16 × 1,024 tokens, bfloat16 autocast, fused AdamW), by attention",
@@ -218,7 +218,7 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     headers = ("step", "ms", "ms with the meter", "ratio", "ms by events", "`mfu`", "`hfu`", "tokens/s")
     failed = [f"{name} failed: {item['error']}" for name, item in loops.items() if "error" in item]
     return [
-        "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is that of each",
+        "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is of each",
         "round's two times). Memory is in GB: allocated at the most, and predicted without what else the process has.",
         "",
         *_table((*headers, "peak memory", "predicted"), metered),
