@@ -1,4 +1,4 @@
-"""Write the page of what was measured, in Markdown."""
+"""Write the page of measurements, in Markdown."""
 
 from __future__ import annotations
 
