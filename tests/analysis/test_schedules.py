@@ -158,7 +158,7 @@ def test_on_trace_ready_is_called_with_the_steps_of_the_cycle_done(loop):
     plan = fvflops.schedule(wait=1, active=2)
 
     def ready(run):
-        # The Traces of the cycle have their events, those of the cycles before are aggregated.
+        # The Traces of the cycle have their events, earlier cycles' are aggregated.
         seen.append((run.step_num, run.macs(), [trace.events is not None for trace in run.steps]))
 
     with fvflops.record(loop.model, schedule=plan, on_trace_ready=ready) as run:

@@ -55,7 +55,7 @@ def test_a_device_agrees_with_itself(device):
 def test_sparse_is_twice_dense(device):
     for dtype, peak in device.sparse.items():
         ratio = 4 / 3 if dtype == "fp4" and device.name in ("B300", "GB300") else 2
-        # The datasheet of the L40S prints 362.05 and 733, those of the A16 and the A30 round to two or three digits.
+        # The datasheet of the L40S prints 362.05 and 733, the A16's and the A30's round to two or three digits.
         rounded = device.name in ("L40S", "A16", "A30")
         assert peak / device.matrix[dtype] == pytest.approx(ratio, rel=0.013 if rounded else 0.003)
 

@@ -40,7 +40,7 @@ NVIDIA = Device("chip", matrix=CHIP.matrix, vector=CHIP.vector, vendor="NVIDIA")
 def entry(dtype, macs=0, flops=0, *, phase="forward", op="aten::mm"):
     return Entry(
         ("",), phase, op, op, Status.COUNTED, 1, 7 * macs + flops, macs, flops, elements=1, dtype=dtype
-    )  # 7: the value is that of some convention, which must not matter
+    )  # 7: the value is of some convention, which must not matter
 
 
 def counts(*entries, metric="flops"):

@@ -74,7 +74,7 @@ def meter_steps(models, steps, **options):
 
 
 def check(models, steps, **options):
-    """Assert that model FLOPs are those of forward and backward in the recording."""
+    """Assert that model FLOPs are the recording's in forward and backward."""
     figures, expected = meter_steps(models, steps, **options)
     assert len(figures) == len(steps)
     for one, run in zip(figures, expected, strict=True):

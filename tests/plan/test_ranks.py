@@ -112,8 +112,7 @@ def test_the_plan_equals_each_process(runs, name, rank):
     assert {key.axis for key in plan.communication().by_collective_and_group()} == {name.partition(" ")[0]}
 
 
-# Sums of hidden states: the embedding's, and those of each layer's attention and MLP; as many gradients, the head's for
-# the first.
+# Sums of hidden states: the embedding's, each layer's attention's and MLP's; gradients have the head's for the first.
 SUMS = 2 * (1 + 2 * LAYERS)
 KEYS_AND_VALUES = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
 # Of an odd number of rows the first rank has one more, to which the other's are padded.

@@ -71,7 +71,7 @@ def test_what_is_ambiguous_has_no_row():
     assert joined.notes == ("a.csv has several rows for timm:resnet50: resnet50.a2_in1k, resnet50.a1_in1k.",)
     found, joined = match(["gpt2", "gpt2"], ["zoo:gpt2"])
     assert found == {"zoo:gpt2": None} and joined.notes == ("a.csv has several rows for zoo:gpt2: gpt2, gpt2.",)
-    # One accuracy is not that of two models.
+    # One accuracy does not fit two models.
     found, joined = match(["resnet50"], ["timm:resnet50", "torchvision:resnet50"])
     assert set(found.values()) == {None} and joined.missing == tuple(found)
     assert joined.notes == (
