@@ -149,7 +149,7 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
                 )
             )
     return [
-        "`profile_kernels`: the kernels of three runs, those that no op launched, the share of their time that is",
+        "`profile_kernels`: the kernels of three runs, the ones that no op launched, the share of their time that is",
         "attributed to a module, and the share of the FLOPs on events.",
         "",
         *_table(
@@ -219,7 +219,7 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     failed = [f"{name} failed: {item['error']}" for name, item in loops.items() if "error" in item]
     return [
         "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is of each",
-        "round's two times). Memory is in GB: allocated at the most, and predicted without what else the process has.",
+        "round's two times). Memory is in GB: allocated at the most, and predicted without the process's other memory.",
         "",
         *_table((*headers, "peak memory", "predicted"), metered),
         "A trace of the step by torch.profiler, annotated: the share of the recorded FLOPs whose ops have an event.",
@@ -236,7 +236,7 @@ def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     most = max((item["taken"] for item in analyses.values()), default=0)
     lines = _table(("analysis", "state left behind", "device bytes allocated"), left) if left else []
     if analyses and not left:
-        lines = [f"{len(analyses)} analyses, those that raise too, leave no state behind and at most {most:,} bytes."]
+        lines = [f"{len(analyses)} analyses, also ones that raise, leave no state behind and at most {most:,} bytes."]
     if interrupted := state.get("interrupted", {}):
         changed = len(interrupted["left"])
         lines += [f"{interrupted['interrupted']} counts were interrupted by Ctrl-C: {changed} left state behind."]

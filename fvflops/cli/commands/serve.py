@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --gpus N  GPUs of the search
         --ttft TIME  limit of the time to first token, such as 200ms
         --tpot TIME  limit of the time per output token, such as 50ms
-        --at {{mean,p50,p90,p95,p99}}  what the limits are of; default: p95
+        --at {{mean,p50,p90,p95,p99}}  statistic that the limits are for; default: p95
         """,
         type=dict.fromkeys(
             ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
