@@ -73,7 +73,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankTimeline:
-    """What one rank's GPU did in each step; of a trace without kernels, what the host's ops did.
+    """Activity of one rank's GPU in each step; in a trace without kernels, of the host's ops.
 
     `device_name` is the GPU's as recorded, "" if unknown. `columns` are the events themselves and `activities` the
     kernels, each with its op and launch.

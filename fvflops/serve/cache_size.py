@@ -1,4 +1,4 @@
-"""The cache of a language model: what each layer keeps of a sequence, and its bytes, as the cache object holds it."""
+"""The cache of a language model: kinds and bytes of each layer's cached tensors, as the cache object holds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Kinds of layers by what their cache keeps of each sequence.
+# Kinds of layers by their cache of each sequence.
 KINDS = ("full", "sliding window", "latent", "cross attention", "state")
 
 
@@ -104,7 +104,7 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
-    """Return what each layer keeps, from its tensors before and after one more token of one sequence.
+    """Return the cache of each layer, from its tensors before and after one more token of one sequence.
 
     A tensor that grows by one in one dimension, or is as long as the layer's window, holds tokens; others are states.
     Caches with other layers after the token than before, and that grow otherwise, raise ValueError.

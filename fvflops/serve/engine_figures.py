@@ -20,13 +20,13 @@ class EngineFigures:
     """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
-    gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
-    are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
-    `synchronous_sequence` what they are more without asynchronous scheduling.
+    gap between two. `meet` is the time until all ranks have come to a collective. `step` and `sequence` are the time of
+    a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
+    `synchronous_sequence` their increases without asynchronous scheduling.
 
     `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
     waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
-    and attention, and of its mixtures: 1 as measured alone. `request` is what the server takes for a request before the
+    and attention, and of its mixtures: 1 as measured alone. `request` is the server's time for a request before the
     engine, and `token` for each token of its prompt. `source` says where the figures are from.
 
     >>> EngineFigures().start, EngineFigures().step

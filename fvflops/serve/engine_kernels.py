@@ -29,7 +29,7 @@ class EngineKernels:
     """Times of kernels on a device in seconds; without `figures` each takes its bound.
 
     The bound of a kernel is the longer of its FLOPs at the peak of its dtype, and of the bytes of weights and cache at
-    the memory's bandwidth: what it passes to the next kernel may stay on the chip.
+    the memory's bandwidth: its result may stay on the chip for the next kernel.
     """
 
     device: Device

@@ -122,7 +122,7 @@ class EngineStep:
         return known
 
     def _token_classes(self, work: Work) -> dict[str, float]:
-        """Return class → seconds of what depends on the number of tokens only."""
+        """Return class → seconds of kernels that depend on the number of tokens only."""
         computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
         return {
             "products": computing * self._product_seconds(work.tokens, work.sequences),
@@ -135,7 +135,7 @@ class EngineStep:
         return {"attention": self._attention_seconds(work), "states": self._state_seconds(work)}
 
     def _engine_seconds(self, work: Work, kernels: float) -> float:
-        """Return what the engine adds to the seconds of kernels of a step."""
+        """Return the engine's seconds of a step over the seconds of its kernels."""
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
         gaps = figures.kernel * self.launches + figures.meet * self.collectives

@@ -1,4 +1,4 @@
-"""What an inference engine runs for a token of a model: products, attention, mixtures and states, from a recording."""
+"""Work of an inference engine for a token of a model: products, attention, mixtures and states, from a recording."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class StateLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingModel:
-    """What an engine runs for a causal language model: each part with the number of layers that have it.
+    """Work of an engine for a causal language model: each part with the number of layers that have it.
 
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
     are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
@@ -143,7 +143,7 @@ class ServingModel:
         """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
 
         They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
-        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and of a
+        encoders. Attention counts all pairs of a token and a key, also pairs that a causal mask leaves out, and of a
         sliding window the keys in the cache, of which at most window - 1 precede the tokens. Cross attention is to
         `encoded` tokens. 2 times the result are FLOPs.
         """
@@ -176,7 +176,7 @@ def read_serving_model(
     topk: int = 1,
     layer_types: Sequence[str] = (),
 ) -> ServingModel:
-    """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
+    """Return the work of an engine for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
     `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
     `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model

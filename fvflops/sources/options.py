@@ -10,7 +10,7 @@ from fvflops.text import shown_by_fields
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class SourceOptions:
-    """How a model is built and what its inputs are, as plain values that a worker process can be sent.
+    """How a model is built, and its inputs, as plain values that a worker process can be sent.
 
     `inputs` are texts such as `1,3,224,224` or `ids=1,128:int64`; without them the source's default inputs are used.
     `batch`, `seq` (tokens) and `image_size` (height, width) are sizes of these default inputs; `dtype`, such as `bf16`,

@@ -105,10 +105,10 @@ def count_model(
 ) -> ModelCount:
     """Return the row of a model that a MODEL argument names, such as `timm:resnet50`; it never raises for a model.
 
-    Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is
-    built with random weights. Of transformers' default configurations that do not fit into memory a smaller one is
-    counted, and the row's `built` says which. The row of a saved Trace lacks what needs the model: its device and
-    dtype, and the peak memory. An unknown table raises as in `load_table`.
+    Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is built
+    with random weights. Of transformers' default configurations that do not fit into memory a smaller one is counted,
+    and the row's `built` says which. The row of a saved Trace lacks the model's device and dtype, and the peak memory.
+    An unknown table raises as in `load_table`.
 
     >>> row = count_model("zoo:lenet5")
     >>> row.model, row.parameters, row.flops, row.peak_memory, row.error

@@ -26,7 +26,7 @@ _RETRIES = 5  # of a task whose node or worker died
 
 
 class RayError(RuntimeError):
-    """A cluster that cannot be reached, or whose nodes lack what a sweep needs."""
+    """A cluster that cannot be reached, or whose nodes lack a sweep's needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ def index_children(names: Iterable[str]) -> dict[str, list[str]]:
 def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[str, dict[str, int]]:
     """Return module → heading → its own work, outside its submodules, of modules that are `shown` above others.
 
-    Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
-    from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
+    Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that work missing from
+    the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
     """
     children = index_children(summary.modules.by_name)
     found = {}

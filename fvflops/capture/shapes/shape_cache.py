@@ -147,7 +147,7 @@ class LeafCall:
     """A call of a leaf module that dispatched one op: its outcome, and the positions of the tensors that it reads.
 
     `composite` is the composite op that was decomposed into it, or "". `context` returns the settings that chose the
-    op's kernel, `setting` is what it returned.
+    op's kernel, `setting` is its result.
     """
 
     __slots__ = ("composite", "context", "outcome", "reads", "setting")

@@ -1,7 +1,7 @@
 """`fvflops completion`: print a completion script for a shell, or the names that the scripts ask for.
 
 A script, which is written from the parsers, contains the commands, options and choices, and asks `fvflops completion
---names` for what may change: models, conventions and devices, whose names are cached. Completing an option starts no
+--names` for changing names: models, conventions and devices, whose names are cached. Completing an option starts no
 Python. argcomplete, which runs the program for each TAB, would import torch each time; shtab writes scripts too, but
 none for fish, and no names that are asked for later in bash and zsh alike.
 """
@@ -24,7 +24,7 @@ EXAMPLES = (
     "fvflops completion fish > ~/.config/fish/completions/fvflops.fish",
 )
 FILE, FOLDER = "file", "folder"
-# Metavar → what a value is: names that `list_names` completes, a file, or a folder. Other values are not completed.
+# Metavar → kind of value: names that `list_names` completes, a file, or a folder. Other values are not completed.
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("MODEL", "A", "B"), "model"),
     **dict.fromkeys(("CONVENTION", "CONVENTION,..."), "table"),

@@ -182,9 +182,9 @@ _UNIT = 16
 class DecodeFigures:
     """Parameters of the attention of one new token to a cache besides the GPU's peaks; times are in seconds.
 
-    `start` is the shortest time, `block` what one thread block takes besides its products, `peak` the fraction of the
-    matrix peak, `split` the time of adding parts of the cache, `tail` what blocks beyond one a multiprocessor take in
-    proportion; `bandwidth`, `cached` and `cache` as of prompts.
+    `start` is the shortest time, `block` the time of one thread block besides its products, `peak` the fraction of the
+    matrix peak, `split` the time of adding parts of the cache, `tail` the relative time of blocks beyond one a
+    multiprocessor; `bandwidth`, `cached` and `cache` as of prompts.
     """
 
     start: float

@@ -17,7 +17,7 @@ class WallClock:
     """The wall clock, for models on the CPU."""
 
     def read(self) -> Any:
-        """Return a reading: the current time, or what will say it later."""
+        """Return a reading: the current time, or an event that has it later."""
         return time.perf_counter()
 
     def seconds_between(self, start: Any, stop: Any) -> float | None:

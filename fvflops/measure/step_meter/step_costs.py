@@ -180,7 +180,7 @@ _MOST_WAITING = 500  # calls whose inputs are held
 
 
 class StepWork(NamedTuple):
-    """What a step consists of: the numbers of its calls and of its optimizers, each with how often.
+    """Parts of a step: the numbers of its calls and of its optimizers, each with how often.
 
     `recorded` is the key of the step if it is recorded: its batch's key, or its calls.
     """

@@ -100,9 +100,9 @@ def read_program(
 ) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
-    `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
-    of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
-    and writes the results that later ops read.
+    `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call of such a module,
+    other than products and collectives, are one kernel, which reads the call's inputs from outside and writes the
+    results that later ops read.
 
     Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
     `beside` is number of events → calls that follow these, for whose collectives only the end of the pass `waits`, or

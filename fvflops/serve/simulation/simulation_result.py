@@ -50,7 +50,7 @@ def _tokens() -> "array[int]":
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Columns of the requests in order of arrival: token counts, and seconds of what happened to them.
+    """Columns of the requests in order of arrival: token counts, and seconds of their events.
 
     `queued` is when the scheduler saw a request, `scheduled` when it planned the first step of it, `first_token` and
     `last_token` when the steps that yield these ended.
