@@ -56,7 +56,7 @@ COMBINATIONS = [
 ]
 
 
-# --- which steps --------------------------------------------------------------------------------------------------
+# --- which steps ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quiet_profiler")
@@ -259,7 +259,7 @@ def test_an_exception_in_on_trace_ready_leaves_nothing(loop):
     assert run.macs() == 2 * MACS_PER_ROW
 
 
-# --- what is said wrongly -------------------------------------------------------------------------------------------
+# --- wrong arguments ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wait", [3, 5])  # it becomes active after the last step, or never

@@ -1,4 +1,4 @@
-"""The utilisation: published figures from their published inputs, what it must obey, and what it refuses."""
+"""The utilisation: published figures from their published inputs, laws and errors."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -109,7 +109,7 @@ def test_efficient_training_on_clusters(tera, percent):
     assert round(100 * hfu(tera * T, 1.0, device="A100", dtype="fp16")) == percent
 
 
-# --- What it must obey ----------------------------------------------------------------------------------------------
+# --- What it must obey ---------------------------------------------------------------------------------------------
 
 
 def test_twice_the_time_or_devices_is_half():
@@ -307,7 +307,7 @@ def test_the_result_of_a_handle_is_work():
     assert mfu(analysis, 1, device=CHIP, dtype="bf16") == hfu(analysis, 1, device=CHIP, dtype="bf16") == 0.05
 
 
-# --- What it refuses ------------------------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------------------------
 
 
 def test_more_than_all_is_refused_with_what_to_check():
@@ -417,7 +417,7 @@ def test_numbers_of_numpy_are_exact():
     assert mfu(numpy.float64(50 * T), numpy.float32(1), device=CHIP, dtype="bf16", devices=numpy.int32(1)) == 0.5
 
 
-# --- Formulas of others -----------------------------------------------------------------------------------------------
+# --- Formulas of others --------------------------------------------------------------------------------------------
 
 LLAMA = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
 

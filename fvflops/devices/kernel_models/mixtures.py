@@ -49,8 +49,8 @@ class MixtureFigures(ProductFigures):
     """Parameters of a mixture's time: figures as of products, of which `start` is the time of all short kernels.
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
-    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often other
-    ranks' are, by kernels that have rows for them too.
+    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is the same of
+    other ranks' experts, by kernels that have rows for them too.
     """
 
     moves: float

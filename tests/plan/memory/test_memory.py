@@ -400,7 +400,7 @@ def test_what_a_composite_op_hides_is_told_or_looked_into():
     assert looked_into.peak - hidden.peak == ITEM * 6 * 50 + ITEM  # the logarithms, and the loss' total weight
 
 
-# --- What it refuses -----------------------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------------------------
 
 
 def test_refusals():
