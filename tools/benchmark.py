@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures what counting costs, as ratios within one process: tools/benchmark.py [--quick] [--only NAME] [--json PATH].
+"""Measures the cost of counting as ratios within one process: tools/benchmark.py [--quick] [--only NAME] [--json PATH].
 
 The contenders of a case (the bare model on the meta device, a no-op dispatch mode, torch's FlopCounterMode, fvcore,
 fvflops cold and warm) run once in each round, in a shuffled order, on one thread. A ratio is taken in each round; shown
 are medians with quartiles, beside the aim where there is one. Other sections are a process' first count beside `import
-torch`, and the times that fvflops measures beside those of torch.profiler and of a stopwatch.
+torch`, and the times that fvflops measures beside torch.profiler's and a stopwatch's.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     tools/kernel_times.py FOLDER --fit FILE              fits each class, GPU and dtype, and writes the figures
 
 FOLDER has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
-every GPU, is held out of all fits; the errors are those of these shapes, of kernels above 10 us. The column "borrowed"
-is the error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
+every GPU, is held out of all fits; the errors are of these shapes, of kernels above 10 us. The column "borrowed" is the
+error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 
 FOLDER has ttft_tpot.csv, the measured runs that NVIDIA's AIConfigurator ships, and files of requests. Each run is
 simulated as a closed loop of its clients, by the engine's scheduler, with the settings of its benchmark's launch
-script. TPOT is the time for each token after the first, TTFT that to the first; throughput is that of all clients by
-Little's law. Rows that contradict each other, and those of which the layout is not known, are left out and listed.
+script. TPOT is the time for each token after the first, TTFT the time to the first; throughput is of all clients, by
+Little's law. Rows that contradict each other, and rows of an unknown layout, are left out and listed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ models:
     parameters: {exact: 25557032}
     memory: {max: 180MiB, tolerance: 5%}
     unsupported: 0               # ops without a formula
-    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find what grew
+    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find increases
     operators: {conv: 8.1G}
 """
 

@@ -49,7 +49,7 @@ NAME_DIGITS = 4
 # Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
 
-# What to do about a device that is not listed.
+# Remedy for a device that is not listed.
 _OTHERS = "Others can be given as a Device or as FILE.yaml, which 'fvflops peak --output FILE.yaml' measures"
 
 Returned = TypeVar("Returned")
@@ -70,10 +70,10 @@ def short_dtype(dtype: object) -> str:
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
-    `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
-    outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown: as
-    torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
-    a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
+    `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` the
+    peaks outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown:
+    as torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device
+    is: a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
     `capability` is CUDA's compute capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short
     names in DTYPES; contradictory peaks raise ValueError.
 
@@ -144,7 +144,7 @@ class Device:
         return tuple(dtype for dtype in DTYPES if dtype in (self.sparse if sparse else {**self.matrix, **self.vector}))
 
     def peak(self, dtype: object, *, sparse: bool = False) -> int:
-        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError with those that have one.
+        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError with the known dtypes.
 
         Without `sparse` it is the higher of the matrix and the vector units' for dense operands.
 
@@ -190,7 +190,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     elif near:
         hint = f"did you mean {names[near]!r}?"
     elif file == SHIPPED:
-        hint = "'fvflops list devices' lists those known."
+        hint = "'fvflops list devices' lists all."
     else:
         hint = f"{file} has {', '.join(device.name for device in devices)}."
     raise ValueError(f"no device {truncate(name)!r}: {hint} {_OTHERS}")

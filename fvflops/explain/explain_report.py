@@ -38,7 +38,7 @@ _ROWS = 20  # of tables besides the main one
 
 
 def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
-    """Return the report of explained traces, with a plan also what it expects."""
+    """Return the report of explained traces, compared with a plan if there is one."""
     steps = max(len(trace.steps()), 1)
     found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
     about = [*trace.about(), *_list_missing_phases(compared)]

@@ -1,4 +1,4 @@
-"""Why a GPU was idle: what the host did before it launched the next kernel."""
+"""Why a GPU was idle: the host's activity before it launched the next kernel."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class IdleCauses:
             yield IdlePiece("start" if launched > start else "queue", name, end - max(launched, start))
 
     def on_host(self, start: int, end: int, thread: int) -> Iterator[IdlePiece]:
-        """Yield what a thread of the host did in a time.
+        """Yield the activities of a thread of the host in an interval.
 
         If the host was waiting for the GPU when that ran out of work, all that it does until the next launch is due to
         this synchronisation, except for work that is not the step's.

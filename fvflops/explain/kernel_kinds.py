@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-# Class → what its rows are called.
+# Class → heading of its rows.
 KINDS = {
     "matmul": "matmul",
     "attention": "attention",

@@ -1,4 +1,4 @@
-"""What launched a kernel: its op, phase and module, and the class of its work."""
+"""The op, phase and module that launched a kernel, and the class of its work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEMCPY, _MEMSET = ACTIVITY_KINDS.index("memcpy"), ACTIVITY_KINDS.index("memset"
 class Context(NamedTuple):
     """Where a kernel was launched; `op` is the host span whose work it does, -1 for none.
 
-    `composite` is the class of the outermost op of COMPOSITE around, `own` that of the innermost op, "" if unknown.
+    `composite` and `own` are classes: of the outermost op of COMPOSITE around, and of the innermost op, "" if unknown.
     `is_graph` is whether a captured graph was launched.
     """
 
@@ -81,7 +81,7 @@ class LaunchContexts:
         return Context(self._work_op(ops, own), phase, module, composite, own, is_graph=False)
 
     def _work_op(self, ops: list[tuple[int, str]], own: str) -> int:
-        """Return the innermost op whose work is known, among those around of the same class, else the innermost."""
+        """Return the innermost op of known work among the enclosing ops of its class, else the innermost."""
         for index, name in ops:
             if kind_of_op(name) != own:
                 break

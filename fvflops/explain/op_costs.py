@@ -17,7 +17,7 @@ _KEYS = ("Input Dims", "Input type", "Concrete Inputs")
 
 
 class OpCost(NamedTuple):
-    """What one call costs: its work, bytes and expected seconds, None where unknown."""
+    """Work, bytes and expected seconds of one call, None where unknown."""
 
     work: Work | None
     nbytes: int | None

@@ -1,4 +1,4 @@
-"""The timeline of one rank: its steps, and in each what the GPU did and why it was idle."""
+"""The timeline of one rank: its steps, each with the GPU's work and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What rows are summed by; names and arguments are numbers of the columns."""
+    """Key by which rows are summed; names and arguments are numbers of the columns."""
 
     window: int
     kind: str
@@ -73,7 +73,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankTimeline:
-    """What one rank's GPU did in each step; of a trace without kernels, what the host's ops did.
+    """Activity of one rank's GPU in each step; in a trace without kernels, of the host's ops.
 
     `device_name` is the GPU's as recorded, "" if unknown. `columns` are the events themselves and `activities` the
     kernels, each with its op and launch.
@@ -290,7 +290,7 @@ def _sum_work(
 
 
 def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCosts) -> set[int]:
-    """Return the ops whose work is that of ops inside them: of the same class, or with multiply-adds."""
+    """Return the ops whose work nested ops do: ops of the same class, or with multiply-adds."""
     host, names = columns.host, columns.names
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:

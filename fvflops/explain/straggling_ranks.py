@@ -1,4 +1,4 @@
-"""Ranks that others wait for: what their collectives took longer than those of the rank that joined last."""
+"""Straggling ranks: how long the other ranks wait for them in collectives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RankWait:
     """How long a rank's collectives waited for others, in nanoseconds over the whole trace.
 
     A collective's kernel runs from the time at which its rank joins until all have. Clocks of different hosts differ,
-    so durations are compared: the rank that joins last has the shortest, and the others waited for what theirs is
-    longer. `collectives` is the number of those that all given ranks of the group have, `kernel_ns` their time.
+    so durations are compared: the rank that joins last has the shortest, and the others waited for the difference.
+    `collectives` is the number of collectives in the traces of all given ranks of the group, `kernel_ns` their time.
     """
 
     rank: int | None

@@ -107,7 +107,7 @@ def read_document(path: str, file: str = "") -> Node:
 
 
 def parse_document(text: str, file: str) -> Node:
-    """Parse YAML text; the errors are those of `read_document`.
+    """Parse YAML text; errors are as for `read_document`.
 
     >>> parse_document("multiply_add: 2", "mine.yaml").fields("a table")["multiply_add"].line
     1

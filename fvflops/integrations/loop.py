@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger("fvflops")
 
 
 class Loop:
-    """What the callbacks of a library call, whether the loop is recorded or metered."""
+    """Interface for the callbacks of a library, whether the loop is recorded or metered."""
 
     _begin: Callable[..., None]
     _begin_step: Callable[..., None]
@@ -173,7 +173,7 @@ class MeteredLoop(Loop):
         self.meter.end()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Remove the meter's hooks; without an exception, count what is not counted yet."""
+        """Remove the meter's hooks; without an exception, count the pending steps."""
         if self._meter is not None:
             self._meter.__exit__(type(error) if error is not None else None, error, None)
 

@@ -126,7 +126,7 @@ class RankModel:
 
     @cached_property
     def _checkpointed(self) -> tuple[str, ...]:
-        """The names in the model of those modules."""
+        """The names, in the model, of checkpointed modules."""
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
@@ -238,7 +238,7 @@ class RankModel:
         return self._hidden
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
-        """Return stage → what it receives and sends, for the stages of a rank."""
+        """Return stage → its receive and its send, for the stages of a rank."""
         if self._stages is None:
             return {0: StageLinks()}
         links = {}
@@ -253,7 +253,7 @@ class RankModel:
         return links
 
     def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
-        """Return what makes the context of each forward pass."""
+        """Return the factory of each forward pass's context."""
         options = self._options
         device = choose_device(options.device, ()).type
 

@@ -1,4 +1,4 @@
-"""What each inference engine adds to the times of its kernels, read from a YAML file."""
+"""Overhead of each inference engine over the times of its kernels, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ENGINES = paths.SCHEME + "engines.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """What an engine adds to its kernels; times are in seconds.
+    """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
-    gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
-    are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
-    `synchronous_sequence` what they are more without asynchronous scheduling.
+    gap between two. `meet` is the time until all ranks have come to a collective. `step` and `sequence` are the time of
+    a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
+    `synchronous_sequence` their increases without asynchronous scheduling.
 
     `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
     waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
-    and attention, and of its mixtures: 1 as measured alone. `request` is what the server takes for a request before the
+    and attention, and of its mixtures: 1 as measured alone. `request` is the server's time for a request before the
     engine, and `token` for each token of its prompt. `source` says where the figures are from.
 
     >>> EngineFigures().start, EngineFigures().step
@@ -45,7 +45,7 @@ class EngineFigures:
     experts: float = 1.0
     request: float = 0.0
     token: float = 0.0
-    source: str = "no time besides that of kernels"
+    source: str = "no time besides the kernels"
 
     def __post_init__(self) -> None:
         for name in NUMBERS:

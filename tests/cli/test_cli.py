@@ -1,4 +1,4 @@
-"""The command line: what a person types, and what comes out."""
+"""The command line: commands and their outputs."""
 
 import csv
 import io

@@ -392,7 +392,7 @@ def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_on
     assert callback.recording.per_step().mean == 2 * single.mean
 
 
-# --- an exception ---------------------------------------------------------------------------------------------------
+# --- an exception -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -561,7 +561,7 @@ def test_each_rank_writes_a_file_of_its_own(tmp_path):
         assert {name: flops.macs(name, phase="forward") for name in ("0", "1")} == {"0": 2 * 64, "1": 2 * 48}
 
 
-# --- what is missing --------------------------------------------------------------------------------------------------
+# --- missing parts ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_every_counted_flop_is_on_an_event(name, loss, table):
     assert (run.total(), run.macs()) == (hardware_counts(counted).total(), counted.macs()) and run.macs() > 0
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
     assert run.ledger().attributed_to_modules == ()
-    # The FLOPs of a module call are on its event, including those of functions called in it.
+    # The FLOPs of a module call are on its event, including functions called in it.
     timeline = build_timeline(trace, run._cost_model)
     calls = {
         timeline.callees[span.callee].name: span.flops
@@ -191,7 +191,7 @@ def test_the_time_of_a_module_equals_a_direct_measurement():
     assert times["1"].total >= times["1.0"].total
     assert times[""].total >= times["0"].total + times["1"].total
     assert times[""].own < 0.25 * times[""].total
-    # The time of a call in the Trace is that of its event.
+    # The time of a call in the Trace is its event's.
     match = run.match()
     ranges = [event.duration_ns for event in match.run.events if event.module == "1.0"]
     assert times["1.0"].total == sorted(ranges)[1]

@@ -84,7 +84,7 @@ def meter_steps(models, steps, **options):
 
 
 def check(models, steps, **options):
-    """Assert that model FLOPs are those of forward and backward in the recording."""
+    """Assert that model FLOPs are the recording's in forward and backward."""
     figures, expected = meter_steps(models, steps, **options)
     assert len(figures) == len(steps)
     for one, run in zip(figures, expected, strict=True):
@@ -624,11 +624,11 @@ def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
 @pytest.mark.parametrize(
     ("device", "gpu", "warning"),
     [
-        ("H100", None, "the peaks are those of H100 SXM, but the parameters are on the CPU"),
+        ("H100", None, "the peaks are of H100 SXM, but the parameters are on the CPU"),
         (
             "H100",
             "NVIDIA A100-SXM4-80GB",
-            "the peaks are those of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
+            "the peaks are of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
         ),
         ("H100", "NVIDIA H100 80GB HBM3", ""),
         ("H100", "NVIDIA of next year", ""),

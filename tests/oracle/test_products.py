@@ -1,4 +1,4 @@
-"""The oracle of products: matrix products of every kind against programs that count what they do."""
+"""The oracle of products: matrix products of every kind against programs that count their ops."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Installed releases of libraries: the suite runs on those of tools/constraints.txt and on the lower bounds."""
+"""Installed releases of libraries: the suite runs on the releases of tools/constraints.txt and on the lower bounds."""
 
 import re
 from importlib.metadata import version

@@ -21,7 +21,7 @@ DEVICES = {
     "rtx_pro_6000_server": "RTX PRO 6000 Blackwell Server Edition",
 }
 ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
-# Dtypes of the rows → those of devices.yaml; collectives are not told apart by theirs.
+# Dtypes of the rows → dtypes of devices.yaml; collectives are not told apart by theirs.
 PEAKS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "": "all"}
 # The names of figures: weights of mxfp4 are multiplied in another dtype.
 KEYS = {**PEAKS, "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}

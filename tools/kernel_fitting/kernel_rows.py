@@ -128,7 +128,7 @@ MIXTURE = KernelClass(
             gpu: "TRTLLM moe_torch_flow 1.0.0" if gpu == "a100_sxm" else "VLLM vllm_unquantizedfusedmoe"
             for gpu in DEVICES
         },
-        # On Hopper, kernels of one scale for each weight (modelopt) take four times as long as those of blocks.
+        # On Hopper, kernels of one scale for each weight (modelopt) take four times as long as with block scales.
         "fp8": dict.fromkeys(("b200_sxm", "l40s", "rtx_pro_6000_server"), "VLLM vllm_modeloptfp8moe"),
         "fp8_block": dict.fromkeys(("h100_sxm", "h200_sxm"), "VLLM vllm_fp8moe"),
         "nvfp4": "VLLM vllm_compressedtensorsw4a4nvfp4moe",

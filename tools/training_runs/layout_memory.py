@@ -46,7 +46,7 @@ _ADAMW = partial(torch.optim.AdamW, foreach=True)
 
 
 def shard_optimizer(timeline: MemoryTimeline, ranks: int) -> MemoryTimeline:
-    """Return the timeline with the optimizer's state, and what its step allocates, divided among data-parallel ranks.
+    """Return the timeline with the optimizer's state and its step's allocations divided among data-parallel ranks.
 
     Stands in for ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, section 5.1), which the runs' plans do not have: their
     float32 weights are the optimizer's state too. Gradients stay whole.
@@ -91,9 +91,9 @@ def read_needed(plans: Sequence[RankPlan], replicas: int, *, outputs: int = 0) -
 
 # --- layout study -----------------------------------------------------------------------------------------------------
 # Hagemann et al., "Efficient Parallelization Layouts for Large-Scale Distributed Model Training" (arXiv:2311.05610).
-# What its code keeps follows Aleph-Alpha/scaling on GitHub, by the same authors: bfloat16 gradients, float32 weights
-# and moments divided by ZeRO-1, logits gathered over tp, and the outputs of two microbatches on the last stage. Assumed
-# are a vocabulary of 128,000, and RMSNorm in float32 where its kernel is not used, as in LLaMA's code.
+# Its saved tensors follow Aleph-Alpha/scaling on GitHub, by the same authors: bfloat16 gradients, float32 weights and
+# moments divided by ZeRO-1, logits gathered over tp, and the outputs of two microbatches on the last stage. Assumed are
+# a vocabulary of 128,000, and RMSNorm in float32 where its kernel is not used, as in LLaMA's code.
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def key(self) -> Hashable:
-        """What runs have in common that differ in their number of replicas only."""
+        """Key of runs that differ in their number of replicas only."""
         attention = self.kernel if self.kernel in ("torch", "fused") else "flash"
         kernel = f"{attention}{_RMS if _RMS in self.kernel else ''}"
         return replace(self, gpus=self.tp * self.pp, seconds=None, kernel=kernel), self.microbatches
@@ -249,7 +249,7 @@ def plan_layout(layout: Layout) -> tuple[RankPlan, ...]:
 
 
 class Judged(NamedTuple):
-    """A layout with what is predicted for it."""
+    """A layout with its prediction."""
 
     layout: Layout
     needed: Needed

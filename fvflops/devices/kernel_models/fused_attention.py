@@ -75,7 +75,7 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFigures:
-    """What the time of a prompt's attention depends on besides the GPU's peaks; times are in seconds.
+    """Parameters of the time of a prompt's attention besides the GPU's peaks; times are in seconds.
 
     `rows` are queries of a tile, of up to `packed` heads of a group. `peak` is the fraction of the matrix peak
     with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `start` is the
@@ -149,7 +149,7 @@ def _keys_of_tiles(shape: Attention, tokens: float) -> tuple[float, float]:
     if not shape.causal:
         return longest, longest
     tokens = min(shape.queries, tokens)
-    # A tile's last query attends to all keys before it, until those are more than the windows of its queries hold.
+    # A tile's last query attends to all keys before it, until these keys are more than the windows of its queries hold.
     first = max(0, shape.keys - shape.queries) + tokens / 2
     most = shape.window + tokens
     growing = min(shape.queries, max(0.0, most - first))
@@ -180,11 +180,11 @@ _UNIT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeFigures:
-    """What the attention of one new token to a cache depends on besides the GPU's peaks; times are in seconds.
+    """Parameters of the attention of one new token to a cache besides the GPU's peaks; times are in seconds.
 
-    `start` is the shortest time, `block` what one thread block takes besides its products, `peak` the fraction of the
-    matrix peak, `split` the time of adding parts of the cache, `tail` what blocks beyond one a multiprocessor take in
-    proportion; `bandwidth`, `cached` and `cache` as of prompts.
+    `start` is the shortest time, `block` the time of one thread block besides its products, `peak` the fraction of the
+    matrix peak, `split` the time of adding parts of the cache, `tail` the relative time of blocks beyond one a
+    multiprocessor; `bandwidth`, `cached` and `cache` as of prompts.
     """
 
     start: float

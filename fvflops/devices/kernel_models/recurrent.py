@@ -46,7 +46,7 @@ class Recurrence(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentFigures:
-    """What the time of a scan depends on besides the GPU's bandwidth; times are in seconds.
+    """Parameters of the time of a scan besides the GPU's bandwidth; times are in seconds.
 
     `start` is the shortest time, `step` the time of one chunk of one head with a state of 128 x 128, `bandwidth` the
     fraction of the memory bandwidth at which the tokens are moved once: little of it for kernels that move them often.

@@ -12,7 +12,7 @@ from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_percent, format_quantity
 
-# Collective, as a part of the recorded name → its code, its name, and what hides it.
+# Collective, as a part of the recorded name → its code, its name, and how to hide it.
 _COLLECTIVES = {
     "allgather": ("exposed_all_gather", "all_gather", "prefetch the next module's parameters (FSDP: forward_prefetch)"),
     "reducescatter": ("exposed_reduce_scatter", "reduce_scatter", "reduce gradients beside the backward pass"),
@@ -33,7 +33,7 @@ _LATE, _SLOW = 1.6, 1.5  # times the median of equal collectives, and the networ
 
 
 def find_communication(evidence: Evidence) -> Findings:
-    """Yield findings of collectives that nothing hides, after what late ranks and slow links explain."""
+    """Yield findings of exposed collectives, first the parts due to late ranks and slow links."""
     groups: dict[str, list[WorkRow]] = defaultdict(list)
     for row in evidence.work:
         if row.kind == "communication":
@@ -78,7 +78,7 @@ def _find_key(name: str) -> str:
 
 
 def _lateness(evidence: Evidence, key: str) -> float:
-    """Return how much longer single collectives take than the median of those with equal payload, exposed or not."""
+    """Return how much longer single collectives take than the median for equal payloads, exposed or not."""
     late = 0.0
     for timeline in evidence.trace.timelines:
         activities, columns = timeline.activities, timeline.columns

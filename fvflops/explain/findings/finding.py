@@ -1,4 +1,4 @@
-"""A finding: what a step loses, by how much, what shows it, and what to do."""
+"""A finding: a loss of a step, its size, the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fvflops.units import format_quantity, format_seconds
 class Finding:
     """One reason why a step is slow.
 
-    `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` what a step would be shorter
-    without it, `evidence` the rows that show it, `advice` what to do, and `certainty` how sure the seconds are.
+    `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` the time that a step would
+    save, `evidence` the rows that show it, `advice` the remedy, and `certainty` how sure the seconds are.
     """
 
     code: str

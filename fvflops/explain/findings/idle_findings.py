@@ -22,7 +22,7 @@ _CODES = {
 _READ, _MANY_READS = "aten::_local_scalar_dense", 500
 _SHORT_NS = 100_000  # from op to op, in Python
 _DISPATCH = 0.15  # share of a step on the CPU that Python takes between ops, with the profiler
-# Code → what the host did, and what to do about it.
+# Code → the host's activity, and the remedy.
 _REASONS = {
     "data_loading": (
         "the GPU waits for the data loader",

@@ -14,7 +14,7 @@ from fvflops.units import format_quantity
 _OF_FSDP = re.compile(r"^fsdp::|chunk_cat|split_with_sizes_copy")
 _COPIES = re.compile(r"::(copy_|clone|contiguous|_to_copy|to|cat|stack|repeat\w*|constant_pad_nd|pad)$")
 _LAYOUTS = re.compile(r"nchwtonhwc|nhwctonchw", re.IGNORECASE)
-# Code → what it is, and what to do.
+# Code → the work, and the remedy.
 _REASONS = {
     "copies": (
         "copies of tensors in another order of memory",

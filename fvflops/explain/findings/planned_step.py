@@ -42,8 +42,8 @@ class ComparedRow:
 class PlannedStep:
     """The expected seconds of a rank's step by (class, phase) of kernels, and by (module, phase).
 
-    `parts` are those that findings may name, by code, "exposed" of all collectives; `macs` are of products. `classes`
-    are the modules of each class in the order of their first calls.
+    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are of products.
+    `classes` are the modules of each class in the order of their first calls.
     """
 
     seconds: float

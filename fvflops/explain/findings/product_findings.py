@@ -76,7 +76,7 @@ def _judge_attention(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     measured = sum(row.ns for row in rows)
     expected = _fused_ns(evidence, rows)
     certainty = evidence.certainty("attention")
-    if expected is None:  # the products remain, what reads and writes scores goes
+    if expected is None:  # the products remain, the other ops on scores go
         expected, certainty = sum(row.ns for row in rows if "mm" in row.op), MEASURED
     if measured > expected:
         text = (
@@ -103,7 +103,7 @@ def _fused_ns(evidence: Evidence, rows: Sequence[WorkRow]) -> float | None:
         shape = Attention(*(1, queries, keys, shapes[0][0], shapes[0][0], size, False), element_bytes=2, key_bytes=2)
         products = 2 if kind == "attention" else 5
         kernel = Kernel(kind, products * each, 4 * 2 * shapes[0][0] * queries * size, "bfloat16", shape)
-        # The first forward product stands for both, as one of four backward ones for all.
+        # A fused kernel does two separate products forward and four backward: each has an equal part of its time.
         total += row.calls * timer.seconds(kernel) * 1e9 / (2 if kind == "attention" else 4)
     return total
 

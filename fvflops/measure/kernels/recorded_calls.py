@@ -82,8 +82,8 @@ class RecordedCall:
 def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
     """Return the nested calls of a Trace, all threads merged in the order of the Trace.
 
-    Threads of the backward pass run while the calling thread waits; those that a model starts may run concurrently.
-    The work of a region that is not a module is attributed to the enclosing module.
+    Threads of the backward pass run while the calling thread waits; a model's own may run concurrently. The work of a
+    region that is not a module is attributed to the enclosing module.
     """
     root = RecordedCall("root", "")
     costs = region_costs(trace, cost_model)

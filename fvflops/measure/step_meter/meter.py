@@ -89,20 +89,20 @@ class StepMeter:
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
     runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. Where there
-    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: what is not counted
-    yet is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts so
-    far. A call that needs values is counted by recording the next step that has one. Work between the models' forward
-    passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work.
-    What a model computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another
+    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: a figure without a
+    count is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts
+    so far. A call that needs values is counted by recording the next step that has one. Work between the models'
+    forward passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its
+    work. A model's work may depend on its inputs, modes and trainable parameters; after adding adapters, make another
     meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in
     `mfu`. Each process meters its own work: figures are of one device. On CUDA times are read from events on the
     current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
-    nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
-    `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
-    it is no terminal. `expected` is the time of a step as planned, a StepEstimate or seconds: after 20 steps, and in
+    nothing raises: an unknown figure is NaN, with one warning that says why; with `strict` it raises UtilisationError.
+    `live` shows the last step of rank 0 in one line of the terminal, on standard error or a stream; nothing if it is
+    no terminal. `expected` is the time of a step as planned, a StepEstimate or seconds: after 20 steps, and in
     the summary, the meter says which share of the time it does not explain.
 
     >>> import torch
@@ -227,8 +227,8 @@ class StepMeter:
     def end(self, *, samples: float | None = None, tokens: float | None = None) -> None:
         """End a step; without `begin` nothing happens.
 
-        `samples` and `tokens` are those that it processed: by default the rows of the first tensor of the batch or of
-        the first model's inputs, and its elements if they are token ids (`input_ids`, or integers of two dimensions).
+        `samples` and `tokens` are by default the rows of the first tensor of the batch or of the first model's inputs,
+        and its elements if they are token ids (`input_ids`, or integers of two dimensions).
         """
         if self._start is None:
             return
@@ -340,7 +340,7 @@ class StepMeter:
         return tuple(map(self._figures, self._steps))
 
     def close(self) -> None:
-        """Remove all hooks, and count what is not counted yet; the figures stay.
+        """Remove all hooks, and count the pending calls; the figures stay.
 
         Counting may take 10 seconds, or 1 % of the loop's time if that is more.
         """

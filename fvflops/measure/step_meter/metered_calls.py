@@ -69,7 +69,7 @@ class ModelCall:
 
     @property
     def kind(self) -> Hashable:
-        """What calls that differ in shapes alone have in common."""
+        """Key of calls that differ in shapes alone."""
         return self.key[0], frozenset(self.gradients)
 
     @property

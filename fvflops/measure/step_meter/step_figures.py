@@ -18,8 +18,8 @@ from fvflops.units import format_bytes, format_percent, format_quantity, format_
 class StepCost(NamedTuple):
     """Cost of some work on one device; a multiply-add is 2 FLOPs.
 
-    The model FLOPs are those of forward and backward passes, without recomputation and optimizers; the hardware FLOPs
-    are all executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
+    The model FLOPs are of forward and backward passes, without recomputation and optimizers; the hardware FLOPs are all
+    executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
     """
 
     macs: float = 0

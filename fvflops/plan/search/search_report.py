@@ -145,7 +145,7 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
         "activation checkpointing.",
         "Exposed: share of the step in which the slowest rank waits for collectives; "
-        + "bubble: that in which a pipeline's ranks have nothing to do, on average; " * pipelines
+        + "bubble: share in which a pipeline's ranks have nothing to do, on average; " * pipelines
         + "most of the rest is kernels.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}. {describe_verdicts()}",

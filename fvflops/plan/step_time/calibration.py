@@ -134,7 +134,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Efficiency:
-    """How fast kernels are in a training step, and what launching them costs.
+    """How fast kernels are in a training step, and the cost of launching them.
 
     `kernels` are figures of the device's kernels, each measured alone; None stands for the bound: the longer of their
     FLOPs at the device's peak and their bytes at its bandwidth. `matmul`, `attention`, `attention_backward` and
@@ -231,7 +231,7 @@ class KernelTimer:
         assert self.efficiency.kernels is not None
         kind, of = kernel.figures_class, self.efficiency.kernels.of
         dtype = short_dtype(kernel.dtype) if kernel.shape else ""
-        if kind == "mixture":  # whose start is that of several kernels
+        if kind == "mixture":  # it starts as several kernels do
             return kind, replace(of(kind, dtype), start=of("product", dtype).start)
         return kind, of(kind, dtype)
 
@@ -259,9 +259,9 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
-    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says what
-    was taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises TableError
-    with the file and the line.
+    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says which
+    were taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises
+    TableError with the file and the line.
 
     >>> find_efficiency("A100", software="MPT 2023").kernels.devices["product"]
     'A100 SXM 80GB'
@@ -331,7 +331,7 @@ def _read_efficiency(node: Node, name: str) -> tuple[Efficiency, bool]:
         raise node.error(f"{name}: {error}") from None
 
 
-# What fractions are of, in a file.
+# The reference of fractions, in a file.
 _OF, _REFERENCES = "of", ("peaks", "kernels")
 
 
@@ -351,7 +351,7 @@ def _read_network(node: Node, name: str) -> Network:
 
 
 def _read_inside(node: Node, what: str) -> Link | NodeLink:
-    """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
+    """Return a link inside a node: its speed in collectives, or its nominal speed with figures of its collectives."""
     if _COLLECTIVES not in node.fields(what):
         return _read_link(node, what)
     keys = ("bandwidth", "adds", _COLLECTIVES)

@@ -102,7 +102,7 @@ class Engine:
         return self._decode_seconds(batches).item()
 
     def _decode_seconds(self, batches: list[tuple[int, Tensor]]) -> Tensor:
-        """Return the seconds of steps that only decode: those of the slowest replica."""
+        """Return the slowest replica's seconds of steps that only decode."""
         seconds = [self._times.decode_seconds(decoding, cached) for decoding, cached in batches]
         return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)
 

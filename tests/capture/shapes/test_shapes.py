@@ -797,7 +797,7 @@ def test_values_of_small_integer_inputs_are_known(name: str, loss: Any, log: pyt
 
 
 def test_values_of_a_float_buffer_are_unknown_after_a_write():
-    """Shape execution does not update a float buffer, so that its values differ from those of real execution."""
+    """Shape execution does not update a float buffer, so that its values differ from real execution's."""
 
     class Counting(nn.Module):
         def __init__(self, read_value: Callable[[torch.Tensor], float]) -> None:

@@ -1,6 +1,6 @@
 """Mixtures of experts as people write them: the same experts, routed in one way after the other.
 
-Each has `EXPERTS` experts, of whom a token meets `MET`. The forward of each is that of the code named beside it.
+Each has `EXPERTS` experts, of whom a token meets `MET`. The forward of each is from the code named beside it.
 """
 
 import torch
