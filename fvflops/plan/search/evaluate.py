@@ -230,9 +230,9 @@ class MicrobatchCost:
     `seconds` is the time of its passes without FSDP2's collectives. Kernels and other collectives of the modules of the
     first pipeline stage take `first`, of each layer `layer`, and all else, in the last stage, `last`. FSDP2 sends
     `gathered` bytes of parameters and `reduced` bytes of gradients in each pass. `states` are the bytes of parameters,
-    gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is a lower bound
-    of the bytes of activations that a layer's forward pass saves. `moments` are bytes that are allocated together: of
-    these states over all ranks, of all else, and of all else without FSDP2's buffers. `settings` are the plan's.
+    gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is a lower
+    bound of the bytes of activations that a layer's forward pass saves. `moments` are bytes that are allocated
+    together: of these states over all ranks, of all else, and of all else without FSDP2's buffers. `settings` are the plan's.
     """
 
     seconds: float

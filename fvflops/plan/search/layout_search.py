@@ -279,7 +279,7 @@ class _Search:
         return seconds, self._candidates[number].micro_batch, peak
 
     def _add_cost(self, layout: Candidate, cost: MicrobatchCost | str) -> None:
-        """Bound the layouts of a recording, and those of larger microbatches or more recomputation.
+        """Bound the layouts of a recording, and layouts with larger microbatches or more recomputation.
 
         Settle layouts whose recording failed or whose memory cannot fit.
         """
