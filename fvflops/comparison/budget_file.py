@@ -220,10 +220,7 @@ def _read_limit(metric: str, node: Node, tolerance: Fraction) -> Limit:
 
 def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
     text = node.text(label)
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise node.error(f"{label}: {error}") from None
+    return node.make(lambda: parse(text), label)
 
 
 def _rewrite(
