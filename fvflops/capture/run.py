@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -96,22 +96,17 @@ def record_call(
     call = ModelCall(args, {} if kwargs is None else dict(kwargs), loss, autocast)
     begin = partial(Session, stops_at=stops_at, measure=measure, lines=lines)
     shape_options = {"device": device, "assume": assume, "estimate_cost": estimate_cost}
-    with noting_remedies(), interrupts.deferred(), recording_lock(), suspend_outer_recordings(), _silence(quiet):
-        return _record(model, call, begin, execution, shape_options)
-
-
-@contextmanager
-def _silence(quiet: bool) -> Iterator[None]:
-    with warnings.catch_warnings() if quiet else nullcontext():
+    with noting_remedies(), interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        yield
+        return _record(model, call, begin, execution, shape_options)
 
 
 def _record(
     model: Model, call: ModelCall, begin: Callable[..., Session], execution: str, shape_options: Mapping[str, Any]
 ) -> Trace:
-    """Return the Trace of shape execution if it is asked for and possible, else that of real execution."""
+    """Return the Trace of shape execution if it is asked for and possible, else of real execution."""
     with ExitStack() as stack:
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
