@@ -42,16 +42,8 @@ OTHER_OPS: Mapping[str, frozenset[str]] = {
     "one_hot": frozenset(
         f"aten::{op}"
         for op in (
-            "aminmax",
-            "min",
-            "max",
-            "_local_scalar_dense",
-            "zeros",
-            "scatter_",
-            "arange",
-            "eq",
-            "_to_copy",
-            "unsqueeze",
+            *("aminmax", "min", "max", "_local_scalar_dense", "zeros"),
+            *("scatter_", "arange", "eq", "_to_copy", "unsqueeze"),
         )
     ),
 }
@@ -524,22 +516,9 @@ def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: 
 @pytest.mark.parametrize(
     "name",
     [
-        "lstm, deep",
-        "gru",
-        "attention, grouped queries",
-        "encoder, train",
-        "encoder, eval",
-        "batch norm, train",
-        "dropout, train",
-        "checkpoint",
-        "autograd function",
-        "custom op",
-        "tied weights",
-        "bags, mean",
-        "conv transpose 2d",
-        "spectral norm, train",
-        "losses",
-        "key-value cache",
+        *("lstm, deep", "gru", "attention, grouped queries", "encoder, train", "encoder, eval", "batch norm, train"),
+        *("dropout, train", "checkpoint", "autograd function", "custom op", "tied weights", "bags, mean"),
+        *("conv transpose 2d", "spectral norm, train", "losses", "key-value cache"),
     ],
 )
 def test_small_model_has_the_same_costs_on_the_meta_device(name: str, backward: bool):
