@@ -25,7 +25,7 @@ from fvflops.capture.shapes.rules.assumptions import can_be_assumed
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Trace, tensors_in
-from tests.support.models.layers import LAYERS
+from tests.support.models.layers import LAYERS, Swish
 from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import MODELS, build_case
 from tests.support.old_torch import OLDER, VERSION
@@ -187,19 +187,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
-
-
-class Swish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        return grad * (s + x * s * (1 - s))
 
 
 class Doubled(torch.autograd.Function):

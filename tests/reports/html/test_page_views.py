@@ -12,17 +12,11 @@ from typing import Any
 
 from fvflops.reports.html import render_comparison
 from fvflops.views.breakdown import Peaks
-from tests.support.reports.breakdowns import break_run_down, break_stack_down
+from tests.support.reports.breakdowns import break_run_down, break_stack_down, column
 
 
 def paths(page: Any) -> list[str]:
     return page.eval_on_selector_all(".icicle .cell.module", "(cells) => cells.map((cell) => cell.dataset.path)")
-
-
-def column(page: Any, table: str, index: int) -> list[str]:
-    return page.eval_on_selector_all(
-        f"#{table} tbody tr", f"(rows) => rows.map((row) => row.children[{index}].textContent)"
-    )
 
 
 def download(page: Any, selector: str) -> str:
