@@ -10,7 +10,6 @@ torch`, and the times that fvflops measures beside torch.profiler's and a stopwa
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
@@ -31,21 +30,17 @@ from benchmarking.report import write_report  # noqa: E402
 from benchmarking.rounds import Limits, Rounds  # noqa: E402
 from benchmarking.sections import SECTIONS, Effort, Section  # noqa: E402
 
+from tests.support.library_versions import installed_versions  # noqa: E402
+
 LIBRARIES = ("torch", "fvcore", "torchvision", "transformers")
 QUICK = Effort(limits=Limits(rounds=3, seconds=1, least=1), processes=1, share=0.1)
 
 
 def describe_machine() -> dict[str, Any]:
     """Return the versions and the machine's kind, which every figure depends on."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         "python": platform.python_version(),
-        **versions,
+        **installed_versions(LIBRARIES),
         "system": platform.system(),
         "processor": platform.machine(),
         "cores": os.cpu_count(),

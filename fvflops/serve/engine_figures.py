@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from fvflops import paths
-from fvflops.formulas.yaml_document import Node, read_document
-from fvflops.text import suggest, truncate
+from fvflops.formulas.yaml_document import Node, read_entries
+from fvflops.text import suggest
 
 ENGINES = paths.SCHEME + "engines.yaml"
 
@@ -80,27 +80,11 @@ def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:
 @lru_cache(maxsize=4)
 def load_engines(file: str = ENGINES) -> Mapping[str, EngineFigures]:
     """Return engine → its figures; a mistake in the file raises TableError with the file and the line."""
-    document = read_document(file)
-    entries = document.fields("a file of engines", ("description", "engines"))
-    if "engines" not in entries:
-        raise document.error("there are no engines: add engines, and under it a name")
-    return {name: _read(node, name) for name, node in entries["engines"].fields("engines").items()}
+    return read_entries(file, "engines", _read)
 
 
 def _read(node: Node, name: str) -> EngineFigures:
-    found = node.fields(f"the figures of {name}", (*NUMBERS, "source"))
-    if "source" not in found:
-        raise node.error(f"{name} has no source: say where its figures are from")
-    numbers: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in NUMBERS if key in found}
-    try:
-        return EngineFigures(source=found["source"].text(f"source of {name}"), **numbers)
-    except ValueError as error:
-        raise node.error(f"{name}: {error}") from None
-
-
-def _number(node: Node, what: str) -> float:
-    text = node.text(what)
-    try:
-        return float(text)
-    except ValueError:
-        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6") from None
+    found = node.fields(f"the engine {name}", (*NUMBERS, "source"), ("source",))
+    numbers: dict[str, Any] = {key: found[key].number(f"{key} of {name}") for key in NUMBERS if key in found}
+    source = found["source"].text(f"source of {name}")
+    return node.make(lambda: EngineFigures(source=source, **numbers), name)

@@ -34,6 +34,7 @@ from fvflops.measure.step_meter.step_costs import SizeFamilies
 from fvflops.measure.step_meter.step_figures import StepCost, StepFigures, sum_ranks
 from fvflops.trace import TraceError
 from fvflops.units import format_percent, format_seconds, format_share, format_short
+from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
 from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 from tests.support.processes.start import run_ranks
@@ -197,17 +198,13 @@ def test_a_model_in_another_counts_once():
     check([inner, outer], [backward_of(outer, 4), backward_of(inner, 4)])
 
 
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(16, 4), nn.Linear(16, 4)
-
+class TwoHeads(Parts):
     def forward(self, x):
         return {"one": self.one(x), "two": self.two(x)}
 
 
 def test_only_outputs_with_gradients_have_a_backward_pass():
-    model = TwoHeads()
+    model = TwoHeads(one=nn.Linear(16, 4), two=nn.Linear(16, 4))
 
     def step(*names):
         result = model(torch.ones(8, 16))

@@ -37,12 +37,8 @@ print(torch.cuda.is_initialized())
 
 def _net() -> nn.Module:
     layers = [
-        nn.Conv2d(3, 16, 3),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Flatten(),
-        nn.Linear(16 * 900, 10),
+        *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Dropout(0.5), nn.Flatten(), nn.Linear(16 * 900, 10)),
     ]
     return nn.Sequential(*layers).cuda().train()
 

@@ -167,12 +167,8 @@ def measured_runs() -> list[TrainingRun]:
 def write_table(rows: Iterable[Compared]) -> str:
     cells = [
         (
-            row.run,
-            row.quantity,
-            f"{row.predicted / GIB:.2f}",
-            f"{row.published / GIB:.2f}",
-            f"{row.error:+.1%}",
-            row.assumes,
+            *(row.run, row.quantity, f"{row.predicted / GIB:.2f}"),
+            *(f"{row.published / GIB:.2f}", f"{row.error:+.1%}", row.assumes),
         )
         for row in rows
     ]

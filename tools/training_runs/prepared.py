@@ -116,21 +116,9 @@ def key_of(run: TrainingRun) -> Hashable:
 
 
 _KEYS = (
-    "dataset",
-    "compiled",
-    "config",
-    "sequence",
-    "micro_batch",
-    "checkpointing",
-    "sharding",
-    "precision",
-    "gathered_in",
-    "reduced_in",
-    "sequence_parallel",
-    "sharded_optimizer",
-    "all_reduced_in",
-    "stage_layers",
-    "recomputes_all",
+    *("dataset", "compiled", "config", "sequence", "micro_batch"),
+    *("checkpointing", "sharding", "precision", "gathered_in", "reduced_in"),
+    *("sequence_parallel", "sharded_optimizer", "all_reduced_in", "stage_layers", "recomputes_all"),
 )
 
 

@@ -91,7 +91,7 @@ def _read_cached(name: str, version: str, environment: Mapping[str, str]) -> Seq
     path = os.path.join(folder, f"{name}-{version}.txt")
     try:
         text = paths.read_text(path, _LIMIT) if os.path.isfile(path) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # listed anew, and written again
         text = None
     if text is not None:
         return text.splitlines()

@@ -16,7 +16,7 @@ from fvflops.devices.kernel_models.memory_bound import MemoryFigures
 from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures
 from fvflops.devices.kernel_models.recurrent import RecurrentFigures
-from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.formulas.yaml_document import Node, read_entries
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
 CLASSES: Mapping[str, type] = {
@@ -133,8 +133,7 @@ def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 @lru_cache(maxsize=2)
 def load_figures(file: str = FIGURES) -> Mapping[str, KernelFigures]:
     """Return device → its figures; a mistake in the file raises TableError with the file and the line."""
-    document = read_document(file).fields("a file of figures", ("description", "figures"))
-    return {name: _read(node, name) for name, node in document["figures"].fields("figures").items()}
+    return read_entries(file, "figures", _read)
 
 
 def _read(node: Node, name: str) -> KernelFigures:
@@ -156,6 +155,6 @@ def _read(node: Node, name: str) -> KernelFigures:
 def _read_class(node: Node, kind: str, name: str) -> Any:
     numbers = node.fields(f"{kind} of {name}", [field.name for field in fields(CLASSES[kind])])
     try:
-        return CLASSES[kind](**{key: float(value.text(f"{key} of {name}")) for key, value in numbers.items()})
-    except (TypeError, ValueError) as error:
+        return CLASSES[kind](**{key: value.number(f"{key} of {name}") for key, value in numbers.items()})
+    except TypeError as error:
         raise node.error(f"{kind} of {name}: {error}") from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-from fvflops.devices.kernel_models.memory_bound import moving_seconds
+from fvflops.devices.kernel_models.memory_bound import MemoryFigures, moving_seconds
 from fvflops.devices.kernel_models.products import Processor, combine
 
 # Keys of one step of a tile, ways to split the keys among thread blocks, and the seconds of adding the parts.
@@ -74,14 +74,13 @@ class Attention(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionFigures:
+class AttentionFigures(MemoryFigures):
     """Parameters of the time of a prompt's attention besides the GPU's peaks; times are in seconds.
 
     `rows` are queries of a tile, of up to `packed` heads of a group. `peak` is the fraction of the matrix peak
-    with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `start` is the
-    shortest time, `appending` the time of a kernel that writes to a cache of keys, `tile` a tile's time besides its
-    products, `tail` the share of the longest tile that is left when the others are done. `bandwidth` is the fraction of
-    the memory bandwidth, `cached` its factor for up to `cache` bytes, which the kernel before left in the GPU's cache.
+    with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `appending` is the
+    time of a kernel that writes to a cache of keys, `tile` a tile's time besides its products, `tail` the share of the
+    longest tile that is left when the others are done.
     """
 
     rows: float
@@ -89,13 +88,9 @@ class AttentionFigures:
     peak: float
     narrow: float
     wide: float
-    start: float
     appending: float
     tile: float
     tail: float
-    bandwidth: float
-    cached: float
-    cache: float
 
 
 def attention_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
@@ -179,22 +174,18 @@ _UNIT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFigures:
+class DecodeFigures(MemoryFigures):
     """Parameters of the attention of one new token to a cache besides the GPU's peaks; times are in seconds.
 
-    `start` is the shortest time, `block` the time of one thread block besides its products, `peak` the fraction of the
-    matrix peak, `split` the time of adding parts of the cache, `tail` the relative time of blocks beyond one a
-    multiprocessor; `bandwidth`, `cached` and `cache` as of prompts.
+    `block` is the time of one thread block besides its products, `peak` the fraction of the matrix peak, `split` the
+    time of adding parts of the cache, `tail` the relative time of blocks beyond one a
+    multiprocessor.
     """
 
-    start: float
     block: float
     peak: float
     split: float
     tail: float
-    bandwidth: float
-    cached: float
-    cache: float
 
 
 def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> float:

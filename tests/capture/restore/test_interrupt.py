@@ -99,13 +99,8 @@ def make_subjects() -> list[Subject]:
     return [
         Subject(case, make(), x)
         for case, make in (
-            (by_shapes, Block),
-            (for_real, Block),
-            (by_shapes, Training),
-            (for_real, Training),
-            (training_step, Training),
-            (recorded, Plain),
-            (recorded_by_shapes, Plain),
+            *((by_shapes, Block), (for_real, Block), (by_shapes, Training), (for_real, Training)),
+            *((training_step, Training), (recorded, Plain), (recorded_by_shapes, Plain)),
         )
     ]
 

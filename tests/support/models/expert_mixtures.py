@@ -239,12 +239,6 @@ class RowsHandedOver(Mixture):
 
 # Written in several ways, all of which let a token meet MET of EXPERTS.
 WAYS = (
-    EachExpertInTurn,
-    TokensRepeated,
-    TokensSorted,
-    PickedTwice,
-    SliceInTurn,
-    WeightsGathered,
-    WeightsStacked,
-    RowsHandedOver,
+    *(EachExpertInTurn, TokensRepeated, TokensSorted, PickedTwice),
+    *(SliceInTurn, WeightsGathered, WeightsStacked, RowsHandedOver),
 )
