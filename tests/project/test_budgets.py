@@ -14,27 +14,27 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84843, 490),
+    "fvflops": (84790, 490),
     "fvflops/analysis": (3033, 18),
-    "fvflops/capture": (18779, 109),
+    "fvflops/capture": (18787, 109),
     "fvflops/cli": (5711, 35),
-    "fvflops/comparison": (4364, 18),
+    "fvflops/comparison": (4359, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1770, 12),
-    "fvflops/devices": (2167, 13),
-    "fvflops/formulas": (4115, 27),
+    "fvflops/devices": (2131, 13),
+    "fvflops/formulas": (4151, 27),
     "fvflops/integrations": (779, 7),
-    "fvflops/measure": (6141, 25),
-    "fvflops/plan": (11495, 53),
+    "fvflops/measure": (6142, 25),
+    "fvflops/plan": (11460, 53),
     "fvflops/reports": (4989, 34),
-    "fvflops/serve": (3875, 25),
+    "fvflops/serve": (3859, 25),
     "fvflops/sources": (4462, 32),
     "fvflops/sweep": (2102, 11),
     "fvflops/trace": (3503, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72464, 419),
-    "tools": (12690, 92),
+    "tests": (72259, 419),
+    "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.

@@ -232,7 +232,8 @@ class MicrobatchCost:
     `gathered` bytes of parameters and `reduced` bytes of gradients in each pass. `states` are the bytes of parameters,
     gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is a lower
     bound of the bytes of activations that a layer's forward pass saves. `moments` are bytes that are allocated
-    together: of these states over all ranks, of all else, and of all else without FSDP2's buffers. `settings` are the plan's.
+    together: of these states over all ranks, of all else, and of all else without FSDP2's buffers.
+    `settings` are the plan's.
     """
 
     seconds: float
