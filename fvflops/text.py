@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# Words for what has another name here: of options, of arguments in Python, and of devices.
+# Words with another name here: of options, of arguments in Python, and of devices.
 _SYNONYMS = {
     "lora": "adapter",
     "bs": "batch",
@@ -255,7 +255,7 @@ def _parse_finite(text: str) -> float:
 
 
 def describe_import_error(error: BaseException) -> str:
-    """Return the first cause of an error of an import in one line, with what to do about it where that is known.
+    """Return the first cause of an error of an import in one line, with the remedy where it is known.
 
     >>> describe_import_error(RuntimeError("operator torchvision::nms does not exist")).partition(";")[2]
     ' torchvision was built for another torch: install both from one index (see the page Install)'
@@ -264,7 +264,7 @@ def describe_import_error(error: BaseException) -> str:
         error = error.__cause__
     reason = " ".join(str(error).split())
     remedy = ""
-    if "torchvision::" in reason:  # what torchvision raises beside a torch that it was not compiled for
+    if "torchvision::" in reason:  # raised by torchvision beside a torch that it was not compiled for
         remedy = "; torchvision was built for another torch: install both from one index (see the page Install)"
     return f"{type(error).__name__}: {reason}{remedy}"
 

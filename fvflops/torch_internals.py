@@ -143,7 +143,7 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 
-# Feature -> the oldest torch on which it is not refused; docs/reference/versions.md says what is tested.
+# Feature -> the oldest torch on which it is not refused; docs/reference/versions.md lists tested features.
 MINIMUM: Mapping[str, str] = {
     **dict.fromkeys(("counting", "record", "TrainingStepAnalysis", "StepMeter", "memory of one device"), "2.6"),
     **dict.fromkeys(("profile", "exported programs"), "2.6"),
@@ -317,7 +317,7 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "default_process_group": Internal("torch.distributed.distributed_c10d", "_get_default_group", _PLAN),
     "FakeStore": Internal("torch.testing._internal.distributed.fake_pg", "FakeStore", _PLAN),
-    # Both are what torch.distributed.tensor.debug clears, which imports numpy.
+    # torch.distributed.tensor.debug clears both, but imports numpy.
     "propagate_sharding": Internal(
         "torch.distributed.tensor", "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding", _PLAN
     ),

@@ -203,10 +203,10 @@ def format_change(share: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Return a time with three significant digits, in the largest unit that is not larger than it.
 
-    >>> format_seconds(75.3164), format_seconds(0.05), format_seconds(3.2e-6), format_seconds(1234.5)
-    ('75.3 s', '50 ms', '3.2 µs', '1,230 s')
+    >>> format_seconds(75.3164), format_seconds(-0.05), format_seconds(3.2e-6), format_seconds(1234.5)
+    ('75.3 s', '-50 ms', '3.2 µs', '1,230 s')
     """
-    unit, name = next((entry for entry in _TIMES if seconds >= entry[0]), _TIMES[-1])
+    unit, name = next((entry for entry in _TIMES if abs(seconds) >= entry[0]), _TIMES[-1])
     return f"{float(f'{seconds / unit:.3g}'):,.12g} {name}"
 
 
@@ -292,7 +292,7 @@ def number_to_string(number: float, units: str | None = None, precision: int = 2
 
 
 def flops_to_string(flops: float, units: str | None = None, precision: int = 2) -> str:
-    """Return flops per second in DeepSpeed's format; the arguments are those of `number_to_string`.
+    """Return flops per second in DeepSpeed's format; the arguments are as for `number_to_string`.
 
     >>> flops_to_string(13.5e12)
     '13.5 TFLOPS'
@@ -301,7 +301,7 @@ def flops_to_string(flops: float, units: str | None = None, precision: int = 2) 
 
 
 def macs_to_string(macs: float, units: str | None = None, precision: int = 2) -> str:
-    """Return multiply-adds in DeepSpeed's format; the arguments are those of `number_to_string`.
+    """Return multiply-adds in DeepSpeed's format; the arguments are as for `number_to_string`.
 
     >>> macs_to_string(426516480), macs_to_string(0)
     ('426.52 MMACs', '0 MACs')
@@ -320,7 +320,7 @@ def params_to_string(params_num: float, units: str | None = None, precision: int
 
 
 def duration_to_string(duration: float, units: str | None = None, precision: int = 2) -> str:
-    """Return a time, given in seconds, in DeepSpeed's format; the arguments are those of `number_to_string`.
+    """Return a time, given in seconds, in DeepSpeed's format; the arguments are as for `number_to_string`.
 
     >>> duration_to_string(0.00325), duration_to_string(75)
     ('3.25 ms', '75 s')

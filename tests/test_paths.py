@@ -87,14 +87,8 @@ def list_paths_that_cannot_be_written(tmp_path):
     long, link = tmp_path / ("x" * 300), tmp_path / "link"
     link.symlink_to(link)
     return [
-        tmp_path,
-        tmp_path / "file" / "new",
-        long,
-        link,
-        f"{tmp_path}/a\0b",
-        f"{tmp_path}/\ud800",
-        "/dev/null/x",
-        "",
+        *(tmp_path, tmp_path / "file" / "new", long, link),
+        *(f"{tmp_path}/a\0b", f"{tmp_path}/\ud800", "/dev/null/x", ""),
     ]
 
 

@@ -59,7 +59,7 @@ distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="t
 
 
 def parameters(internals: Iterator[Internal]) -> list:
-    """Return internals as parameters of a test, those of torch.distributed marked."""
+    """Return internals as parameters of a test, torch.distributed's marked."""
     return [
         pytest.param(item, id=item.path, marks=distributed if "c10d" in item.path or "distributed" in item.path else ())
         for item in internals
@@ -145,7 +145,7 @@ def test_the_page_lists_the_minimum_of_each_feature() -> None:
 
 
 CASES = frozenset(case.__name__ for case in missing_names.CASES)
-# What may stop without a name: all counts without those of the recording itself, else the feature that needs it.
+# What may stop without a name: all counts without names of the recording itself, else the feature that needs it.
 STOPPED = {
     **dict.fromkeys(("TorchDispatchMode", "DispatchModeKey", "python_dispatch", "push_dispatch_mode"), CASES),
     **dict.fromkeys(("dispatch_mode_stack", "included_keys", "excluded_keys", "is_wrapper_subclass"), CASES),

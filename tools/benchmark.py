@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Measures what counting costs, as ratios within one process: tools/benchmark.py [--quick] [--only NAME] [--json PATH].
+"""Measures the cost of counting as ratios within one process: tools/benchmark.py [--quick] [--only NAME] [--json PATH].
 
 The contenders of a case (the bare model on the meta device, a no-op dispatch mode, torch's FlopCounterMode, fvcore,
 fvflops cold and warm) run once in each round, in a shuffled order, on one thread. A ratio is taken in each round; shown
 are medians with quartiles, beside the aim where there is one. Other sections are a process' first count beside `import
-torch`, and the times that fvflops measures beside those of torch.profiler and of a stopwatch.
+torch`, and the times that fvflops measures beside torch.profiler's and a stopwatch's.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
@@ -31,21 +30,17 @@ from benchmarking.report import write_report  # noqa: E402
 from benchmarking.rounds import Limits, Rounds  # noqa: E402
 from benchmarking.sections import SECTIONS, Effort, Section  # noqa: E402
 
+from tests.support.library_versions import installed_versions  # noqa: E402
+
 LIBRARIES = ("torch", "fvcore", "torchvision", "transformers")
 QUICK = Effort(limits=Limits(rounds=3, seconds=1, least=1), processes=1, share=0.1)
 
 
 def describe_machine() -> dict[str, Any]:
     """Return the versions and the machine's kind, which every figure depends on."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         "python": platform.python_version(),
-        **versions,
+        **installed_versions(LIBRARIES),
         "system": platform.system(),
         "processor": platform.machine(),
         "cores": os.cpu_count(),

@@ -27,7 +27,7 @@ from goldens import clock
 if TYPE_CHECKING:
     from goldens.jobs import Job
 
-# What must be set before Python starts, and what must not.
+# Variables to set before Python starts, and to unset.
 ENVIRONMENT = {
     "COLUMNS": "80",
     "LINES": "24",
@@ -47,7 +47,7 @@ ENVIRONMENT = {
     "MPLBACKEND": "agg",
 }
 UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "GITHUB_STEP_SUMMARY", "PYTHONWARNINGS")
-# What these write is the same whatever libraries are loaded.
+# Jobs whose outputs are the same whatever libraries are loaded.
 _WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train", "features/utilisation")
 
 
@@ -101,7 +101,7 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
 
 
 def find_jobs() -> list[Job]:
-    """Return all jobs, those that take long first."""
+    """Return all jobs, long ones first."""
     from goldens import api, command_cases, counts, features, mistakes, programs, timed
 
     parts = (programs, command_cases, features, timed, mistakes, counts, api)
@@ -115,7 +115,7 @@ def import_libraries(jobs: Sequence[Job]) -> None:
     import fvflops
     from fvflops.formulas import shipped_tables
 
-    # What torch and fvflops import when they are first used, and the tables.
+    # Imports of torch and fvflops at their first use, and the tables.
     for table in shipped_tables():
         fvflops.FlopCountAnalysis(torch.nn.Linear(2, 2), torch.ones(1, 2), table=table).total()
     if any(job.name not in _WITHOUT_LIBRARIES for job in jobs):

@@ -2,9 +2,9 @@
 """Measures on a machine with a GPU all that needs one, and writes it as JSON and as a page: tools/gpu.py --page PATH.
 
 Counts by shapes beside recorded ones, strides, memory, profiles, peaks and utilisation, metered loops, annotated
-traces, and what an analysis leaves behind. Each part runs in a process of its own, so that one that ends badly leaves
-the others: first those that count, together, then those that take times, one after the other. On a machine without CUDA
-it says so and exits with 2.
+traces, and leftovers of an analysis. Each part runs in a process of its own, so that one that ends badly leaves the
+others: first the parts that count, together, then the parts that take times, one after the other. On a machine without
+CUDA it says so and exits with 2.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def start(section: str, share: int, folder: Path) -> Part:
 
 
 def finish(part: Part) -> dict[str, Any]:
-    """Wait for a part and return what it measured, or its error and the end of what it printed."""
+    """Wait for a part and return its measurements, or its error and the end of its output."""
     left = SECTIONS[part.section].seconds - (time.monotonic() - part.begun)
     try:
         code: int | str = part.process.wait(timeout=max(left, 0.1))
@@ -110,7 +110,7 @@ def finish(part: Part) -> dict[str, Any]:
 def measure(
     names: Sequence[str], folder: Path, report: Callable[[str], None], save: Callable[[Any], object] = id
 ) -> dict[str, Any]:
-    """Return section → what was found, the errors of its processes, and how long it took; `save` gets it so far."""
+    """Return section → results, the errors of its processes, and how long it took; `save` gets it so far."""
     results: dict[str, Any] = {}
     together = [start(name, share, folder) for name in names if not SECTIONS[name].alone for share in _shares(name)]
     for part in together:

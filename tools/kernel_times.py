@@ -7,8 +7,8 @@
     tools/kernel_times.py FOLDER --fit FILE              fits each class, GPU and dtype, and writes the figures
 
 FOLDER has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
-every GPU, is held out of all fits; the errors are those of these shapes, of kernels above 10 us. The column "borrowed"
-is the error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
+every GPU, is held out of all fits; the errors are of these shapes, of kernels above 10 us. The column "borrowed" is the
+error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import numpy as np  # noqa: E402
 import yaml  # noqa: E402
 from error_figures import write_errors  # noqa: E402
-from kernel_fitting import attention_rows  # noqa: E402
-from kernel_fitting.kernel_class import DEVICES, KEYS, KernelClass, Sample  # noqa: E402
-from kernel_fitting.kernel_rows import COLLECTIVE, MEMORY, MIXTURE, PEERS, PRODUCT, RECURRENT  # noqa: E402
+from kernel_fitting.kernel_class import CLASSES, KernelClass  # noqa: E402
+from kernel_fitting.row_shapes import DEVICES, DTYPES, Sample  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
@@ -42,8 +41,6 @@ from fvflops import find_device  # noqa: E402
 from fvflops.devices.kernel_models.figures import find_figures, load_figures  # noqa: E402
 from fvflops.devices.measured_errors import KernelErrors  # noqa: E402
 
-_KINDS = (MEMORY, PRODUCT, *attention_rows.CLASSES, MIXTURE, COLLECTIVE, PEERS, RECURRENT)
-CLASSES = {kind.name: kind for kind in _KINDS}
 _MOST = 700  # samples of a fit
 _LONG = 10e-6
 _PRIOR = 0.3
@@ -85,7 +82,7 @@ def _read_groups(options: argparse.Namespace) -> _Groups:
     for name in options.kinds or CLASSES:
         kind = CLASSES[name]
         for sample in kind.samples(options.folder):
-            if sample.dtype not in kind.shipped or (options.gpu and sample.gpu not in options.gpu):
+            if options.gpu and sample.gpu not in options.gpu:
                 continue
             if options.engines:
                 groups[name, sample.dtype, sample.gpu, sample.engine].append(sample)
@@ -138,7 +135,7 @@ def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
     device = find_device(DEVICES[sample.gpu])
     own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
     assert own is not None and other is not None
-    dtype = KEYS[sample.dtype]
+    dtype = DTYPES[sample.dtype].figures
     errors, borrowed = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
     return KernelErrors(
         kind=kind,
@@ -170,12 +167,13 @@ def _write(file: Path, groups: _Groups) -> None:
             continue
         found = fit(CLASSES[kind], fitted)
         names = (*CLASSES[kind].bounds, *CLASSES[kind].fixed)
-        entry = document["figures"][DEVICES[sample.gpu]]
-        entry.setdefault(kind, {})[KEYS[sample.dtype]] = {name: float(f"{getattr(found, name):.3g}") for name in names}
+        dtype, device = DTYPES[sample.dtype].figures, DEVICES[sample.gpu]
+        entry = document["figures"][device].setdefault(kind, {})
+        entry[dtype] = {name: float(f"{getattr(found, name):.3g}") for name in names}
         header = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
         file.write_text(header + "\n" + yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None))
         load_figures.cache_clear()  # a class rests on those before it
-        print(kind, KEYS[sample.dtype], DEVICES[sample.gpu], flush=True)
+        print(kind, dtype, device, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a result of pytest into the table of docs/reference/versions.md: tools/matrix_table.py --torch X.Y.Z FILE.
 
-FILE is what `pytest --junitxml` wrote. The row of this Python and that torch is replaced or added; the others stay.
+FILE is written by `pytest --junitxml`. The row of this Python and that torch is replaced or added; the others stay.
 Prints the tests that failed.
 """
 
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 def read_junit(path: Path) -> tuple[int, int, list[str]]:
-    """Return the numbers of tests that passed and were skipped, and the names of those that failed."""
+    """Return the numbers of tests that passed and were skipped, and the names of failed ones."""
     passed = skipped = 0
     failed = []
     for case in ElementTree.parse(path).iter("testcase"):

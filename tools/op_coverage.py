@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, str] = _KNOWN["unsupported"]
 
 
 def import_namespaces() -> None:
-    """Let torch register what it has; torchvision's schemas stand in for its library where that does not load."""
+    """Let torch register its ops; torchvision's schemas stand in for its library where that does not load."""
     for name in IMPORTS:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
@@ -72,7 +72,7 @@ def classify(table: FormulaTable, name: str) -> str:
 
 
 def main() -> int:
-    """Print how many overloads and packets there are of each class, those that are unknown, and those of no class."""
+    """Print how many overloads and packets there are of each class, the unknown ones, and the ones of no class."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] + ".")
     parser.add_argument("table", nargs="?", default="default", help="a shipped table, or a path (default: default)")
     parser.add_argument("--namespace", nargs="+", default=NAMESPACES, metavar="NAME", help="not all, but these alone")

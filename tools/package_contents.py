@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks what the sdist and the wheel contain: tools/package_contents.py SOURCE fvflops-X.tar.gz fvflops-X.whl.
+"""Checks the contents of the sdist and the wheel: tools/package_contents.py SOURCE fvflops-X.tar.gz fvflops-X.whl.
 
 The sdist has every file of the folder SOURCE, the wheel every file of the package and of configs/, and neither has
 anything else but metadata. Prints files and sizes; exits with 1 if a file is missing or superfluous. Needs no torch.
@@ -19,7 +19,7 @@ _MAX_SHOWN = 10
 
 
 def list_source(folder: Path) -> set[str]:
-    """Return the files of a checkout without what building leaves there."""
+    """Return the files of a checkout without leftovers of building."""
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return {name for name in files if "__pycache__" not in name and ".egg-info/" not in name}
 

@@ -8,8 +8,8 @@
 
 FOLDER has ttft_tpot.csv, the measured runs that NVIDIA's AIConfigurator ships, and files of requests. Each run is
 simulated as a closed loop of its clients, by the engine's scheduler, with the settings of its benchmark's launch
-script. TPOT is the time for each token after the first, TTFT that to the first; throughput is that of all clients by
-Little's law. Rows that contradict each other, and those of which the layout is not known, are left out and listed.
+script. TPOT is the time for each token after the first, TTFT the time to the first; throughput is of all clients, by
+Little's law. Rows that contradict each other, and rows of an unknown layout, are left out and listed.
 """
 
 from __future__ import annotations
@@ -104,13 +104,10 @@ def _simulate(
         groups[run.model, run.gpu, run.engine, run.layout, item].append((run, item))
     tasks = [(predictor.models, group) for group in groups.values()]
     known: dict[_Case, Times] = {}
-    if jobs == 1:
-        for group, times in zip(groups.values(), map(_simulate_group, tasks), strict=True):
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:  # starts processes when it gets a task
+        found = map(_simulate_group, tasks) if jobs == 1 else pool.map(_simulate_group, tasks)
+        for group, times in zip(groups.values(), found, strict=True):
             known.update(zip(group, times, strict=True))
-    else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            for group, times in zip(groups.values(), pool.map(_simulate_group, tasks), strict=True):
-                known.update(zip(group, times, strict=True))
     return [known[case] for case in cases]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what fvflops, TorchLens and fvcore show and export for one model: tools/side_by_side.py [MODEL].
+"""Compares outputs and exports of fvflops, TorchLens and fvcore for one model: tools/side_by_side.py [MODEL].
 
 MODEL is as in `fvflops count`; default: zoo:resnet50. Each cell describes an output that the tool made in this run; "–"
 means that it has none of the kind. Tools that are not installed are left out. To keep the installed torch, install
@@ -37,7 +37,7 @@ from fvflops.units import format_quantity, format_short, format_size  # noqa: E4
 
 # Row of the table → the function that makes that output and returns its description.
 Makers = Mapping[str, Callable[[], Any]]
-# For viewers of models and for those who look into networks, not for those who ask what one costs.
+# For viewers of models and people who look into networks, not for costs.
 FAILS, NOTHING = "fails:", "–"
 NOT_OURS = ("graph (Netron)", "activations' values")
 

@@ -2,9 +2,8 @@
 """Counts every model of a library as `fvflops sweep` does: tools/sweep.py timm|torchvision|transformers.
 
 With --execution real each model is built with random weights and run for real, on smaller inputs where it takes them,
-and those of transformers smaller. A sweep that was stopped goes on where it was. Prints how many were counted, each
-failure with its cause, and what work outside the dispatcher was reported; exits with 1 if a model failed, or reports
-such work.
+and transformers' are smaller. A sweep that was stopped goes on where it was. Prints how many were counted, each failure
+with its cause, and reported work outside the dispatcher; exits with 1 if a model failed, or reports such work.
 """
 
 from __future__ import annotations

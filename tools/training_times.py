@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares estimated times of training steps with measured ones, and fits what the estimates rest on.
+"""Compares estimated times of training steps with measured ones, and fits the figures of the estimates.
 
     tools/training_times.py                     errors with the shipped configs/efficiencies.yaml and networks.yaml
     tools/training_times.py --set mpt --worst 5
@@ -15,7 +15,7 @@ of layouts a second table has the rank correlation of estimated with measured ti
 least estimate is slower than the best.
 
 Every run is planned as `fvflops plan` plans it (tools/training_runs): its model is executed by shapes on one rank of
-each kind; what several runs have in common is executed once.
+each kind; equal parts of several runs are executed once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an analysis writes: pages, tables, rows and pictures."""
+"""Outputs of an analysis: pages, tables, rows and pictures."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class ModelAnalysis(AnalysisOutputs):
     def from_trace(cls: type[Self], trace: Trace, *, warn: bool = True, **options: Any) -> Self:
         """Return an analysis of an existing trace; it never runs a model.
 
-        `warn` is that of ModelAnalysis; other `options` are those of the class (`table=`). A handle for an op that the
+        `warn` is as for ModelAnalysis; other `options` are as for the class (`table=`). A handle for an op that the
         trace has already decomposed raises TraceError on access to a result.
         """
         no_model: Any = None

@@ -55,8 +55,7 @@ class FlopCountAnalysis(_TableAnalysis):
     """FLOPs of a model's forward pass, in the convention of a table.
 
     `table` is the name of a shipped convention ("default": a multiply-add is one FLOP; "fvcore": fvcore's numbers,
-    including its gaps), a path or URI of a YAML file, or a FormulaTable. The other arguments are those of
-    ModelAnalysis.
+    including its gaps), a path or URI of a YAML file, or a FormulaTable. The other arguments are as for ModelAnalysis.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(1000, 10))
@@ -100,7 +99,7 @@ class FlopCountAnalysis(_TableAnalysis):
         """Return the op calls as a text table: module, shapes, FLOPs, time and memory.
 
         They are in the order of the run, or sorted by `sort` ("time", "flops", "memory", "peak" or "name"), largest
-        first; `top` limits the rows. The other arguments are those of `op_calls`.
+        first; `top` limits the rows. The other arguments are as for `op_calls`.
         """
         from fvflops.reports.call_tables import op_call_notes, op_call_table
 
@@ -195,7 +194,7 @@ class FlopCountAnalysis(_TableAnalysis):
 class ActivationCountAnalysis(_TableAnalysis):
     """Activations of a model's forward pass: output elements of its convolutions and matrix products.
 
-    Arguments are those of FlopCountAnalysis; with an attention op, "default" counts its scores and its output.
+    Arguments are as for FlopCountAnalysis; with an attention op, "default" counts its scores and its output.
 
     >>> import torch
     >>> ActivationCountAnalysis(nn.Linear(3, 5), torch.ones(4, 3)).total()
@@ -209,7 +208,7 @@ class ByteCountAnalysis(ModelAnalysis):
     """Memory traffic of a model's run in bytes, without cache reuse or fusion.
 
     `part` is "moved" (read and written), "read" or "written". Composite ops that `table` has a row for count as one
-    kernel. The other arguments are those of ModelAnalysis. Ops whose bytes are unknown are in `unsupported_ops()`. For
+    kernel. The other arguments are as for ModelAnalysis. Ops whose bytes are unknown are in `unsupported_ops()`. For
     the rules see `fvflops.counting.traffic.traffic`.
 
     >>> from torch import nn

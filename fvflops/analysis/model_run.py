@@ -105,7 +105,7 @@ class ModelRun:
     """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace.
 
     A program of torch.export becomes its module; without `inputs` and `kwargs` it runs on its example inputs. Tensors
-    of `input_size` become `inputs`. What is neither a module nor a function, and sizes as inputs, raise TypeError.
+    of `input_size` become `inputs`. A `model` of another type, and sizes as inputs, raise TypeError.
     """
 
     model: Model | None

@@ -42,11 +42,11 @@ class record(FlopCountAnalysis):
 
     `execution` is "real", in which the program runs as without it, or "shapes": nothing is computed, the model may be
     on the meta device, data-dependent code raises, and the model and the optimizers are restored at the end (`device`
-    and `assume` are those of `record_call`). Recordings can be nested and can run in several threads at once. The
-    threads of autograd are recorded, other threads that the program starts are not.
+    and `assume` are as for `record_call`). Recordings can be nested and can run in several threads at once. The threads
+    of autograd are recorded, other threads that the program starts are not.
 
     `measure` is {"time"}, {"memory"} or both: then the events of the Trace have the time or memory of a real run.
-    `table` and `warn` are those of FlopCountAnalysis.
+    `table` and `warn` are as for FlopCountAnalysis.
 
     With a `schedule`, or if `step()` is called at the end of each training step, steps are separated: `steps` has the
     Trace of each complete step, `per_step()` the cost of a step, and all other methods cover all recorded steps
@@ -54,7 +54,7 @@ class record(FlopCountAnalysis):
     block that ends within a cycle without an exception. Nothing is instrumented between active steps. Traces of steps
     of earlier cycles are aggregated.
 
-    A recording can be pickled, with the results so far. An exception is passed on; what was recorded before it stays
+    A recording can be pickled, with the results so far. An exception is passed on; the results before it stay
     available, with a Trace that is not `complete`. The backward pass of a graph created before the with block counts
     for "<before recording>", optimizer ops on parameters of other models for "<outside the model>".
 
@@ -135,7 +135,7 @@ class record(FlopCountAnalysis):
             self._call_on_trace_ready()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, or a pickle: the results so far, without what continues the recording."""
+        """Return the state of a copy, or a pickle: the results so far, without the state of the recording."""
         state = dict(vars(self))
         if self._stage != "new":
             partial_trace = self._partial if self._session is None else self._session.trace()

@@ -28,10 +28,10 @@ def schedule(
 ) -> Schedule:
     """Return a schedule that skips steps, then repeats a cycle of waiting, warm-up and recording.
 
-    The arguments are those of `torch.profiler.schedule`, whose result can be used instead: `skip_first` steps are
-    skipped once, then each cycle skips `wait` steps, has `warmup` steps and records `active` steps; `repeat` is the
-    number of cycles, 0 for no limit; with `skip_first_wait` other than 0 the first cycle does not wait. A count needs
-    no warm-up: these steps are skipped too. Numbers below 0, or no active step, raise ValueError.
+    The arguments are as for `torch.profiler.schedule`, whose result can be used instead: `skip_first` steps are skipped
+    once, then each cycle skips `wait` steps, has `warmup` steps and records `active` steps; `repeat` is the number of
+    cycles, 0 for no limit; with `skip_first_wait` other than 0 the first cycle does not wait. A count needs no warm-up:
+    these steps are skipped too. Numbers below 0, or no active step, raise ValueError.
 
     >>> [schedule(wait=1, active=2, repeat=1)(step) for step in range(4)]
     ['none', 'record', 'record_and_save', 'none']

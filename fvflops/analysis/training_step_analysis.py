@@ -26,17 +26,16 @@ _LOGGER = logging.getLogger("fvflops")
 class TrainingStepAnalysis(FlopCountAnalysis):
     """FLOPs of one training step in shape execution: nothing is computed, and weights may be on the meta device.
 
-    `inputs` are those of one micro-batch; the step has `micro_batches` of them, each a forward and a backward pass.
-    `loss` is a function of the model's result that returns a scalar tensor; by default the attribute `loss` of the
-    result (transformers' models with labels), or the result, if it is a scalar. `optimizer` is an optimizer, or a
-    callable that creates one from parameters (`torch.optim.AdamW`, a partial, a function), or a list of these; by
-    default there is no optimizer step. `checkpoint` selects the modules whose activations are recomputed in the
-    backward pass, by names, by classes, or by a function of name and module; `checkpoint_options` are those of
-    torch.utils.checkpoint (`use_reentrant` is False by default). The forward pass and the loss run in torch.autocast to
-    the dtype `autocast`, if it is given. `device` is the one whose kernels are recorded. The
-    model runs in its current mode (train or eval); model, inputs and optimizer are restored. A data-dependent step
-    raises ExecutionError; `fvflops.record` counts a real one. `table`, `assume` and `warn` are those of
-    FlopCountAnalysis.
+    `inputs` are for one micro-batch; the step has `micro_batches` of them, each a forward and a backward pass. `loss`
+    is a function of the model's result that returns a scalar tensor; by default the attribute `loss` of the result
+    (transformers' models with labels), or the result, if it is a scalar. `optimizer` is an optimizer, or a callable
+    that creates one from parameters (`torch.optim.AdamW`, a partial, a function), or a list of these; by default there
+    is no optimizer step. `checkpoint` selects the modules whose activations are recomputed in the backward pass, by
+    names, by classes, or by a function of name and module; `checkpoint_options` are options of torch.utils.checkpoint
+    (`use_reentrant` is False by default). The forward pass and the loss run in torch.autocast to the dtype `autocast`,
+    if it is given. `device` is the one whose kernels are recorded. The model runs in its current mode (train or eval);
+    model, inputs and optimizer are restored. A data-dependent step raises ExecutionError; `fvflops.record` counts a
+    real one. `table`, `assume` and `warn` are as for FlopCountAnalysis.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
     >>> step = TrainingStepAnalysis(
@@ -94,7 +93,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
 
     @property
     def optimizers(self) -> tuple[OptimizerMaker, ...]:
-        """The optimizers of the step, or what creates them."""
+        """The optimizers of the step, or their factories."""
         return tuple(self._optimizers)
 
     @property
@@ -104,7 +103,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
 
     @property
     def checkpoint(self) -> Checkpointed:
-        """What selects the modules whose activations are recomputed."""
+        """Selection of the modules whose activations are recomputed."""
         selected: Checkpointed = self._options["checkpoint"]
         return selected
 

@@ -93,32 +93,40 @@ def record_call(
         raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
-    kwargs = {} if kwargs is None else dict(kwargs)
+    call = ModelCall(args, {} if kwargs is None else dict(kwargs), loss, autocast)
+    begin = partial(Session, stops_at=stops_at, measure=measure, lines=lines)
+    shape_options = {"device": device, "assume": assume, "estimate_cost": estimate_cost}
     with noting_remedies(), interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+        return _record(model, call, begin, execution, shape_options)
+
+
+def _record(
+    model: Model, call: ModelCall, begin: Callable[..., Session], execution: str, shape_options: Mapping[str, Any]
+) -> Trace:
+    """Return the Trace of shape execution if it is asked for and possible, else of real execution."""
+    with ExitStack() as stack:
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
             stack.enter_context(quantised_on_meta(model))
-        draws, call = DrawFinder(), ModelCall(args, kwargs, loss, autocast)
-        begin = partial(Session, model, stops_at=stops_at, measure=measure, lines=lines, draws=draws)
-        begin_shapes = partial(begin, execution="shapes", device=device, assume=assume, estimate_cost=estimate_cost)
-        record_shapes = partial(_record_shapes, begin_shapes, model, call, execution, device, assume)
-        repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
+        draws = DrawFinder()
+        begin = partial(begin, model, draws=draws)
+        repeatable = not any(issubclass(type(value), Iterator) for value in (*call.args, *call.kwargs.values()))
         failure, shapes = "", None
-        if find_fake_mode(tensors_of((args, kwargs))) is not None:
+        if find_fake_mode(tensors_of((call.args, call.kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and repeatable):
+            begin_shapes = partial(begin, execution="shapes", **shape_options)
+            options = shape_options["device"], shape_options["assume"]
+            record_shapes = partial(_record_shapes, begin_shapes, model, call, execution, *options)
             with gc_paused(), without_symbolic_imports():
                 shapes, failure = record_shapes()
-            if shapes is not None and not failure:
-                if shapes.info.assumed:
-                    _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
-                if draws.needs_second_run:
-                    with gc_paused(), without_symbolic_imports():
-                        return record_shapes()[0] or shapes
-                return shapes
+                if shapes is not None and not failure:
+                    if shapes.info.assumed:
+                        _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
+                    return (record_shapes()[0] if draws.needs_second_run else None) or shapes
         try:
             trace = _record_real(begin, model, call, repeatable=repeatable)
             if draws.needs_second_run and repeatable:
@@ -226,7 +234,7 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
     except AutogradUsed:
         pass  # recorded again below, with autograd
     except Exception as error:
-        failed = True
+        failed = True  # recorded again below, with autograd, which raises what is wrong with the model itself
         uses_autograd = session.first_autograd_use or _may_need_autograd(error)
         if interrupts.is_interrupt(error) or not repeatable or not uses_autograd:
             raise

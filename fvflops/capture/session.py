@@ -69,10 +69,10 @@ class Session:
 
     `model` is a module or None; a data-parallel wrapper is unwrapped. With `execution` "real" the program runs as usual
     and its changes remain. With "shapes" nothing is computed, as in `record_call`, and enclosing recordings are paused;
-    `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses. `kernels`
-    is the kind of device whose kernels shape execution chooses, by default that of `device`; with "cuda", tensors on
-    the CPU get CUDA's. `draws` finds draws from generators of Python and NumPy. With a `call` the session records, by
-    `record`, that call of the model, which may be a function; such sessions may share `model_index` and `rules`.
+    `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses. `kernels` is
+    the kind of device whose kernels shape execution chooses, by default `device`'s; with "cuda", tensors on the CPU get
+    CUDA's. `draws` finds draws from generators of Python and NumPy. With a `call` the session records, by `record`,
+    that call of the model, which may be a function; such sessions may share `model_index` and `rules`.
     """
 
     model: Any
@@ -283,7 +283,7 @@ class Session:
             self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
         snapshot, undo_log = Snapshot(index, self.inputs, self.code, program=not self.code), UndoLog()
         self._snapshot = snapshot
-        # Under a caller's autocast the run cast weights without autograd: the cache must not return those.
+        # Under a caller's autocast the run cast weights without autograd: the cache must not return these casts.
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         if self.call is not None:  # frees by restoring are not the call's
@@ -389,7 +389,7 @@ class Session:
             error.args = (self.describe_failure(failure[2], 'use execution="real"'), *error.args[1:])
 
     def describe_failure(self, error: Exception, remedy: str, *, assumes: str = "output size or value") -> str:
-        """Return in one line which op shape execution cannot run, in which module, and what to do."""
+        """Return in one line which op shape execution cannot run, in which module, and the remedy."""
         failure = self.recorder.failure
         if failure is not None and can_be_assumed(failure[0]):
             remedy += f", or assume its {assumes}: {how_to_assume(failure[0])}"

@@ -63,7 +63,7 @@ def record_step(
 
     The forward pass and the loss run in `autocast` to a dtype, if one is given. The step starts without gradients.
     `loss` maps the model's result to a scalar; by default that is the result's `loss`, or the result itself if it is a
-    scalar. Calls of `checkpointed` modules are recomputed in the backward pass (`checkpoint_options` are those of
+    scalar. Calls of `checkpointed` modules are recomputed in the backward pass (`checkpoint_options` are options of
     torch.utils.checkpoint.checkpoint, non-reentrant by default). `options` are as in `record_run`. A data-dependent
     step raises ExecutionError.
     """

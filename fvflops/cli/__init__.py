@@ -41,7 +41,7 @@ COMMANDS = {
 }
 
 
-# What the exit codes mean; grep, diff and pip have the same.
+# Meanings of the exit codes; grep, diff and pip have the same.
 EXIT_CODES = """\
 exit codes:
   0    success, and help
@@ -50,7 +50,7 @@ exit codes:
   130  interrupted (Ctrl-C)
   143  terminated (SIGTERM): a sweep, which has written its rows"""
 _INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT or SIGTERM, as shells report it
-# Module → the package that has it, of what every command needs.
+# Module → its package, for the needs of every command.
 _REQUIRED = {"torch": "torch", "yaml": "pyyaml", "iopath": "iopath", "tabulate": "tabulate"}
 
 

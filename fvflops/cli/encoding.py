@@ -32,7 +32,7 @@ ASCII: Mapping[str, str] = {
 }
 _ELLIPSIS, _DOT = "…", "·"
 _C_LOCALES = ("C", "POSIX")
-# What Python sets LC_CTYPE to in a C locale (PEP 538).
+# Python's values of LC_CTYPE in a C locale (PEP 538).
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 

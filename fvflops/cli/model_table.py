@@ -271,7 +271,7 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
 
 
 def _report_failures(counts: Sequence[ModelCount], joined: Join | None) -> int:
-    """Write a line on models that were not counted, and one on those without a row; return the exit code."""
+    """Write a line on models that were not counted, and one on models without a row; return the exit code."""
     if joined is not None and joined.missing:
         path = printable(joined.file.path)
         print(f"fvflops: warning: no row of {path} for {list_names(joined.missing)}", file=sys.stderr)

@@ -131,7 +131,7 @@ def _analysis_of(trace: Trace, table: FormulaTable) -> FlopCountAnalysis:
 
 
 def answer() -> None:
-    """Record what `record_in_subprocess` asks for, and write its Trace: the main program of the subprocess."""
+    """Record a request of `record_in_subprocess`, and write its Trace: the main program of the subprocess."""
     exchange = sys.argv[1]
     with open(os.path.join(exchange, REQUEST), "rb") as file:
         path, model, arguments, table, options = pickle.load(file)

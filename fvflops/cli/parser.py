@@ -51,8 +51,8 @@ class HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; options cannot be abbreviated, so that a new one breaks no script.
 
-    `first` are the options that help shows first, `rare` those that it leaves to `--help all`, beside the rare ones of
-    every command, and `examples` the lines before them.
+    `first` are the options that help shows first, `rare` the options that it leaves to `--help all`, beside the rare
+    ones of every command, and `examples` the lines before them.
     """
 
     def __init__(self, *, add_help: bool = True, **options: Any) -> None:
@@ -148,8 +148,8 @@ def find_group(parser: argparse._ActionsContainer, title: str) -> argparse._Acti
 def add_options(parser: argparse._ActionsContainer, text: str, **settings: Mapping[str, Any]) -> None:
     """Add arguments as a help page lists them: names and metavar, two spaces, and the help, further lines indented.
 
-    A line such as `report:` names the group of those after it. An option without a metavar is a flag, one with ` ...`
-    after it may be repeated. `settings` are further arguments of `add_argument`, each with its values by argument,
+    A line such as `report:` names the group of the options after it. An option without a metavar is a flag, one with `
+    ...` after it may be repeated. `settings` are further arguments of `add_argument`, each with its values by argument,
     named as its destination is by default.
 
     >>> parser = argparse.ArgumentParser()

@@ -41,7 +41,7 @@ _reports: list[TextIO] = []  # standard output while a command runs
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Send what a model's code prints to standard error, so that a report on standard output has nothing else in it."""
+    """Send prints of a model's code to standard error, so that a report on standard output has nothing else in it."""
     _reports.append(report_stream())
     try:
         with redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""What a terminal can show, and progress there of work that takes longer than two seconds: a bar, or a line."""
+"""Abilities of a terminal, and progress there of work that takes longer than two seconds: a bar, or a line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Progress:
         self._start = clock()
 
     def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
-        """Draw the bar at `done` of `total` runs, or of what `noun` says, followed by a note.
+        """Draw the bar at `done` of `total` runs, or another `noun`, followed by a note.
 
         A line that is longer than the terminal is truncated.
         """

@@ -210,7 +210,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         find_group(parser, "mesh of ranks"),
         f"""
         --mesh AXIS=N,...  sizes of the axes, outermost first: {", ".join(of_ranks)};
-            {" and ".join(of_experts)} regroup those ranks
+            {" and ".join(of_experts)} regroup these ranks
         --rank N  rank to plan; default: 0
         --shard PATH:FUNCTION  a function of (model, DeviceMesh of tp) that shards the model
         --sequence-parallel  shard the sequence over tp between the layers too

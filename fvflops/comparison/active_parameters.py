@@ -152,10 +152,10 @@ def read_routing(trace: Trace) -> Routing:
     """Return the share of each parameter that is active for an average token of a trace's forward passes.
 
     A share is the MACs of a weight divided by its elements and by the rows that enter the module whose call selects;
-    for experts that are modules, the elements that enter an expert divided by those that enter that module. So experts
-    that are computed for all tokens and then multiplied by zero are fully active, and so are experts whose rows were
-    not selected by value, or whose op has no formula. A parameter that shares its storage (a wrapper, weights packed
-    into one buffer) counts as used where its module runs. A trace without ordered events raises TraceError.
+    for experts that are modules, the elements that enter an expert, divided by that module's. So experts that are
+    computed for all tokens and then multiplied by zero are fully active, and so are experts whose rows were not
+    selected by value, or whose op has no formula. A parameter that shares its storage (a wrapper, weights packed into
+    one buffer) counts as used where its module runs. A trace without ordered events raises TraceError.
     """
     if trace.events is None:
         raise TraceError("this Trace has no ordered events; active parameters need them: record the model again")

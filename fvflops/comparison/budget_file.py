@@ -8,7 +8,7 @@ models:
     parameters: {exact: 25557032}
     memory: {max: 180MiB, tolerance: 5%}
     unsupported: 0               # ops without a formula
-    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find what grew
+    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find increases
     operators: {conv: 8.1G}
 """
 
@@ -19,13 +19,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
 
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas.loading import require_table_name
-from fvflops.formulas.yaml_document import Node, make_error, parse_document, read_document
+from fvflops.formulas.yaml_document import Node, Returned, make_error, parse_document, read_document
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.units import parse_share, parse_size
 
@@ -79,8 +79,6 @@ _YAML_CONSTANTS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 _NEW_FILE = (
     "# What each model may cost at most; `fvflops check MODEL --budget FILE` compares, --update rewrites.\nmodels:\n"
 )
-
-Returned = TypeVar("Returned")
 
 
 class Update(NamedTuple):
@@ -220,10 +218,7 @@ def _read_limit(metric: str, node: Node, tolerance: Fraction) -> Limit:
 
 def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
     text = node.text(label)
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise node.error(f"{label}: {error}") from None
+    return node.make(lambda: parse(text), label)
 
 
 def _rewrite(

@@ -196,8 +196,8 @@ def compare(
 ) -> Comparison:
     """Return the counts of a model's forward pass by several conventions, and why each pair differs.
 
-    `tables` are conventions: names, paths or FormulaTables; by default all shipped ones. The other arguments are those
-    of FlopCountAnalysis. A duplicate convention raises ValueError.
+    `tables` are conventions: names, paths or FormulaTables; by default all shipped ones. The other arguments are as for
+    FlopCountAnalysis. A duplicate convention raises ValueError.
 
     >>> from torch import nn
     >>> comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "torch"])
@@ -221,8 +221,8 @@ def compare_by(
 ) -> Comparison:
     """Return the counts of one model by several conventions; `analyse` returns its analysis by one of them.
 
-    A loaded Trace cannot be counted by every convention. TraceError is raised then, or with `may_leave_out` those after
-    the first are left out.
+    A loaded Trace cannot be counted by every convention. TraceError is raised then; with `may_leave_out` such
+    conventions after the first are left out.
     """
     counts: dict[str, Counts] = {}
     totals: dict[str, ConventionTotal] = {}

@@ -21,7 +21,7 @@ from fvflops.trace import Trace
 
 _States = dict[str, dict[str, torch.Tensor]]
 
-# The number of a layer in a module's name, and what precedes it.
+# The number of a layer in a module's name, and its prefix.
 _LAYER = re.compile(r".*?\.\d+(?=\.|$)")
 # Parameters of forward that take a cache.
 _CACHES = ("cache", "cache_params", "past_key_values")
@@ -84,7 +84,7 @@ class Decoder:
     def record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None = None) -> list[Trace]:
         """Return the Traces of a prefill, then of each decoded token; `look` is called with the cache after each.
 
-        A model whose result has no cache is given one of transformers, and what its modules hold is looked at too.
+        A model whose result has no cache is given one of transformers, and its modules' contents are read too.
         """
         traces = self._record(prompt, tokens, look, None)
         return traces or self._record(prompt, tokens, look, self._new_cache())

@@ -90,8 +90,8 @@ class OperatorChange(Changed):
 class ModuleChange(Changed):
     """A module with its costs before and after, without its submodules.
 
-    `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those
-    whose costs differ. `parent_renamed` means that its name differs only by its parent's.
+    `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are the
+    operators whose costs differ. `parent_renamed` means that its name differs only by its parent's.
     """
 
     before_name: str | None

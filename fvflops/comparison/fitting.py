@@ -41,9 +41,9 @@ class Fit:
 
 
 def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
-    """Return the fit of a count for all sizes of the axes, those above a minimum, or the multiples of a step.
+    """Return the fit of a count for all sizes of the axes, sizes above a minimum, or the multiples of a step.
 
-    `count` is called with sizes in the order of the axes, and `counted` has its results so far: those that are not
+    `count` is called with sizes in the order of the axes, and `counted` has its results so far: results that are not
     fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
 
     >>> counted = {}
@@ -58,7 +58,7 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     if without:
         return Fit(tuple(axes), None, without=without)
     domain = tuple(axis for axis in domains if axis is not None)
-    # Searched again inside the common domain: sizes outside, such as those below a stride, may hide a term.
+    # Searched again inside the common domain: sizes outside, such as below a stride, may hide a term.
     found = [_find_degree(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
     degrees = [degree for degree in found if degree is not None]
     if len(degrees) < len(domain):

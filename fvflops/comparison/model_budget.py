@@ -40,7 +40,7 @@ class CheckResult(NamedTuple):
 
 
 class FlopsChange(NamedTuple):
-    """A module or an operator whose FLOPs changed: those recorded in the budget, and those counted now."""
+    """A module or an operator whose FLOPs changed: its FLOPs in the budget, and now."""
 
     name: str
     before: int
@@ -56,9 +56,9 @@ class FlopsChange(NamedTuple):
 class BudgetReport(Displayed):
     """The result of checking a model against its budget.
 
-    `modules` and `operators` are those whose FLOPs changed since the budget recorded them, the largest increase first;
-    a module's FLOPs include its submodules'. `unsupported` maps each unsupported op to its number of calls, and
-    `about` is the Trace's.
+    `modules` and `operators` have changed their FLOPs since the budget recorded them, the largest increase first; a
+    module's FLOPs include its submodules'. `unsupported` maps each unsupported op to its number of calls, and `about`
+    is the Trace's.
     """
 
     name: str
@@ -213,7 +213,7 @@ def budget_report(report: BudgetReport) -> Document:
 
 
 def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None, str]], *, added: bool) -> Document:
-    """Return what an update of a budget file changed: (entry, old text or None, new text)."""
+    """Return the changes of a budget file by an update: (entry, old text or None, new text)."""
     if not changes:
         title = f"{plain_name(file)}: {plain_name(name)} is up to date."
     else:

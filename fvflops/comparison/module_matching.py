@@ -32,7 +32,7 @@ class _TreeFingerprint:
     """Numbers that are equal for equal modules, by module name.
 
     `classes` compares the class, `shapes` also the parameter shapes and the submodules, `content` also the costs.
-    `names` are all modules, parents first, and `with_content` those with parameters or costs, submodules included.
+    `names` are all modules, parents first, `with_content` modules with parameters or costs, submodules included.
     """
 
     names: tuple[str, ...]

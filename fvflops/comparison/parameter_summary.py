@@ -40,10 +40,10 @@ class StoredParameters(NamedTuple):
 class ParameterCount:
     """The elements of one parameter, or of all parameters of a module; a tied parameter counts once.
 
-    `total` are all, `trainable` those that require a gradient, `buffers` the elements of buffers, which `total` lacks.
-    The others need a run, and are None without one: `active` are the elements used for an average token, `looked_up`
-    those among them in embedding tables, which multiply nothing (the whole table is active), and `unused` those of
-    parameters that no op read.
+    `total` are all, `trainable` the ones that require a gradient, `buffers` the elements of buffers, which `total`
+    lacks. The others need a run, and are None without one: `active` are the elements used for an average token,
+    `looked_up` the active ones in embedding tables, which multiply nothing (the whole table is active), and `unused`
+    the elements of parameters that no op read.
 
     Packed weights of a quantised layer count as the elements that the layer multiplies by, its bias as a parameter, and
     its scales, zero points and codebooks as buffers. `by_dtype` has dtype → its elements, bytes and bits: codes of 4
@@ -166,7 +166,7 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> Paramet
     """Return module or parameter name → its count, "" being the model; with a Trace, its active elements too.
 
     Every module has an entry under its canonical name, followed by its direct parameters. A tied parameter counts once,
-    at its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are those of
+    at its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are as for
     `read_routing`.
 
     >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec

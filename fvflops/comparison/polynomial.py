@@ -118,7 +118,7 @@ class Polynomial:
         return sum(products, start=Polynomial.of(remaining, {}))
 
     def sum_over(self, variable: str, first: Polynomial | Number, count: Polynomial | Number) -> Polynomial:
-        """Return the sum over `count` values of a variable, `first` and those after it, as a polynomial.
+        """Return the sum over `count` values of a variable, from `first` on, as a polynomial.
 
         Holds for a count of 0 and more (Faulhaber's formula).
 

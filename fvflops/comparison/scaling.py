@@ -170,7 +170,7 @@ def _with_counts(template: CostExpression, fit: Fit, counted: dict[Sizes, int]) 
 def _express_parts(
     template: CostExpression, fit: Fit, counts: Mapping[Sizes, Mapping[str, int]]
 ) -> dict[str, CostExpression]:
-    """Return the cost of each module or operator; those with equal counts share one expression."""
+    """Return the cost of each module or operator; equal counts share one expression."""
     by_counts: dict[tuple[int, ...], CostExpression] = {}
     parts: dict[str, CostExpression] = {}
     for name in dict.fromkeys(name for part in counts.values() for name in part):

@@ -34,7 +34,7 @@ _MAX_TOKEN_ROWS = 8
 def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Document:
     """Return the polynomials of a cost and of the modules down to a depth, and the counts.
 
-    `title` says what was counted, and in which convention. JSON has every module and operator.
+    `title` names the counted model and the convention. JSON has every module and operator.
     """
     parts: list[Part] = [
         Items(_write_equation(METRICS[cost.metric].title, cost), _explain_symbols(cost)),

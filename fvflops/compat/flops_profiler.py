@@ -166,7 +166,7 @@ class FlopsProfiler:
         _write(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Write the top modules at each depth to standard output; arguments are those of `print_model_profile`."""
+        """Write the top modules at each depth to standard output; arguments are as for `print_model_profile`."""
         require_int("top_modules", top_modules, least=1)
         _write(render_top(self._profile(), module_depth=module_depth, top_modules=top_modules), None)
 
@@ -213,7 +213,7 @@ def get_model_profile(
 
     The model runs on `args` and `kwargs`, or on one tensor of `input_shape` with the dtype and device of its first
     parameter, after `warm_up` runs that are not counted. mode="generate" calls `model.generate` instead. With
-    `as_string` the three are strings. `table` is the convention. The other arguments are those of
+    `as_string` the three are strings. `table` is the convention. The other arguments are as for
     `FlopsProfiler.print_model_profile` and its `start_profile`. The modules' training flags are restored. An output
     file that cannot be written raises OSError before the model runs, invalid arguments ValueError or TypeError.
 

@@ -183,7 +183,7 @@ def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
 def select_calls(
     calls: Sequence[OpCall], phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
 ) -> tuple[tuple[OpCall, ...], Counter[str]]:
-    """Return the op calls of a phase without those in `ignore`, and op → number of ignored calls.
+    """Return the op calls of a phase, without the ops in `ignore`, and op → number of ignored calls.
 
     A name in `ignore` that is neither an op that ran nor a row of the table raises ValueError with the closest match.
     """

@@ -1,4 +1,4 @@
-"""Find what a count lacks: unsupported ops, unknown masks, and work that a convention ignores."""
+"""Find omissions of a count: unsupported ops, unknown masks, and work that a convention ignores."""
 
 from __future__ import annotations
 

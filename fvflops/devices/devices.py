@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fvflops import paths
-from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.formulas.yaml_document import Node, read_entries
 from fvflops.text import nearest, short_repr, suggest, truncate
 from fvflops.trace.notebook_table import write_text_table
 from fvflops.units import format_short
@@ -49,10 +49,8 @@ NAME_DIGITS = 4
 # Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
 
-# What to do about a device that is not listed.
+# Remedy for a device that is not listed.
 _OTHERS = "Others can be given as a Device or as FILE.yaml, which 'fvflops peak --output FILE.yaml' measures"
-
-Returned = TypeVar("Returned")
 
 
 def short_dtype(dtype: object) -> str:
@@ -70,10 +68,10 @@ def short_dtype(dtype: object) -> str:
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
-    `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
-    outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown: as
-    torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
-    a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
+    `matrix` has the peaks of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` the
+    peaks outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown:
+    as torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device
+    is: a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
     `capability` is CUDA's compute capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short
     names in DTYPES; contradictory peaks raise ValueError.
 
@@ -144,7 +142,7 @@ class Device:
         return tuple(dtype for dtype in DTYPES if dtype in (self.sparse if sparse else {**self.matrix, **self.vector}))
 
     def peak(self, dtype: object, *, sparse: bool = False) -> int:
-        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError with those that have one.
+        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError with the known dtypes.
 
         Without `sparse` it is the higher of the matrix and the vector units' for dense operands.
 
@@ -190,7 +188,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     elif near:
         hint = f"did you mean {names[near]!r}?"
     elif file == SHIPPED:
-        hint = "'fvflops list devices' lists those known."
+        hint = "'fvflops list devices' lists all."
     else:
         hint = f"{file} has {', '.join(device.name for device in devices)}."
     raise ValueError(f"no device {truncate(name)!r}: {hint} {_OTHERS}")
@@ -203,26 +201,13 @@ def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
 
 
 def _load(file: str) -> tuple[Device, ...]:
-    document = read_document(file)
-    fields = document.fields("a file of devices", ("description", "devices"))
-    if "description" in fields:
-        fields["description"].text("description")
-    entries = fields["devices"].fields("devices") if "devices" in fields else {}
-    if not entries:
-        raise document.error("there are no devices: add devices, and under it a name with matrix, vector and source")
-    names: dict[tuple[str, ...], str] = {}
-    devices = []
-    for name, node in entries.items():
-        device = _read_device(name, node)
-        _check_names(device, node, names)
-        devices.append(device)
-    return tuple(devices)
+    return tuple(read_entries(file, "devices", partial(_read_device, names={})).values())
 
 
 _load_shipped = lru_cache(maxsize=1)(partial(_load, SHIPPED))
 
 
-def _read_device(name: str, node: Node) -> Device:
+def _read_device(node: Node, name: str, names: dict[tuple[str, ...], str]) -> Device:
     fields = node.fields("a device", _KEYS)
     if "source" not in fields:
         raise node.error(f"{name} has no source: name the document that its peaks are from")
@@ -238,13 +223,15 @@ def _read_device(name: str, node: Node) -> Device:
     if "aliases" in fields:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
-    return _with_position(node, partial(Device, name, **values))
+    device = node.make(partial(Device, name, **values))
+    _check_names(device, node, names)
+    return device
 
 
 def _read_peaks(node: Node, what: str) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for key, value in node.fields(what).items():
-        dtype = _with_position(value, partial(short_dtype, key))
+        dtype = value.make(partial(short_dtype, key))
         if dtype in peaks:
             raise value.error(f"{what}: {dtype} is given twice, once as {key}")
         peaks[dtype] = _read_number(value, f"{what} at {key}")
@@ -275,14 +262,6 @@ def _check_names(device: Device, node: Node, names: dict[tuple[str, ...], str]) 
         if key in names:
             raise node.error(f"{name!r} is given twice: it is a name of {names[key]} too")
         names[key] = device.name
-
-
-def _with_position(node: Node, make: Callable[[], Returned]) -> Returned:
-    """Return the result of a function; a ValueError gets the file and line of a node."""
-    try:
-        return make()
-    except ValueError as error:
-        raise node.error(str(error)) from None
 
 
 def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:

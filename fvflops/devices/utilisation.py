@@ -95,10 +95,10 @@ def mfu(
     """Return the model FLOPs utilisation, 0 to 1: the least time for the model's FLOPs at peak, divided by `seconds`.
 
     `counts` is the work of all `devices` together in `seconds`: a number of FLOPs (a multiply-add is 2) in one `dtype`;
-    a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them, whose FLOPs are
-    2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. Only the forward and
-    backward passes count, as the mathematics needs them: what activation checkpointing or a fused attention's backward
-    recomputes, and the optimizer's step, are excluded. Exclude them from a number too.
+    a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them, whose FLOPs are 2 *
+    macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. Only the forward and
+    backward passes count, as the mathematics needs them: recomputation by activation checkpointing or a fused
+    attention's backward, and the optimizer's step, are excluded. Exclude them from a number too.
 
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM; with
@@ -232,7 +232,7 @@ def _read_entries(
     counts: Counts, dtype: object, device: Device, float32_matmul: str | None, model_only: bool
 ) -> dict[str, Fraction]:
     if counts.metric != "flops":
-        raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
+        raise ValueError(f"these are counts of {counts.metric}: pass counts of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
         if (model_only and entry.phase not in MODEL_PHASES) or not (entry.macs or entry.other_flops):
@@ -370,7 +370,7 @@ def model_flops(
     """Return the FLOPs of a model's forward and backward passes, 2 for a multiply-add.
 
     Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
-    `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
+    `attention` is "dense", in which all pairs of query and key count, or "causal", in which only pairs within a causal
     mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
     `matmul_only` leaves out all FLOPs that are no multiply-adds, such as in norms. `table` is the convention.
 

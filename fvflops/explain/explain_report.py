@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.findings.compared_modules import compare_modules
 from fvflops.explain.findings.find_losses import find_losses
+from fvflops.explain.findings.finding import describe_work
 from fvflops.explain.findings.losses_report import encode_losses, losses_parts
-from fvflops.explain.findings.planned_step import PlannedStep, compare_step
+from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_step
 from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import (
@@ -36,12 +38,13 @@ _ROWS = 20  # of tables besides the main one
 
 
 def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) -> Document:
-    """Return the report of explained traces, with a plan also what it expects."""
+    """Return the report of explained traces, compared with a plan if there is one."""
     steps = max(len(trace.steps()), 1)
-    about = trace.about()
-    parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     found, compared = find_losses(trace, planned), [] if planned is None else compare_step(trace, planned)
-    parts += losses_parts(found, compared, trace.total_ns() / 1e9 / steps)
+    about = [*trace.about(), *_list_missing_phases(compared)]
+    parts: list[Part] = [Items("", about[1:])] if about[1:] else []
+    modules = None if planned is None else compare_modules(trace, planned)
+    parts += losses_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
     parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
@@ -51,18 +54,21 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
         f"{name}{device}: {about[0]}",
         parts,
         main="time",
-        data={**encode_losses(found, compared), **_encode(trace)},
+        data={**encode_losses(found, compared, modules), **_encode(trace)},
         about={"device": None if trace.device is None else trace.device.name, "steps": steps, "about": about},
     )
+
+
+def _list_missing_phases(compared: Sequence[ComparedRow]) -> Iterator[str]:
+    measured = {row.phase for row in compared if row.measured}
+    missing = dict.fromkeys(row.phase for row in compared if row.phase and row.phase not in measured)
+    if missing:
+        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is of a whole training step"
 
 
 def _hidden(column: Column, order: int) -> Column:
     """Return a column that narrow terminals lack, the largest order first."""
     return replace(column, hide_order=order)
-
-
-def _format_lost(seconds: float) -> str:
-    return f"-{format_seconds(-seconds)}" if seconds < 0 else format_seconds(seconds)
 
 
 def _seconds(key: str, heading: str) -> Column:
@@ -82,7 +88,7 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
         _hidden(number_column("bytes", form=format_bytes), 5),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        difference_column("lost_seconds", "lost", form=_format_lost),
+        difference_column("lost_seconds", "lost", form=format_seconds),
     )
     if not any(timeline.on_gpu for timeline in trace.timelines):
         columns = tuple(data_only(columns, ["kernels"]))
@@ -142,7 +148,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
         number_column("calls"),
         number_column("flops_per_second", "FLOP/s"),
         _seconds("expected_seconds", "expected"),
-        difference_column("lost_seconds", "lost", form=_format_lost),
+        difference_column("lost_seconds", "lost", form=format_seconds),
     )
     rows: list[list[Value]] = []
     for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
@@ -150,24 +156,6 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
             seconds, _, calls, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
             rows.append([describe_work(row), seconds, row.kind, row.phase, calls, rate, expected, lost])
     return Table("work", columns, rows, "Longest work, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
-
-
-def describe_work(row: WorkRow) -> str:
-    """Return a row's op with the shapes and the dtype of its tensors, or its kernel.
-
-    >>> inputs = [[4, 8], [8, 2], []], ["c10::Half", "c10::Half", "Scalar"], None
-    >>> describe_work(WorkRow("matmul", "compute", "aten::mm", "gemm", "forward", "", inputs))
-    'mm 4x8 8x2 half'
-    """
-    if not row.op:
-        return shorten_kernel(row.kernel)
-    words = [row.op.removeprefix("aten::")]
-    if row.inputs:
-        dims, types = row.inputs[0] or (), row.inputs[1] or ()
-        shapes = [dim for dim in dims if dim and all(isinstance(size, int) for size in dim)]
-        words += ["x".join(map(str, shape)) for shape in shapes[:3]]
-        words += [str(type).removeprefix("c10::").lower() for type in types[:1] if type not in ("", "Scalar")]
-    return " ".join(words)
 
 
 def _tabulate_collectives(trace: ExplainedTrace, steps: int) -> Table:

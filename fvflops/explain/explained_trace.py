@@ -64,7 +64,7 @@ class ExplainedTrace(Displayed):
         return sum(step.total_ns for _, step in self.steps())
 
     def about(self) -> list[str]:
-        """Return a summary in lines: the steps, what they spent their time on, and what is not known."""
+        """Return a summary in lines: the steps, how their time divides, and unknown parts."""
         return list(_describe(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -84,7 +84,7 @@ def explain_trace(
 
     Each moment of a step belongs to one row: to the kernel that ran, by class of work, or to a cause of idle time, so
     that rows add up to the step to the nanosecond. FLOPs and bytes are of ops with recorded shapes
-    (record_shapes=True), by the convention exact. Expected times are those of the kernel models of `plan` for `device`,
+    (record_shapes=True), by the convention exact. Expected times are from the kernel models of `plan` for `device`,
     a name or a Device, by default the GPU that the trace names. A trace without kernels is explained by the times of
     its ops. A file that is no trace, or is cut off, raises TraceError.
 
@@ -137,7 +137,7 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     shares = ", ".join(f"{name} {format_percent(ns, total)}" for name, ns in parts if ns and total)
     yield f"{format_quantity(len(steps), 'step')}{ranks}, {each} each: {shares or 'no time'}"
     if not on_gpu:
-        yield "no kernels: times are those of the ops on the host, without the ops inside them"
+        yield "no kernels: times of ops on the host, without nested ops"
     for row in trace.idle()[:1]:
         if row.ns * 20 > total:
             yield f"most idle time: {CAUSES[row.cause]}, {format_percent(row.ns, total)} of the time"
@@ -151,7 +151,7 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     unlinked = sum(row.kernel_ns for row in work if not row.op and not row.is_graph)
     if graphs:
         yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
-    if unlinked * 100 > kernel_ns:
+    if on_gpu and unlinked * 100 > kernel_ns:
         yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
     for timeline in trace.timelines:
         columns = timeline.columns

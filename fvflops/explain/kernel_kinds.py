@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-# Class → what its rows are called.
+# Class → heading of its rows.
 KINDS = {
     "matmul": "matmul",
     "attention": "attention",
@@ -44,8 +44,8 @@ _OPS = {
     r"|var_mean|cumsum|cumprod|topk|sort|logsumexp|nll_loss\w*|mse_loss|cross_entropy\w*|multinomial|unique\w*)$",
 }
 _KERNELS = {
-    "communication": r"nccl|rccl|cross_device_reduce|multimem_\w*reduce|multimem_\w*gather|(one|two)_shot_all|nvshmem"
-    r"|deep_ep|allreduce|all_reduce_kernel|userbuffers",
+    "communication": r"nccl|rccl|^gloo:|cross_device_reduce|multimem_\w*reduce|multimem_\w*gather|(one|two)_shot_all"
+    r"|nvshmem|deep_ep|allreduce|all_reduce_kernel|userbuffers",
     "copy": r"^memcpy|^memset|^dma",
     "experts": r"moe|grouped_?gemm|matmul_ogs|_routing|bitmatrix|_topk_forward|matmul_scatter|group_gemm",
     "attention": r"flash|fmha|attention|attn|mha_|softmax.*mma",

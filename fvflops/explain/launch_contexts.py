@@ -1,4 +1,4 @@
-"""What launched a kernel: its op, phase and module, and the class of its work."""
+"""The op, phase and module that launched a kernel, and the class of its work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_r
 from fvflops.explain.kernel_kinds import COMPOSITE, kind_of_kernel, kind_of_op
 from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, PYTHON, RANGE, RUNTIME, TraceColumns
 
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 # Classes of work that an optimizer's ops may have too.
 _GENERIC = ("elementwise", "reduction", "copy", "other", "")
@@ -19,7 +19,7 @@ _MEMCPY, _MEMSET = ACTIVITY_KINDS.index("memcpy"), ACTIVITY_KINDS.index("memset"
 class Context(NamedTuple):
     """Where a kernel was launched; `op` is the host span whose work it does, -1 for none.
 
-    `composite` is the class of the outermost op of COMPOSITE around, `own` that of the innermost op, "" if unknown.
+    `composite` and `own` are classes: of the outermost op of COMPOSITE around, and of the innermost op, "" if unknown.
     `is_graph` is whether a captured graph was launched.
     """
 
@@ -81,7 +81,7 @@ class LaunchContexts:
         return Context(self._work_op(ops, own), phase, module, composite, own, is_graph=False)
 
     def _work_op(self, ops: list[tuple[int, str]], own: str) -> int:
-        """Return the innermost op whose work is known, among those around of the same class, else the innermost."""
+        """Return the innermost op of known work among the enclosing ops of its class, else the innermost."""
         for index, name in ops:
             if kind_of_op(name) != own:
                 break
@@ -101,7 +101,7 @@ class LaunchContexts:
 def _module_of(kind: int, name: str) -> str:
     """Return the name of the module whose call a span is, "" for another span."""
     if kind == PYTHON:
-        return name.removeprefix(_MODULE) if name.startswith(_MODULE) else ""
+        return name.removeprefix(MODULE) if name.startswith(MODULE) else ""
     return "" if kind == RUNTIME else module_of_range(name) or ""
 
 

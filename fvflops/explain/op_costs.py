@@ -11,13 +11,12 @@ from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
 from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.plan.step_time.op_estimate import estimate_signature
-from fvflops.trace import Signature
 
 _KEYS = ("Input Dims", "Input type", "Concrete Inputs")
 
 
 class OpCost(NamedTuple):
-    """What one call costs: its work, bytes and expected seconds, None where unknown."""
+    """Work, bytes and expected seconds of one call, None where unknown."""
 
     work: Work | None
     nbytes: int | None
@@ -25,11 +24,6 @@ class OpCost(NamedTuple):
 
 
 UNKNOWN_COST = OpCost(None, None, None)
-
-
-class _SignedCosts(ShapeCosts):
-    def signature(self, index: int) -> Signature | None:
-        return self._sign(*self._events[index])
 
 
 class OpCosts:
@@ -60,7 +54,7 @@ class OpCosts:
         if not self._has_formula(op):
             return UNKNOWN_COST
         args = {name: value for name, value in zip(_KEYS, inputs, strict=True) if value is not None}
-        costs = _SignedCosts([(op, args)], self._table, self._cost_model)
+        costs = ShapeCosts([(op, args)], self._table, self._cost_model)
         signature = costs.signature(0)
         if signature is None:
             return UNKNOWN_COST

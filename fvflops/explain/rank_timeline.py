@@ -1,4 +1,4 @@
-"""The timeline of one rank: its steps, and in each what the GPU did and why it was idle."""
+"""The timeline of one rank: its steps, each with the GPU's work and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What rows are summed by; names and arguments are numbers of the columns."""
+    """Key by which rows are summed; names and arguments are numbers of the columns."""
 
     window: int
     kind: str
@@ -73,7 +73,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankTimeline:
-    """What one rank's GPU did in each step; of a trace without kernels, what the host's ops did.
+    """Activity of one rank's GPU in each step; in a trace without kernels, of the host's ops.
 
     `device_name` is the GPU's as recorded, "" if unknown. `columns` are the events themselves and `activities` the
     kernels, each with its op and launch.
@@ -145,19 +145,24 @@ def name_device(header: Mapping[str, Any]) -> str:
 
 
 def _list_host_work(columns: TraceColumns) -> Activities:
-    """Return the self times of ops, for a trace without kernels: each an activity on its thread."""
-    host, found = columns.host, Activities()
+    """Return the self times of ops, for a trace without kernels: each an activity on its thread.
+
+    Collectives of gloo, which have threads of their own, are activities too; ops in other work than the step's are not.
+    """
+    host, found, causes = columns.host, Activities(), IdleCauses(columns)
+    collectives = {number for number, name in enumerate(columns.names.values) if str(name).startswith("gloo:")}
     pieces = []
     for thread in range(len(columns.threads)):
         first, stop = host.thread_range(thread)
-        if first < stop and OP in host.kind[first:stop]:
+        if first < stop and (OP in host.kind[first:stop] or not collectives.isdisjoint(host.name[first:stop])):
             end = max(host.end[first:stop])
             pieces += [(*piece, thread) for piece in host.pieces(thread, host.start[first], end)]
     for start, end, span, thread in sorted(pieces):
         op = host.op[span] if span >= 0 else -1
-        if op < 0:
+        shown = op if op >= 0 or span < 0 or host.name[span] not in collectives else span
+        if shown < 0 or causes.is_other_work(span):
             continue
-        for column, value in ((found.start, start), (found.end, end), (found.name, host.name[op]), (found.op, op)):
+        for column, value in ((found.start, start), (found.end, end), (found.name, host.name[shown]), (found.op, op)):
             column.append(value)
         found.stream.append(thread)
     count = len(found)
@@ -234,8 +239,6 @@ def _divide(columns: TraceColumns, activities: Activities, kinds: Sequence[str])
         COMMUNICATION if kind == "communication" else MEMCPY if activity == memcpy else COMPUTE
         for kind, activity in zip(kinds, activities.kind, strict=True)
     ]
-    if not len(columns.gpu):
-        groups = [COMPUTE] * len(groups)
     members = [[index for index, own in enumerate(groups) if own == group] for group in range(len(_GROUPS))]
     unions = [merge((activities.start[index], activities.end[index]) for index in group) for group in members]
     pieces: list[Piece] = []
@@ -287,7 +290,7 @@ def _sum_work(
 
 
 def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCosts) -> set[int]:
-    """Return the ops whose work is that of ops inside them: of the same class, or with multiply-adds."""
+    """Return the ops whose work nested ops do: ops of the same class, or with multiply-adds."""
     host, names = columns.host, columns.names
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:

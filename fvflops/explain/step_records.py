@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 
 from fvflops.text import shown_by_fields
 
-# Cause of idle time → what it is called.
+# Cause of idle time → its name.
 CAUSES = {
     "launch": "host dispatches ops",
     "host": "host outside of ops",
     "data": "data loading",
+    "compilation": "compilation",
+    "garbage": "garbage collection",
+    "saving": "saving of checkpoints",
     "synchronisation": "after a synchronisation",
     "runtime": "allocation and loading of kernels",
     "start": "from launch to start",
@@ -64,7 +67,7 @@ class WorkRow:
 
     @property
     def lost_ns(self) -> float | None:
-        """Time of the kernels over the expected one, of those whose time is modelled; negative if they are faster."""
+        """Time of the modelled kernels over the expected time; negative if they are faster."""
         return None if self.expected_ns is None else self.modelled_ns - self.expected_ns
 
     @property
@@ -96,7 +99,7 @@ class IdleRow:
 class StepTimeline:
     """One step of a rank: a window of its GPU's time, in nanoseconds from the trace's first event.
 
-    A window begins with the step's first kernel and ends with that of the next step, or the last kernel of all, so that
+    A window is from the step's first kernel to the next step's, or to the end of the trace's last kernel, so that
     windows add up to the trace. Times are as in TraceLens and HTA: `compute_ns` is the union of kernels that are no
     communication (memset included), `exposed_communication_ns` the communication that no compute hides,
     `exposed_memcpy_ns` the copies that neither hides; `busy_ns` is the sum of these three, `idle_ns` the rest.
@@ -139,7 +142,7 @@ _NAMES = frozenset(
 
 
 def sum_rows(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[Row]:
-    """Return a row for each key, the longest first: numbers are summed, and what differs is left empty.
+    """Return a row for each key, the longest first: numbers are summed, differing values are left empty.
 
     >>> rows = [WorkRow("matmul", "compute", "aten::mm", name, "", "", ns=5, kernel_ns=5) for name in ("a", "b")]
     >>> [(row.op, row.kernel, row.ns) for row in sum_rows(rows, lambda row: row.kind)]

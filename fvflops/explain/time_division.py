@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 Interval = tuple[int, int]
-# What an activity is to the timeline: an instant with several belongs to the first.
+# Classes of activities: an instant with several belongs to the first.
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
@@ -36,7 +36,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(pieces: Iterable[Piece], covered: Sequence[Interval]) -> Iterator[Piece]:
-    """Yield what disjoint sorted intervals leave of disjoint sorted pieces.
+    """Yield disjoint sorted pieces without the disjoint sorted intervals.
 
     >>> list(subtract([Piece(0, 10, 7)], [(2, 3), (5, 20)]))
     [Piece(start=0, end=2, activity=7), Piece(start=3, end=5, activity=7)]
@@ -56,7 +56,7 @@ def subtract(pieces: Iterable[Piece], covered: Sequence[Interval]) -> Iterator[P
 
 
 def disjoint(starts: Sequence[int], ends: Sequence[int], indexes: Iterable[int]) -> Iterator[Piece]:
-    """Yield the pieces of activities, sorted by start; what overlaps belongs to the one that started first."""
+    """Yield the pieces of activities, sorted by start; an overlap belongs to the one that started first."""
     cursor = -(2**63)
     for index in indexes:
         start, end = max(starts[index], cursor), ends[index]

@@ -14,7 +14,7 @@ import torch
 from fvflops.explain.trace_stream import TraceStream
 from fvflops.trace import TraceError
 
-# Category of the file → what a span of the host is; older releases of torch have capital letters.
+# Category of the file → kind of a span of the host; older releases of torch have capital letters.
 _HOST = {
     "cpu_op": "op",
     "operator": "op",
@@ -80,8 +80,8 @@ def _small() -> array[int]:
 class HostSpans:
     """Spans of the host by thread and start, parents first; times are nanoseconds from the trace's first event.
 
-    `kind` is the index of HOST_KINDS, `parent` the index of the span around, -1 for none, and `op` that of the
-    innermost op, the span itself included. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
+    `kind` is an index of HOST_KINDS. `parent` is the span around and `op` the innermost op, the span itself included,
+    as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
     """
 
     start: array[int] = field(default_factory=_integers)
@@ -100,7 +100,7 @@ class HostSpans:
         return len(self.start)
 
     def ancestors(self, index: int) -> Iterator[int]:
-        """Yield a span and those around it, innermost first."""
+        """Yield a span and the spans around it, innermost first."""
         while index >= 0:
             yield index
             index = self.parent[index]
@@ -159,8 +159,8 @@ class TraceColumns:
     """A chrome trace in columns, with its names, threads, streams and recorded arguments by number.
 
     `inputs` are an op's arguments as recorded, `header` the values of the file besides the events, `origin_ns` the
-    first event's time. `unreadable` are events without a valid time, `negative` those with a negative duration, which
-    are taken as 0.
+    first event's time. `unreadable` are events without a valid time, `negative` events with a negative duration, taken
+    as 0.
     """
 
     path: str

@@ -25,7 +25,7 @@ _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """Raise TableError where a row of an op or a function refers to unknown names, or cannot be evaluated.
 
-    `constants` are those of its table.
+    `constants` are its table's.
     """
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
@@ -126,7 +126,7 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
         )
     if not overloads:
         return pattern.names
-    # An out= overload has `out` among its tensor arguments, after those that a pattern describes.
+    # An out= overload has `out` among its tensor arguments, after the pattern's.
     operand_counts = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
     if pattern.arguments is None and operand_counts and len(pattern.items) > max(operand_counts):
         raise node.error(f"{row.name}: {pattern.text!r} names more tensors than {overloads[0].schema} has")

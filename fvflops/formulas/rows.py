@@ -16,7 +16,7 @@ from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("zero_flop", "ignored", "decompose")
-# Words of older tables, for keys of a table and for short forms, and those that replaced them.
+# Words of older tables, for keys of a table and for short forms, and their replacements.
 OLD_WORDS = {"free": "zero_flop", "omitted": "ignored", "omit_inherited": "ignore_inherited"}
 MODULE_KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example", "covers")
 KEYS = (*MODULE_KEYS[:-1], "values")
@@ -106,7 +106,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
         raise node.error(f"{name} has no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
-        raise fields["use"].error(f"{name}: use defines the macs, so omit macs (flops are added to those of use)")
+        raise fields["use"].error(f"{name}: use defines the macs, so omit macs (flops are added to its flops)")
     return Row(
         name,
         "counted",

@@ -18,7 +18,7 @@ _OTHER_NAMESPACES = ("c10d", "higher_order", "prim", "torchaudio", "torchvision"
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One overload of an op: its full name, its argument names, those that are tensors, its schema, and whether torch
+    """One overload of an op: its full name, its argument names, its tensor arguments, its schema, and whether torch
     can decompose it."""
 
     name: str

@@ -109,7 +109,7 @@ class FormulaTable:
     def row(self, op: str) -> Row | None:
         """Return the row of an overload, else of the op; for an in-place form, else of the out-of-place op.
 
-        An overload `reduce_out` uses the row of the overload `reduce` before that of the op.
+        An overload `reduce_out` uses the row of the overload `reduce` before the op's.
         """
         for name in _names_of(op):
             if name in self.rows:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from fvflops import paths
 from fvflops.text import suggest, truncate
+
+Returned = TypeVar("Returned")
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 8
@@ -65,7 +68,17 @@ class Node:
             raise self.error(f"{what} is {self.form}, not a list such as {example}")
         return self.value
 
-    def fields(self, what: str, known: Sequence[str] | None = None) -> dict[str, Node]:
+    def number(self, what: str) -> float:
+        text = self.text(what)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6")
+        return number
+
+    def fields(self, what: str, known: Sequence[str] | None = None, required: Sequence[str] = ()) -> dict[str, Node]:
         """Return a mapping; with `known`, any other key raises TableError with the closest match."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} is {self.form}, not a mapping of keys to values")
@@ -73,7 +86,18 @@ class Node:
             if known is not None and key not in known:
                 hint = suggest(key, known) or f": {what} has {', '.join(known)}"
                 raise value.error(f"unknown key {truncate(key)!r}{hint}")
+        for key in required:
+            if key not in self.value:
+                remedy = ": say where its figures are from" if key == "source" else ""
+                raise self.error(f"{what} has no {key}{remedy}")
         return self.value
+
+    def make(self, make: Callable[[], Returned], what: str = "") -> Returned:
+        """Return the result of a function; a ValueError becomes a TableError with the line."""
+        try:
+            return make()
+        except ValueError as error:
+            raise self.error(f"{what}: {error}" if what else str(error)) from None
 
     @property
     def form(self) -> str:
@@ -84,6 +108,18 @@ class Node:
 
     def error(self, text: str) -> TableError:
         return make_error(self.file, self.line, text)
+
+
+def read_entries(file: str, key: str, read: Callable[[Node, str], Returned]) -> dict[str, Returned]:
+    """Return name → what `read` makes of its node and name, of a file with a description and entries under `key`."""
+    document = read_document(file)
+    fields = document.fields(f"a file of {key}", ("description", key))
+    if "description" in fields:
+        fields["description"].text("description")
+    entries = fields[key].fields(key) if key in fields else {}
+    if not entries:
+        raise document.error(f"there are no {key}: add {key}, and under it a name")
+    return {name: read(node, name) for name, node in entries.items()}
 
 
 def read_document(path: str, file: str = "") -> Node:
@@ -107,7 +143,7 @@ def read_document(path: str, file: str = "") -> Node:
 
 
 def parse_document(text: str, file: str) -> Node:
-    """Parse YAML text; the errors are those of `read_document`.
+    """Parse YAML text; errors are as for `read_document`.
 
     >>> parse_document("multiply_add: 2", "mine.yaml").fields("a table")["multiply_add"].line
     1

@@ -30,7 +30,7 @@ class FlopsRecording(record):
 
     `model` is the model as `prepare` returned it, which is unwrapped, or None. A batch whose gradients are only
     accumulated does not end a step. With `path`, a folder, the Trace is written there as `rank0.json`, with the
-    process's rank, at the end of each cycle of the schedule and of the with block. Other options are those of `record`.
+    process's rank, at the end of each cycle of the schedule and of the with block. Other options are as for `record`.
     Ops of Accelerate itself, the division of the loss and the clipping of gradients, are in no module.
     """
 

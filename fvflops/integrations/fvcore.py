@@ -1,7 +1,7 @@
 """The names of `fvcore.nn.jit_handles`, for handles in fvcore's form, without fvcore.
 
 A handle takes the inputs and the outputs of an op, and returns its FLOPs, or a Counter of them by operator. Values may
-be torch's, or those that fvflops passes to a handle. The rules are fvcore's: a multiply-add is one FLOP.
+be torch's, or values that fvflops passes to a handle. The rules are fvcore's: a multiply-add is one FLOP.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class FlopsCallback(_LightningLoop, RecordedLoop, _Callback):
         Trainer(callbacks=[callback]).fit(module, data)
         print(callback.recording.per_step())
 
-    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it
-    and after, with module names as in the LightningModule. A step ends with an optimizer step, contains all its
+    The options are as for `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it and
+    after, with module names as in the LightningModule. A step ends with an optimizer step, contains all its
     micro-batches, and includes the ops of Lightning itself, in no module: the division of the loss, the clipping of
     gradients, and the reductions of `self.log`.
 
@@ -92,12 +92,11 @@ class MeterCallback(_LightningLoop, MeteredLoop, _Callback):
 
         Trainer(callbacks=[MeterCallback(device="H100")]).fit(module, data)
 
-    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first is
-    recorded, since a LightningModule's `training_step` may call anything. If calls of the LightningModule or of its
-    children have all its multiply-adds, other steps are counted by such calls, at no cost; else the first of each
-    distinct batch, by its shapes, is recorded. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
-    `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, each of one
-    device.
+    The options are as for `fvflops.StepMeter`, and `meter` is the training's. A step is a batch. The first is recorded,
+    since a LightningModule's `training_step` may call anything. If calls of the LightningModule or of its children have
+    all its multiply-adds, other steps are counted by such calls, at no cost; else the first of each distinct batch, by
+    its shapes, is recorded. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`, `samples_per_second`,
+    `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, each of one device.
     """
 
 

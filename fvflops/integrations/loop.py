@@ -37,6 +37,7 @@ LOGGED_FIGURES = (
     "hardware_flops",
     "macs",
     "memory_peak",
+    "unexplained",
 )
 Folder = str | os.PathLike[str]
 
@@ -44,7 +45,7 @@ _LOGGER = logging.getLogger("fvflops")
 
 
 class Loop:
-    """What the callbacks of a library call, whether the loop is recorded or metered."""
+    """Interface for the callbacks of a library, whether the loop is recorded or metered."""
 
     _begin: Callable[..., None]
     _begin_step: Callable[..., None]
@@ -142,8 +143,7 @@ class RecordedLoop(Loop):
 class MeteredLoop(Loop):
     """Base class of the callbacks: the options of `fvflops.StepMeter`, and `meter`.
 
-    The figures in `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log; an unknown one is
-    omitted.
+    The known ones of `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -173,7 +173,7 @@ class MeteredLoop(Loop):
         self.meter.end()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Remove the meter's hooks; without an exception, count what is not counted yet."""
+        """Remove the meter's hooks; without an exception, count the pending steps."""
         if self._meter is not None:
             self._meter.__exit__(type(error) if error is not None else None, error, None)
 

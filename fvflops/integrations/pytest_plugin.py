@@ -85,7 +85,7 @@ class FlopsBudget:
     def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **overrides: Any) -> BudgetReport:
         """Count a model, or use an analysis, and fail the test if it exceeds the budget; return the report.
 
-        `overrides` are limits and options that replace those of the marker; invalid ones raise ValueError.
+        `overrides` are limits and options that replace the marker's; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
         from fvflops.analysis.model_counts import FlopCountAnalysis

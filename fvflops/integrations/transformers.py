@@ -92,8 +92,8 @@ class FlopsCallback(_TrainerLoop, RecordedLoop, _TrainerCallback):
         Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
         print(callback.recording.per_step())
 
-    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it
-    and after. A step is an optimizer step with all its micro-batches, and includes the ops of the Trainer itself, in no
+    The options are as for `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it and
+    after. A step is an optimizer step with all its micro-batches, and includes the ops of the Trainer itself, in no
     module: the division of the loss, and the norm of the gradients with their clipping.
 
     `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means over the steps
@@ -110,8 +110,8 @@ class MeterCallback(_TrainerLoop, MeteredLoop, _TrainerCallback):
 
         Trainer(model, args, train_dataset=data, callbacks=[MeterCallback(device="H100")]).train()
 
-    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is an optimizer step with
-    all its micro-batches. Logged beside the loss are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
+    The options are as for `fvflops.StepMeter`, and `meter` is the training's. A step is an optimizer step with all its
+    micro-batches. Logged beside the loss are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
     `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, means over the
     steps since the last log, each of one device. The Trainer's own `total_flos` is an estimate, 6 * parameters *
     tokens, without attention.

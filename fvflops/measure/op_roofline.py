@@ -1,4 +1,4 @@
-"""Roofline of a run on a device: the least time of each op call, what bounds it, and the report."""
+"""Roofline of a run on a device: the least time of each op call, its bound, and the report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Load(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """What bounds most of the time: "compute" or "memory", "" if there is none."""
+        """The bound of most of the time: "compute" or "memory", "" if there is none."""
         if not self.seconds:
             return ""
         return "compute" if 2 * self.compute_bound > self.seconds else "memory"
@@ -85,7 +85,7 @@ class Bounded(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Roofline(Displayed):
-    """What bounds each op call of a trace on a device, and the least time that it takes.
+    """The bound of each op call of a trace on a device, and the least time that it takes.
 
     `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention, which counts
     `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
@@ -154,7 +154,7 @@ def roofline(
     dtype: object = None,
     float32_matmul: str | None = None,
 ) -> Roofline:
-    """Return what bounds each op call of a run on a device, and the least time that the device needs for it.
+    """Return the bound of each op call of a run on a device, and the least time that the device needs for it.
 
     The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; for a module, an operator or the model it
     is the sum over the calls, which run one after the other. A run is faster only where caches and fusion save memory
@@ -242,7 +242,7 @@ def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
 
 
 class _CallTimer:
-    """Computes least times on a device; `peaks` are those used, `without_peak` is dtype → FLOPs for the others."""
+    """Computes least times on a device; `peaks` are the used ones, `without_peak` is dtype → FLOPs for the others."""
 
     def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
         self._device = device
@@ -285,7 +285,7 @@ def _short(dtype: str) -> str:
 
 VIEWS = ("module", "operator", "op")
 DEPTH = 3  # levels of modules below the root
-SHOWN = 20  # ops, those with the longest time
+SHOWN = 20  # ops, by time
 
 
 _percent = partial(format_percent, whole=1)
@@ -316,7 +316,7 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
     """Return the least time of each module, operator or op on a device, with the device's peaks.
 
     `by` is "module" (down to `depth` levels, 3 if None), "operator", or "op" for the calls of one signature in one
-    module and phase, those with the longest time first. `subject` names the model. An unknown view raises ValueError.
+    module and phase, the longest time first. `subject` names the model. An unknown view raises ValueError.
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()

@@ -50,16 +50,16 @@ class ProfileAnalysis(FlopCountAnalysis):
     are the mean over the middle third of the measured runs, ranked by their time. With a `schedule` it runs `steps`
     times instead, and its active steps are measured. With `loss`, a function of the result that returns a scalar, a run
     includes the backward pass; with `autocast`, a dtype, forward pass and loss run in torch.autocast. The model, its
-    gradients and the inputs are left unchanged. `measure` is {"time"}, {"memory"} or both; `table` and `warn` are those
-    of FlopCountAnalysis. `on_run` is called after each run with the number of completed runs and of all runs.
+    gradients and the inputs are left unchanged. `measure` is {"time"}, {"memory"} or both; `table` and `warn` are as
+    for FlopCountAnalysis. `on_run` is called after each run with the number of completed runs and of all runs.
 
     Forward times of modules are from as many further runs without per-op instrumentation, and ops that took longer than
-    their module's own time in those are scaled to it, in tables and pages alike. The times in `trace()`, which lists of
-    op calls and exports show, are from the instrumented runs, with the profiling overhead subtracted.
+    their module's own time there are scaled to it, in tables and pages alike. The times in `trace()`, which lists of op
+    calls and exports show, are from the instrumented runs, with the profiling overhead subtracted.
 
     On CUDA times are device times. The device is kept busy for half a millisecond before each op and module call, so
-    that launch latency is not measured: such a run is slower, and its times are shorter than those of a model too small
-    to keep the device busy. Memory is read from the CUDA allocator; on a CPU it is the bytes of storages, and
+    that launch latency is not measured: such a run is slower, and its times are shorter than for a model too small to
+    keep the device busy. Memory is read from the CUDA allocator; on a CPU it is the bytes of storages, and
     `profile_kernels(profile_memory=True)` measures the allocator. A compiled model is run eagerly; for the times of
     compiled code use `profile_kernels`.
 
@@ -159,14 +159,14 @@ class ProfileAnalysis(FlopCountAnalysis):
         top: int | None = None,
         device: str | Device | None = None,
     ) -> Document:
-        """Return what `table` shows as a document, which every format of a report can write."""
+        """Return the report of `table` as a document, which every format of a report can write."""
         measured = self.measured(device=device)
         return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def call_report(
         self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
     ) -> Document:
-        """Return what `op_table` shows as a document, which every format of a report can write."""
+        """Return the report of `op_table` as a document, which every format of a report can write."""
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         convention = "" if self._table is None else self._table.name
         notes = op_call_notes(calls, ignored=ignored, convention=convention)

@@ -18,7 +18,7 @@ from fvflops.views.summary_rows import check_view, depth_of
 VIEWS = ("module", "operator")
 DEPTH = 2  # levels of modules below the root
 
-# Sort key → what its column needs: a measured column, a device's peaks, or "" for nothing.
+# Sort key → the requirement of its column: a measured column, a device's peaks, or "" for nothing.
 SORTS: Mapping[str, str] = {
     "time": "time",
     "self": "time",
@@ -54,7 +54,7 @@ def profile_report(
     sort: str | None = None,
     top: int | None = None,
 ) -> Document:
-    """Return the report of a measured run, with times in ns; the arguments are those of `ProfileAnalysis.table`."""
+    """Return the report of a measured run, with times in ns; the arguments are as for `ProfileAnalysis.table`."""
     check_view(by, VIEWS, "the profile")
     check_top(top)
     total = measured.total(phase)
@@ -260,7 +260,7 @@ def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
 def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
     text = "self is a module's time without its submodules."
     if "backward" in phases:
-        text += " In backward, where no module is called, times are those of the module's ops."
+        text += " In backward, where no module is called, times are of the module's ops."
     if "optimizer" in phases:
         text += " The optimizer step is included in model only."
     if measured.outside_ns and "forward" in phases:

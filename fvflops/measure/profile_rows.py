@@ -223,7 +223,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
 
 
 def _add_bytes(trace: Trace, rows: _Rows) -> Counter[str]:
-    """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
+    """Add the memory traffic of ops, and return op → calls for ops whose traffic is unknown."""
     moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
     unknown_traffic: Counter[str] = Counter()

@@ -91,7 +91,7 @@ class StageModule:
 
 @dataclass(slots=True)
 class _Graph:
-    """A forward pass whose backward pass has not run: inputs, result, and the loss or what the next stage receives."""
+    """A forward pass whose backward pass has not run: inputs, result, and the loss or the next stage's input."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
@@ -123,9 +123,9 @@ def record_actions(
 ) -> tuple[Trace, list[dict[Action, Pass]]] | None:
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `around_forward` makes the context of forward passes, `shards` are those of a sharded optimizer. An action's `stage`
-    is an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one
-    was recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
+    `around_forward` makes the context of forward passes, `shards` are the sharded optimizer's. An action's `stage` is
+    an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one was
+    recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
     first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
     equal layers of a shortened stage did not run equally.
     """
@@ -163,7 +163,7 @@ def record_actions(
     )
     if is_sharded and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    # What follows are frees of what is dropped, such as the graph of a forward pass without a backward pass.
+    # Later events are frees, such as of the graph of a forward pass without a backward pass.
     trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
     trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **_list_phases(walks)})
     expansion = _expand(trace, stages)

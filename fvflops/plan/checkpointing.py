@@ -15,7 +15,7 @@ from fvflops.capture.training_step import Checkpointed, checkpointed_modules
 from fvflops.plan.sharding.fully_sharded import find_blocks
 from fvflops.text import suggest
 
-# Policy → what it keeps of the members of the model's outermost module lists. "every 2" may have another number.
+# Policy → activations that it keeps of members of a model's outermost module lists; "every 2" may have another number.
 POLICIES = {
     "full": "their inputs",
     "every 2": "the inputs of every second, all of the others",

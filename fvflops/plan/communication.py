@@ -23,7 +23,7 @@ Key = TypeVar("Key")
 class Volume(NamedTuple):
     """Calls, their payload in bytes, and the bytes on the wire.
 
-    `wire` is what one rank sends, and receives, with ring algorithms; None if the group's size is unknown.
+    `wire` is the bytes that one rank sends, and receives, with ring algorithms; None if the group's size is unknown.
     """
 
     calls: int = 0
@@ -54,7 +54,7 @@ class Transfer(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """What a report's row sums up: a collective on groups of one mesh axis (or name) and size, with one dtype."""
+    """Key of a report's row: a collective on groups of one mesh axis (or name) and size, with one dtype."""
 
     collective: str
     axis: str

@@ -62,7 +62,7 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
 def _propagate_distinct(propagate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Wrap DTensor's propagation of shardings, which takes milliseconds for each tensor of an op on lists of tensors.
 
-    Of an optimizer's op, which treats the tensors alike, it is done once for those of equal shapes and placements.
+    For an optimizer's op, which treats the tensors alike, it is done once for equal shapes and placements.
     """
 
     def propagate_distinct(propagator: Any, schema: Any) -> Any:

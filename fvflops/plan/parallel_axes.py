@@ -1,4 +1,4 @@
-"""The axes of a mesh of ranks, and what distinguishes the ranks along each."""
+"""The axes of a mesh of ranks, and how the ranks along each differ."""
 
 from __future__ import annotations
 

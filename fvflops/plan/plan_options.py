@@ -1,4 +1,4 @@
-"""The options of a plan, and what a plan assumes of them."""
+"""The options of a plan, and its assumptions from them."""
 
 from __future__ import annotations
 
@@ -167,16 +167,21 @@ class PlanOptions:
         if not self.is_pipelined and (stages_per_rank > 1 or self.stage_layers is not None):
             raise PlanError(f"this mesh has no pipeline stages (got {', '.join(self.axes)}): add pp to it")
         if self.is_fully_sharded and self.device is not None and torch.device(self.device).type not in ("cpu", "cuda"):
-            raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {self.device}")
+            raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not of {self.device}")
         self._check_sequence(inputs)
         self._check_halves()
 
     def _check_halves(self) -> None:
-        """Raise PlanError where gradients of two dtypes are left between the halves of backward passes."""
+        """Raise PlanError where torch cannot run the halves of backward passes, or leaves gradients of two dtypes."""
         dtypes, schedule = self.dtypes, self.placement[0]
-        if not (self.is_pipelined and self.is_fully_sharded and self.microbatches > 1 and dtypes is not None):
+        if not self.is_pipelined or not find_schedule(schedule).splits_backward:
             return
-        if find_schedule(schedule).splits_backward and dtypes.reduce != dtypes.compute:
+        if self.checkpoint == "selective":
+            raise PlanError(
+                f"schedule {schedule} with selective checkpointing is not planned, since torch recomputes for one of "
+                "the two halves of a backward pass only: take checkpoint full, or schedule interleaved"
+            )
+        if self.is_fully_sharded and self.microbatches > 1 and dtypes is not None and dtypes.reduce != dtypes.compute:
             raise PlanError(
                 f"schedule {schedule} with fsdp and precision {self.precision} is not planned, since FSDP2 keeps "
                 "gradients of two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved"
@@ -212,7 +217,7 @@ class PlanOptions:
                 )
 
     def settings(self, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
-        """Return what a plan assumes besides what its Trace says, without what does not apply."""
+        """Return the assumptions of a plan that its Trace does not have, where they apply."""
         precision, checkpoint = self.dtypes, self.checkpoint
         of_model = settings_of_model(model, None if precision is None else precision.compute)
         weights = of_model["weights"] if precision is None else dtype_name(precision.parameters)

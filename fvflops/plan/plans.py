@@ -1,4 +1,4 @@
-"""Plan a rank or a whole pipeline, and find what lowers a rank's peak memory."""
+"""Plan a rank or a whole pipeline, and find changes that lower a rank's peak memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan_rank(
 
     `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
     process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
-    what is estimated instead. The axes:
+    the estimated parts. The axes:
 
         dp      replicas, as DistributedDataParallel makes them (estimated); with fsdp, hybrid sharding
         fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
@@ -86,11 +86,11 @@ def plan_rank(
                                     `GRADIENT_DTYPES`, with optimizer_sharding or master weights: the parameters'
         checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
                                     modules whose activations are recomputed, as in TrainingStepAnalysis: none
-        offload                     what is on the host, of OFFLOADS in memory/offload.py: nothing
+        offload                     parts on the host, of OFFLOADS in memory/offload.py: none
         routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
                                     numbers for each rank of ep, or a mapping from the name of each mixture's experts
                                     to these: all get as many
-        device, assume              kind of device whose kernels are shown, and what `record_call` assumes
+        device, assume              kind of device whose kernels are shown, and assumed values, as for `record_call`
         table                       convention of `flops`, of which a plan does not decompose the composite ops
 
     A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
@@ -120,8 +120,8 @@ def plan_step(
 ) -> StepPlan:
     """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
 
-    The arguments and errors are those of `plan_rank`. Ranks with equal stages are recorded once. Ranks with other
-    coordinates do the same as one of these, but for parts of uneven size.
+    Arguments and errors are as for `plan_rank`. Ranks with equal stages are recorded once. Ranks with other coordinates
+    do the same as one of these, but for parts of uneven size.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
@@ -144,9 +144,9 @@ def plan_savings(
     first_step: bool = False,
     **options: Any,
 ) -> MemorySavings:
-    """Return what lowers the peak memory of a rank, as `memory_savings` does, and the FLOPs that it costs the rank.
+    """Return changes that lower the peak memory of a rank, and the FLOPs that they cost it, as `memory_savings` does.
 
-    The arguments are those of `plan_rank`, and `first_step` of `RankPlan.memory`. Errors are those of `plan_rank`.
+    Arguments and errors are as for `plan_rank`, and `first_step` is as for `RankPlan.memory`.
 
     >>> import torch
     >>> from fvflops.zoo import build
@@ -162,7 +162,7 @@ def plan_savings(
 def savings_of_rank(
     model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, first_step: bool
 ) -> MemorySavings:
-    """Return what lowers the peak memory of the rank of a plan with some options, as `plan_savings`."""
+    """Return changes that lower the peak memory of the rank of a plan with some options, as `plan_savings`."""
     table, precision = resolve_table(options.table), options.dtypes
 
     def predict(

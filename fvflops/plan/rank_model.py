@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import choose_device
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
-from fvflops.capture.shortening.shorten import find_layer_kinds, shorten
+from fvflops.capture.shortening.shorten import Shortened, find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import StageModule, sum_of_result
 from fvflops.plan.checkpointing import find_checkpointed
@@ -50,6 +51,7 @@ from fvflops.plan.sharding.fully_sharded import autocast, materialise, shard_ful
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.torch_internals import all_gather_with_gradient, scaled_dot_product_attention
 from fvflops.trace import TensorSpec
+from fvflops.trace.expansion.layer_run import LayerRun
 
 _ATTENTION = Patch(F, "scaled_dot_product_attention")
 
@@ -57,10 +59,13 @@ _ATTENTION = Patch(F, "scaled_dot_product_attention")
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp.
+    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp. `short` keeps
+    stages without equal layers for other plans of the model, whose meshes, batches and checkpointing may differ.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, options: PlanOptions) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, options: PlanOptions, short: dict[Hashable, ShortStage] | None = None
+    ) -> None:
         precision = options.dtypes
         if precision is not None and precision.compute == precision.parameters:
             inputs = cast_floats(inputs, precision.compute)
@@ -73,6 +78,7 @@ class RankModel:
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
         self._whole_hidden: TensorSpec | None = None  # not divided by sequence parallelism
+        self._short = {} if short is None else short
         self.layers: tuple[int, ...] = ()
         self._kinds: list[int] = []  # of each layer
         if options.is_pipelined:
@@ -104,18 +110,12 @@ class RankModel:
         The first layers of a mixture of experts may be dense, some layers may have attention in windows, and some may
         be checkpointed by name.
         """
-        if self._stages is None:
-            return ()
+        return () if self._stages is None else tuple(map(self._describe_stage, self.stages_of(rank)))
+
+    def _describe_stage(self, stage: int) -> tuple[Any, ...]:
         starts = [0, *accumulate(self.layers)]
-        return tuple(
-            (
-                stage == 0,
-                stage == len(self.layers) - 1,
-                tuple(self._kinds[starts[stage] : starts[stage + 1]]),
-                self._name_checkpointed(stage),
-            )
-            for stage in self.stages_of(rank)
-        )
+        kinds = tuple(self._kinds[starts[stage] : starts[stage + 1]]) if self.layers else ()
+        return stage == 0, stage == len(self.layers) - 1, kinds, self._name_checkpointed(stage)
 
     def _name_checkpointed(self, stage: int) -> tuple[str, ...]:
         """Return the names, in a stage, of modules that are checkpointed by name, class or predicate in the model."""
@@ -126,7 +126,7 @@ class RankModel:
 
     @cached_property
     def _checkpointed(self) -> tuple[str, ...]:
-        """The names in the model of those modules."""
+        """The names, in the model, of checkpointed modules."""
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
@@ -140,42 +140,73 @@ class RankModel:
 
         With `shortened` they have a few of their equal layers, if they have any.
         """
-        if self._stages is None:
-            stage = StageModule(self._with_precision(copy_to_meta(self.model)), *self._inputs, loss=self._loss)
-            return [self._finish_stage(stage, 0, device_mesh, shortened)]
-        stages = []
-        for number in self.stages_of(rank):
-            model = self._with_precision(copy_stage(self.model, self._stages, number, self.layers))
-            last = len(self.layers) - 1
-            received = hidden if number > 0 else None
-            args, kwargs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=number == last)
-            loss = self._loss if number == last else None
-            stage = StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss)
-            stages.append(self._finish_stage(stage, number, device_mesh, shortened))
-        return stages
+        numbers = (0,) if self._stages is None else self.stages_of(rank)
+        return [self._make_stage(number, device_mesh, hidden, shortened) for number in numbers]
 
-    def _finish_stage(self, stage: StageModule, number: int, device_mesh: Any, shortened: bool) -> StageModule:
+    def _make_stage(self, number: int, device_mesh: Any, hidden: TensorSpec | None, shortened: bool) -> StageModule:
         """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
         options = self._options
         # Of known plans the names are patterns for all layers; other functions may name each.
         names_all = options.shard_by is not None
-        if names_all:
-            stage = replace(stage, module=self._split(stage.module, device_mesh))
-        stage = replace(stage, checkpointed=self._find_checkpointed(stage.module, number))
+        stage = self._describe_inputs(number, hidden)
         # A mapping names each layer's experts.
-        if shortened and not isinstance(options.routing, Mapping) and not loops_over_experts(stage.module):
-            hidden = stage.received if stage.received is None or names_all else self._whole_hidden
-            inputs = stage.args, stage.kwargs_with(hidden)
-            if self._precision is not None:  # the whole parameters are not cast
-                inputs = cast_floats(inputs, self._precision.parameters)
-            found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=options.assume)
-            if found is not None:
-                left = {id(module) for module in stage.module.modules()}
-                kept = [item for item in stage.checkpointed if id(item) in left]
-                stage = replace(stage, shortened=found, checkpointed=kept)
+        shortened = shortened and not isinstance(options.routing, Mapping)
+        if shortened and not names_all:
+            stage = self._copy_short(stage, number)
+        else:
+            module = self._split(self._copy(number), device_mesh) if names_all else self._copy(number)
+            stage = replace(stage, module=module, checkpointed=self._find_checkpointed(module, number))
+            if shortened:
+                stage = self._shorten(stage, stage.received)
         module = stage.module if names_all else self._split(stage.module, device_mesh)
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
+
+    def _describe_inputs(self, number: int, hidden: TensorSpec | None) -> StageModule:
+        """Return a stage with its inputs and its loss, and the whole model as its module."""
+        if self._stages is None:
+            return StageModule(self.model, *self._inputs, loss=self._loss)
+        is_last = number == len(self.layers) - 1
+        received = hidden if number > 0 else None
+        args, kwargs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=is_last)
+        loss = self._loss if is_last else None
+        return StageModule(self.model, args, kwargs, self._stages.hidden_argument, received, loss)
+
+    def _copy(self, number: int) -> nn.Module:
+        stages = self._stages
+        copied = copy_to_meta(self.model) if stages is None else copy_stage(self.model, stages, number, self.layers)
+        return self._with_precision(copied)
+
+    def _copy_short(self, stage: StageModule, number: int) -> StageModule:
+        """Return a stage with a copy of its modules, with few of its equal layers; equal stages are shortened once."""
+        received = None if stage.received is None else self._whole_hidden
+        specs = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of((stage.args, stage.kwargs)))
+        checkpoint = self._options.checkpoint
+        policy = checkpoint if isinstance(checkpoint, str) else ""
+        key = (*self._describe_stage(number), policy, specs, received)
+        known = self._short.get(key)
+        if known is not None:
+            return known.copy_into(stage)
+        module = self._copy(number)
+        stage = replace(stage, module=module, checkpointed=self._find_checkpointed(module, number))
+        stage = self._shorten(stage, received)
+        if stage.shortened is not None:
+            self._short[key] = ShortStage.copied_from(stage, stage.shortened)
+        return stage
+
+    def _shorten(self, stage: StageModule, received: TensorSpec | None) -> StageModule:
+        """Leave out equal layers of a stage that receives a hidden state, if that is possible."""
+        if loops_over_experts(stage.module):
+            return stage
+        inputs = stage.args, stage.kwargs_with(received)
+        if self._precision is not None:  # the whole parameters are not cast
+            inputs = cast_floats(inputs, self._precision.parameters)
+        found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=self._options.assume)
+        if found is None:
+            return stage
+        left = {id(module) for module in stage.module.modules()}
+        kept = [item for item in stage.checkpointed if id(item) in left]
+        return replace(stage, shortened=found, checkpointed=kept)
 
     def _find_checkpointed(self, module: nn.Module, stage: int) -> list[nn.Module]:
         """Return the modules of a stage to checkpoint."""
@@ -207,7 +238,7 @@ class RankModel:
         return self._hidden
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
-        """Return stage → what it receives and sends, for the stages of a rank."""
+        """Return stage → its receive and its send, for the stages of a rank."""
         if self._stages is None:
             return {0: StageLinks()}
         links = {}
@@ -222,7 +253,7 @@ class RankModel:
         return links
 
     def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
-        """Return what makes the context of each forward pass."""
+        """Return the factory of each forward pass's context."""
         options = self._options
         device = choose_device(options.device, ()).type
 
@@ -270,6 +301,26 @@ class RankModel:
         elif options.routing is not None:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
+
+
+class ShortStage(NamedTuple):
+    """The module of a stage that lacks equal layers, the layers' runs, and the names of checkpointed modules."""
+
+    module: nn.Module
+    runs: tuple[LayerRun, ...]
+    checkpointed: tuple[str, ...]
+
+    @classmethod
+    def copied_from(cls, stage: StageModule, shortened: Shortened) -> ShortStage:
+        marked = {id(module) for module in stage.checkpointed}
+        names = tuple(name for name, module in stage.module.named_modules() if id(module) in marked)
+        return cls(copy_to_meta(stage.module), shortened.runs, names)
+
+    def copy_into(self, stage: StageModule) -> StageModule:
+        """Return a stage with a copy of the module."""
+        module = copy_to_meta(self.module)
+        checkpointed = [module.get_submodule(name) for name in self.checkpointed]
+        return replace(stage, module=module, checkpointed=checkpointed, shortened=Shortened(module, self.runs))
 
 
 class ShardedSequence(TorchFunctionMode):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
-from fvflops.plan.rank_model import RankModel
+from fvflops.plan.rank_model import RankModel, ShortStage
 from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
 from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
@@ -53,10 +53,10 @@ class RankPlan(Displayed):
     """One rank's work in one training step.
 
     `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` describe the rank's shard,
-    `model_parameters` the full model. `trace` is the step; `derived` describes its calls that are estimated,
-    not run, and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal
-    microbatches once. `step` is the order of what the rank does, `table` the convention that `flops` counts by,
-    `settings` what the plan assumes, `offload` what is on the host.
+    `model_parameters` the full model. `trace` is the step; `derived` describes its calls that are estimated, not run,
+    and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal microbatches
+    once. `step` is the order of the rank's actions, `table` the convention that `flops` counts by, `settings` the
+    assumptions, `offload` the parts on the host.
     """
 
     _report = "fvflops.plan.plan_report:plan_report"
@@ -92,7 +92,7 @@ class RankPlan(Displayed):
 
     @property
     def estimated_memory(self) -> tuple[str, ...]:
-        """What `memory` adds to the recording, one line for each part."""
+        """Parts that `memory` adds to the recording, one line for each."""
         return tuple(describe_estimated(self.step, has_buffers="gradient_accumulation" in self.settings))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
@@ -115,9 +115,9 @@ class RankPlan(Displayed):
 
         The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
         that its forward pass left. The events of an action that repeats an earlier one, with as much memory allocated,
-        are there once. Included are gathered parameters and buffers of collectives, and by estimate what
+        are there once. Included are gathered parameters and buffers of collectives, and the parts that
         `estimated_memory` names; on the CPU gloo's copies are workspaces. Not included: the process groups' own
-        buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and what `left_out` names.
+        buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and the parts in `left_out`.
         """
         recording = self.recorded_memory(
             device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
@@ -141,7 +141,7 @@ class RankPlan(Displayed):
         return self._walk(self.recorded_memory(device=device, first_step=first_step)).actions
 
     def recorded_memory(self, **options: Any) -> MemoryTimeline:
-        """Return the memory of `recorded`, without what a step adds to it; the arguments are as for `memory`."""
+        """Return the memory of `recorded` alone; the arguments are as for `memory`."""
         return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
 
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
@@ -153,7 +153,7 @@ class RankPlan(Displayed):
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
 
     def describe_offload(self) -> list[str]:
-        """Return how much is on the host, and what a plan does not include of that."""
+        """Return how much is on the host, and how much of it a plan does not include."""
         return list(describe_offload(self.recorded_memory(), self.offload)) if self.offload else []
 
 
@@ -172,12 +172,18 @@ class StepPlan(Displayed):
 
 @gc_paused()
 def plan_ranks(
-    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    options: PlanOptions,
+    *,
+    whole_pipeline: bool = False,
+    short: dict[Hashable, ShortStage] | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the plan of a rank, or of all ranks along the pipeline axis."""
+    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
-    rank_model = RankModel(model, inputs, options)
+    rank_model = RankModel(model, inputs, options, short)
     orders = order_step(options, has_tied=bool(rank_model.tied))
     settings = options.settings(model, inputs)
     settings |= {"offload": list(options.offload)} if options.offload else {}
@@ -202,7 +208,7 @@ def plan_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _RecordedRanks:
-    """What ranks with equal stages do: the passes of each, with what is estimated."""
+    """Passes of ranks with equal stages, and the estimated parts."""
 
     ranks: Sequence[int]
     trace: Trace

@@ -49,10 +49,10 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pass:
-    """What was recorded of an action: the events from `begin` up to `end` of a Trace.
+    """The recording of an action: the events from `begin` up to `end` of a Trace.
 
-    `added` are calls that were not run, such as DistributedDataParallel's all-reduce, and `gradients` those that the
-    collectives among them average, or the parameters that these gather.
+    `added` are calls that were not run, such as DistributedDataParallel's all-reduce, and `gradients` the gradients
+    that their collectives average, or the parameters that these gather.
     """
 
     trace: Trace
@@ -117,7 +117,7 @@ class RankStep:
         return max(item.end for item in self.passes.values())
 
     def pass_of(self, action: Action) -> Pass:
-        """Return what was recorded of an action; one that is not in `actions` raises KeyError."""
+        """Return the recording of an action; one that is not in `actions` raises KeyError."""
         return self.passes[action]
 
     def count(self, kind: str) -> Counter[tuple[int, int, str]]:

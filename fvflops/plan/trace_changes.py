@@ -41,7 +41,7 @@ def relabel_devices(trace: Trace, device: torch.device) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class GroupShift:
-    """The change of process groups to those of an equal rank, `offset` ranks further along the pipeline axis."""
+    """Change of process groups to an equal rank's, `offset` ranks further along the pipeline axis."""
 
     offset: int
 

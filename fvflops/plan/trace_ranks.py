@@ -127,7 +127,7 @@ def _analyse(trace: Trace, table: str | FormulaTable) -> FlopCountAnalysis:
 
 
 def ranks_report(ranks: Ranks) -> Document:
-    """Return a row for each rank: its FLOPs, its MACs and what it sends."""
+    """Return a row for each rank: its FLOPs, its MACs and the bytes that it sends."""
     columns = (
         number_column("rank", form=str),
         number_column("flops", "FLOPs"),

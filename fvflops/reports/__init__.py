@@ -1,7 +1,7 @@
 """Everything that can be written: documents, reports of a count, and files for other programs.
 
 A format is one entry of WRITERS and one function, which is imported on the first call. FORMATS, REPORTS and EXPORTS
-select from it what the command line, its help and its argument checks read.
+select from it for the command line, its help and its argument checks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from fvflops.views.summary_rows import check_not_collapsed, check_view
 
 SCHEMA = 2
 _FORMAT = "fvflops.summary"
-# Keys of schema 1 and of its ledger, and those that replaced them.
+# Keys of schema 1 and of its ledger, and their replacements.
 OLD_WORDS = {
     "free": "zero_flop",
     "omitted": "ignored",

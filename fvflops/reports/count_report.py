@@ -101,7 +101,7 @@ def exact_table(
     top: int | None = None,
     report: str = "a list",
 ) -> Table:
-    """Return the exact numbers of a summary, by module, by operator or by="both", with 0 for what a column lacks.
+    """Return the exact numbers of a summary, by module, by operator or by="both", with 0 where a column lacks a row.
 
     Counts of a module include its submodules. `depth` is the number of levels below the root, None for all; by operator
     it is ignored. The rows are in the order of `fvflops.views.ranking.rank`, limited to `top`. `report` is the subject

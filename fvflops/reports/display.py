@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 
-WIDTH = 80  # columns of what `print` writes
+WIDTH = 80  # columns of text by `print`
 
 
 class Displayed:
@@ -39,5 +39,5 @@ class Displayed:
         return notebook_page.render_document(self._make(self._page) if self._page else self._document())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the text that IPython shows for a result; `_repr_html_` has what notebooks show."""
+        """Return the text that IPython shows for a result; notebooks show `_repr_html_`."""
         return {"text/plain": str(self)}

@@ -73,7 +73,7 @@ def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str]
 
 
 def data_only(columns: Iterable[Column], keys: Collection[str]) -> list[Column]:
-    """Return the columns, with those named in `keys` only in CSV and JSON."""
+    """Return the columns; the ones named in `keys` are only in CSV and JSON."""
     return [replace(column, only_for="data") if column.key in keys else column for column in columns]
 
 
@@ -148,7 +148,7 @@ class Table:
         return next((index for index, column in enumerate(self.columns) if column.is_text), 0)
 
     def readable_by(self, reader: str) -> Table:
-        """Return the table with the columns for "people", without those with no value, or for "data" formats."""
+        """Return the table with its columns for "people", without empty ones, or for "data" formats."""
         selected = [index for index, column in enumerate(self.columns) if column.only_for in ("", reader)]
         if reader == "people":
             texts = self.texts()
@@ -263,7 +263,7 @@ def find_peaks(totals: Sequence[int], count: int) -> list[int]:
 
 
 class Slice(NamedTuple):
-    """What a lane of a Gantt chart does from `start` to `end`.
+    """Activity of a lane of a Gantt chart from `start` to `end`.
 
     `label` is short text that is shown where there is room, `note` describes the slice, `shade` sets slices of one kind
     apart: 0 is the strongest.
@@ -381,7 +381,7 @@ class Document:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
-        """Return the document with its main table, and those named in `also`, as returned by `Table.ranked`.
+        """Return the document with its main table, and the tables named in `also`, as returned by `Table.ranked`.
 
         A table in `also` without the column `sort` retains its order.
         """

@@ -18,8 +18,8 @@ _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{char: "\\" + char for ch
 _MARKDOWN_SPECIAL = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
 # Within a word an underscore is one in CommonMark too; only at an end of a word can it open or close emphasis.
 _OUTER_UNDERSCORES = re.compile(r"(?<!\w)_+|_+(?!\w)")
-# TeX's special characters; what the end of a row would read as its argument (`*`, `[`), what fonts join (`--`, `,,`)
-# or lack (`<`), and what packages make active (`"`).
+# TeX's special characters; characters that the end of a row would read as its argument (`*`, `[`), that fonts join
+# (`--`, `,,`) or lack (`<`), and that packages make active (`"`).
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

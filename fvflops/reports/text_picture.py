@@ -55,7 +55,7 @@ def _draw_axis(chart: Chart) -> str:
 
 
 def _write_sections(sections: Sequence[tuple[str, int]]) -> str:
-    """Return the names of the sections at their beginnings, those that fit."""
+    """Return the names of the sections that fit, at their beginnings."""
     return "".join((name if len(name) < length else "").ljust(length) for name, length in sections)
 
 

@@ -1,1 +1,1 @@
-"""What serving a language model costs: its cache, the times of its steps, and requests through an engine."""
+"""Cost of serving a language model: its cache, the times of its steps, and requests through an engine."""

@@ -1,4 +1,4 @@
-"""The cache of a language model: what each layer keeps of a sequence, and its bytes, as the cache object holds it."""
+"""The cache of a language model: kinds and bytes of each layer's cached tensors, as the cache object holds them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Kinds of layers by what their cache keeps of each sequence.
+# Kinds of layers by their cache of each sequence.
 KINDS = ("full", "sliding window", "latent", "cross attention", "state")
 
 
 class CacheLayer(NamedTuple):
-    """What layers keep of one sequence.
+    """The cache of one sequence in each of some layers.
 
     `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit (engines keep
     so many; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all heads;
     "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and `shape` is
-    that of the largest state: heads, keys, values.
+    the largest state's: heads, keys, values.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def _items(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield attributes: tensors of a dict, such as a layer's states, as its own, and those of a list one by one.
+    """Yield attributes: each tensor of a dict, such as a layer's states, and of a list, on its own.
 
     A list of tensors has one for each layer, and other items for layers without it.
     """
@@ -104,7 +104,7 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
-    """Return what each layer keeps, from its tensors before and after one more token of one sequence.
+    """Return the cache of each layer, from its tensors before and after one more token of one sequence.
 
     A tensor that grows by one in one dimension, or is as long as the layer's window, holds tokens; others are states.
     Caches with other layers after the token than before, and that grow otherwise, raise ValueError.

@@ -1,4 +1,4 @@
-"""What each inference engine adds to the times of its kernels, read from a YAML file."""
+"""Overhead of each inference engine over the times of its kernels, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from functools import lru_cache
 from typing import Any
 
 from fvflops import paths
-from fvflops.formulas.yaml_document import Node, read_document
-from fvflops.text import suggest, truncate
+from fvflops.formulas.yaml_document import Node, read_entries
+from fvflops.text import suggest
 
 ENGINES = paths.SCHEME + "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """What an engine adds to its kernels; times are in seconds.
+    """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
-    gap between two. `meet` is what each collective takes besides until all ranks have come to it. `step` and `sequence`
-    are the time of a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
-    `synchronous_sequence` what they are more without asynchronous scheduling.
+    gap between two. `meet` is the time until all ranks have come to a collective. `step` and `sequence` are the time of
+    a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
+    `synchronous_sequence` their increases without asynchronous scheduling.
 
     `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
     waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
-    and attention, and of its mixtures: 1 as measured alone. `request` is what the server takes for a request before the
+    and attention, and of its mixtures: 1 as measured alone. `request` is the server's time for a request before the
     engine, and `token` for each token of its prompt. `source` says where the figures are from.
 
     >>> EngineFigures().start, EngineFigures().step
@@ -45,7 +45,7 @@ class EngineFigures:
     experts: float = 1.0
     request: float = 0.0
     token: float = 0.0
-    source: str = "no time besides that of kernels"
+    source: str = "no time besides the kernels"
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -80,27 +80,11 @@ def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:
 @lru_cache(maxsize=4)
 def load_engines(file: str = ENGINES) -> Mapping[str, EngineFigures]:
     """Return engine → its figures; a mistake in the file raises TableError with the file and the line."""
-    document = read_document(file)
-    entries = document.fields("a file of engines", ("description", "engines"))
-    if "engines" not in entries:
-        raise document.error("there are no engines: add engines, and under it a name")
-    return {name: _read(node, name) for name, node in entries["engines"].fields("engines").items()}
+    return read_entries(file, "engines", _read)
 
 
 def _read(node: Node, name: str) -> EngineFigures:
-    found = node.fields(f"the figures of {name}", (*NUMBERS, "source"))
-    if "source" not in found:
-        raise node.error(f"{name} has no source: say where its figures are from")
-    numbers: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in NUMBERS if key in found}
-    try:
-        return EngineFigures(source=found["source"].text(f"source of {name}"), **numbers)
-    except ValueError as error:
-        raise node.error(f"{name}: {error}") from None
-
-
-def _number(node: Node, what: str) -> float:
-    text = node.text(what)
-    try:
-        return float(text)
-    except ValueError:
-        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6") from None
+    found = node.fields(f"the engine {name}", (*NUMBERS, "source"), ("source",))
+    numbers: dict[str, Any] = {key: found[key].number(f"{key} of {name}") for key in NUMBERS if key in found}
+    source = found["source"].text(f"source of {name}")
+    return node.make(lambda: EngineFigures(source=source, **numbers), name)

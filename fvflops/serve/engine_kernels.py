@@ -29,7 +29,7 @@ class EngineKernels:
     """Times of kernels on a device in seconds; without `figures` each takes its bound.
 
     The bound of a kernel is the longer of its FLOPs at the peak of its dtype, and of the bytes of weights and cache at
-    the memory's bandwidth: what it passes to the next kernel may stay on the chip.
+    the memory's bandwidth: its result may stay on the chip for the next kernel.
     """
 
     device: Device
@@ -40,7 +40,7 @@ class EngineKernels:
 
     @classmethod
     def of(cls, device: Device, network: Network | None, start: float = 1.0, engine: str = "") -> EngineKernels:
-        """Return the kernels of a device, from its figures, those of its generation, or the mean of all.
+        """Return the kernels of a device, from its figures, its generation's, or the mean of all.
 
         `start` is the part of their start times that shows when one kernel follows another in a CUDA graph.
         """
@@ -114,7 +114,7 @@ class EngineKernels:
         return self.processor(own), known[own]
 
     def _decoding(self, shape: Attention, dtype: str) -> str:
-        """Return the class of kernels: of TensorRT-LLM those of an fp8 cache on Hopper are its own."""
+        """Return the class of kernels: TensorRT-LLM has its own for an fp8 cache on Hopper."""
         if shape.latent:
             return "latent decode"
         major, _ = self.device.capability or (0, 0)

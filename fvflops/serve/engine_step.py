@@ -34,9 +34,9 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 
 
 class Work(NamedTuple):
-    """What one step runs on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
+    """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
-    `cached` is the sum of the tokens in the caches of those that decode, each of which verifies `drafted` tokens too.
+    `cached` is the sum of the cached tokens of these sequences, each of which verifies `drafted` tokens too.
     `everyone` are the new tokens of all replicas, which share the experts: without it each has as many.
     """
 
@@ -135,7 +135,7 @@ class EngineStep:
         return known
 
     def _token_classes(self, work: Work) -> dict[str, float]:
-        """Return class → seconds of what depends on the number of tokens only."""
+        """Return class → seconds of kernels that depend on the number of tokens only."""
         computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
         return {
             "products": computing * self._product_seconds(work.tokens, work.sequences),
@@ -148,7 +148,7 @@ class EngineStep:
         return {"attention": self._attention_seconds(work), "states": self._state_seconds(work)}
 
     def _engine_seconds(self, work: Work, kernels: float) -> float:
-        """Return what the engine adds to the seconds of kernels of a step."""
+        """Return the engine's seconds of a step over the seconds of its kernels."""
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
         gaps = figures.kernel * self.launches + figures.meet * self.collectives
@@ -309,7 +309,7 @@ class EngineStep:
             else:
                 total += model.mixtures * 2 * kernels.collective("all_gather", ranks, 2.0 * everyone * model.hidden)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
-        # Those of queries and of keys in one, of a number each.
+        # One all-reduce for the norms of queries and of keys, a float32 each.
         total += model.divided_norms // 2 * kernels.collective("all_reduce", layout.tensor, 8.0 * tokens)
         return total + (layout.pipeline - 1) * (kernels.collective("send", 2, payload) if layout.pipeline > 1 else 0)
 
@@ -325,7 +325,7 @@ def _pairs(new: int, cached: int, cache: CacheLayer) -> int:
 
 
 def _merge(projections: Mapping[Projection, int], layout: ServingLayout, has_experts: bool) -> Mapping[_Merged, int]:
-    """Return the products of a rank; those of one input are one, as of queries, keys and values."""
+    """Return the products of a rank; products of one input are merged, as of queries, keys and values."""
     quantized = WEIGHTS[layout.weights]
     if quantized.only_experts and has_experts:
         quantized = _BF16

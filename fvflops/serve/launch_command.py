@@ -46,7 +46,7 @@ _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 # Formats of a cache in fp8, where the engine has an option for it.
 _CACHE = {"vllm": "fp8", "sglang": "fp8_e4m3"}
-# Engines whose number of tensor-parallel ranks includes those of all groups of attention.
+# Engines whose tensor-parallel size counts the ranks of all groups of attention.
 _COUNTS_ALL = ("sglang", "trtllm")
 
 

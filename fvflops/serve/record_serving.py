@@ -1,4 +1,4 @@
-"""Record a language model's prompt and next token by shapes, and read what serving it takes."""
+"""Record a language model's prompt and next token by shapes, and read the work of serving it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROMPT, _ENCODED = 66, 59
 
 @gc_paused()
 def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
-    """Return what serving a causal language model takes, and its cache after a prompt and after one more token.
+    """Return a causal language model as engines run it, and its cache after a prompt and after one more token.
 
     `model` is as for `generation_cost`, and may be on the meta device; nothing is computed. Raise ScalingError or
     ServingError for a model that cannot be served from a cache of one sequence.

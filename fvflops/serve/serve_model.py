@@ -1,4 +1,4 @@
-"""Estimate what serving a language model costs on a device: memory, first token, further tokens, and requests."""
+"""Estimate the cost of serving a language model on a device: memory, first token, further tokens, and requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BATCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingLoad:
-    """What is asked of an engine: prompts of `input_tokens`, answered with `output_tokens`.
+    """Load of an engine: prompts of `input_tokens`, answered with `output_tokens`.
 
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
     second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most
@@ -91,7 +91,7 @@ class Phase:
     """Time and work of steps: `batch` sequences of `context` tokens; of a prompt, `batch` prompts are 1.
 
     `bound_seconds` is the time with each kernel at the peak or the bandwidth of the device. `macs` are multiply-adds of
-    all GPUs, `weight_bytes` and `cache_bytes` what each GPU reads. `classes` is class → seconds.
+    all GPUs, `weight_bytes` and `cache_bytes` each GPU's reads. `classes` is class → seconds.
     """
 
     batch: int
@@ -111,7 +111,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingEstimate(Displayed):
-    """What serving costs: see `serve_model`.
+    """Cost of serving: see `serve_model`.
 
     `prefill` is a prompt alone, `decode` steps by batch, at a context of the prompt and half of the output.
     `compute_bound` is the smallest batch whose decoding is bound by compute, None without one up to 4,096. `requests`
@@ -161,7 +161,7 @@ class ServingEstimate(Displayed):
     def cost_of_tokens(
         self, tokens: float = 1e6, *, price: float | None = None, watts: float | None = None
     ) -> TokenCost:
-        """Return what so many output tokens cost under the load: `price` is of a GPU hour, `watts` the power of a GPU.
+        """Return the cost of so many output tokens under the load: `price` of a GPU hour, `watts`, the power of a GPU.
 
         Without a load it raises ServingError.
         """
@@ -186,7 +186,7 @@ def server_seconds(engine: str, tokens: int) -> float:
 
 
 class TokenCost(NamedTuple):
-    """What output tokens cost: GPU hours, the price, and the energy in kilowatt hours; None where it was not asked."""
+    """Cost of output tokens: GPU hours, the price, and the energy in kilowatt hours; None where it was not asked."""
 
     gpu_hours: float
     cost: float | None
@@ -203,7 +203,7 @@ def serve_model(
     network: Network | None = None,
     name: str = "",
 ) -> ServingEstimate:
-    """Return what serving a causal language model costs on a device: memory, time of tokens, and requests.
+    """Return the cost of serving a causal language model on a device: memory, time of tokens, and requests.
 
     `model` is as for `generation_cost`, and may be on the meta device; or what `record_serving` returned, which is
     shared by several estimates. `device` is a name, as for `mfu`, or a Device. `layout` says how GPUs divide the model,

@@ -1,4 +1,4 @@
-"""The memory of a GPU that serves a model: weights, activations of the largest step, and what is left for the cache."""
+"""The memory of a GPU that serves a model: weights, activations of the largest step, and the rest for the cache."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _LOGITS = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMemory:
-    """Bytes of one GPU; `cache` is what is left of `usable`, negative where the rest does not fit.
+    """Bytes of one GPU; `cache` is the rest of `usable`, negative where the model does not fit.
 
-    `token` are the bytes that one more token of a long sequence adds, `sequence` those of a sequence of the longest
-    length.
+    `token` are the bytes that one more token of a long sequence adds, `sequence` the bytes of a longest sequence.
     """
 
     total: float

@@ -1,4 +1,4 @@
-"""What an inference engine runs for a token of a model: products, attention, mixtures and states, from a recording."""
+"""Work of an inference engine for a token of a model: products, attention, mixtures and states, from a recording."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ class StateLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingModel:
-    """What an engine runs for a causal language model: each part with the number of layers that have it.
+    """Work of an engine for a causal language model: each part with the number of layers that have it.
 
-    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which
-    `divided_norms` are over what ranks divide, and `activations` activation functions outside of mixtures.
-    `hidden` is the width of the hidden state, `layers` the number of layers, `parameters` those of the whole model and
-    `embedding` of its input embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run
-    once a request for each token of an encoder, keys and values of cross attention among them.
+    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
+    are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
+    hidden state, `layers` the number of layers. `parameters` are counted in the whole model, `embedding` in its input
+    embeddings, 0 where they are tied to the logits' weights. `encoder` are products that run once a request for each
+    token of an encoder, keys and values of cross attention among them.
     """
 
     name: str
@@ -143,7 +143,7 @@ class ServingModel:
         """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
 
         They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
-        encoders. Attention counts all pairs of a token and a key, also those that a causal mask leaves out, and of a
+        encoders. Attention counts all pairs of a token and a key, also pairs that a causal mask leaves out, and of a
         sliding window the keys in the cache, of which at most window - 1 precede the tokens. Cross attention is to
         `encoded` tokens. 2 times the result are FLOPs.
         """
@@ -176,7 +176,7 @@ def read_serving_model(
     topk: int = 1,
     layer_types: Sequence[str] = (),
 ) -> ServingModel:
-    """Return what an engine runs for a model, from a recorded prompt of `prompt` tokens and the next token's step.
+    """Return the work of an engine for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
     `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
     `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model
@@ -293,7 +293,7 @@ def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
 
 
 def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
-    """Return the calls without products that a module repeats for each token of the prompt: those of a recurrence."""
+    """Return the calls without the products of a recurrence, which a module repeats for each token of the prompt."""
     found = list(calls)
     repeated = Counter((call.module, call.columns, call.inner) for call in found)
     return [call for call in found if repeated[call.module, call.columns, call.inner] < prompt]
@@ -366,8 +366,8 @@ def _read_attention(
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Attention is what multiplies with `keys` cached tokens, or those of a full window. Where a product with a weight has
-    so many rows, it expands what is cached, which is latent.
+    Products with `keys` cached tokens, or a full window of them, are attention. A product of so many rows with a weight
+    expands a latent cache.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
     by_module: dict[str, list[_Call]] = defaultdict(list)

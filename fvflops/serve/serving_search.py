@@ -57,7 +57,7 @@ class Unfit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingSearch(Displayed):
-    """What a search found: the `points` of all layouts, and those that do not fit."""
+    """Result of a search: the `points` of all layouts, and layouts that do not fit."""
 
     _report = "fvflops.serve.serving_search_report:serving_search_report"
 

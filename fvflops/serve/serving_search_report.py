@@ -1,4 +1,4 @@
-"""Report of a search for a serving layout: the best within the limits, the trade-off, and what does not fit."""
+"""Report of a search for a serving layout: the best within the limits, the trade-off, and layouts that do not fit."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def call_library(
 ) -> Any:
     """Return the model that a library's function builds from `--arg` values, which it passes on to a constructor.
 
-    `fixed` are further arguments, such as those without which it would download weights, and `image_size` is the one
-    that `--image-size` sets. A value for one of these, or one that the constructor refuses, raises ValueError.
+    `fixed` are further arguments, such as one without which it would download weights, and `image_size` is the one that
+    `--image-size` sets. A value for one of these, or one that the constructor refuses, raises ValueError.
 
     >>> call_library(dict, {"depth": 2, "pretrained": True}, "timm:vit", fixed={"pretrained": False})
     Traceback (most recent call last):

@@ -53,7 +53,7 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     """Return the model of a folder or of a repository of the hub: its first architecture, or the class of a task.
 
     Only configuration files are read or downloaded; for a folder nothing is downloaded. Settings in `options.config`
-    replace those of config.json.
+    replace settings of config.json.
     """
     folder = os.path.expanduser(name)
     if os.path.basename(folder) == CONFIG and os.path.isfile(folder):
@@ -196,7 +196,7 @@ def _build_remote(
 def _download(name: str, with_code: bool) -> str:
     """Return the folder of a repository's configuration in the local cache, downloaded if it is not there.
 
-    Files in the cache are used as they are. Errors are ValueErrors that say what to do.
+    Files in the cache are used as they are. Errors are ValueErrors with the remedy.
     """
     found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@(.+))?", name)
     if found is None or name.startswith("."):

@@ -42,5 +42,5 @@ def read_settings(text: str, option: str, *, file: str = "config.json") -> dict[
 
 
 def _decode_float(value: dict[str, Any]) -> Any:
-    """Return the float of {"__float__": "Infinity"}, as transformers writes what is not a number in JSON."""
+    """Return the float of {"__float__": "Infinity"}, as transformers writes values that are not numbers in JSON."""
     return float(value["__float__"]) if value.keys() == {"__float__"} else value

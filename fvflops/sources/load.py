@@ -267,7 +267,7 @@ def check_applies(options: SourceOptions, source: str, name: str) -> None:
 
 
 def keep_applicable(options: SourceOptions, name: str) -> SourceOptions:
-    """Return the options without those that do not apply to a MODEL argument."""
+    """Return the options that apply to a MODEL argument."""
     fields = [field for field, sources in _APPLIES.items() if find_source(name) not in sources]
     return replace(options, **{field: getattr(DEFAULT_OPTIONS, field) for field in fields})
 
@@ -337,7 +337,7 @@ def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Itera
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a name is that of a Python file or package, without importing it."""
+    """Return whether a name is of a Python file or package, without importing it."""
     path = name.replace(".", os.sep)
     files = (f"{path}.py", os.path.join(path, "__init__.py"))
     return bool(path) and any(os.path.isfile(os.path.join(entry, file)) for entry in ("", *sys.path) for file in files)

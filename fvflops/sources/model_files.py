@@ -14,7 +14,7 @@ from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
-# What other files are, and what to do.
+# Kinds of other files, and the remedy.
 _REFUSED = {
     "trace": "is a saved Trace, and this command runs the model: name the model",
     "safetensors": "has weights (safetensors) and no architecture: name the model, such as transformers:CLASS",

@@ -1,7 +1,7 @@
 """ONNX models, turned into torch by onnx2torch.
 
-onnx2torch (extra `onnx`) has converters for the ops up to opset 17; models of later opsets are first converted to that
-by the version converter of onnx. Its modules get the names of the modules that PyTorch's exporters wrote.
+onnx2torch (extra `onnx`) has converters for the ops up to opset 17; models of later opsets are first converted to it by
+the version converter of onnx. Its modules get the names of the modules that PyTorch's exporters wrote.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from fvflops.text import shown_by_fields
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class SourceOptions:
-    """How a model is built and what its inputs are, as plain values that a worker process can be sent.
+    """How a model is built, and its inputs, as plain values that a worker process can be sent.
 
     `inputs` are texts such as `1,3,224,224` or `ids=1,128:int64`; without them the source's default inputs are used.
     `batch`, `seq` (tokens) and `image_size` (height, width) are sizes of these default inputs; `dtype`, such as `bf16`,
-    is that of the floating-point weights and inputs. `config` is JSON, or the path of a JSON file or of its folder, for
+    applies to floating-point weights and inputs. `config` is JSON, or the path of a JSON file or of its folder, for
     Hugging Face models. `device` is where the model is built, such as `meta`. `args` are texts such as `width=64`,
     arguments of the factory or constructor, and `paths` folders that are added to `sys.path`. `task` chooses the class
     of a Hugging Face repository, `trust_remote_code` allows the modelling code in it to run, and `adapter` is the

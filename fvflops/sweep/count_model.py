@@ -57,10 +57,10 @@ Factory = Callable[[], Any]
 class CountSettings:
     """How each of many models is counted, as values that a worker process can be sent.
 
-    `table`, `execution` and `assume` are those of FlopCountAnalysis; `train` counts models in training mode. Without
+    `table`, `execution` and `assume` are as for FlopCountAnalysis; `train` counts models in training mode. Without
     `peak_memory` a row lacks it: it needs a second recording. `memory` is the most bytes of weights with which a model
     is built that cannot be counted without; None is the memory of this machine. `kernels` is the torch device whose
-    kernels are recorded, such as cuda; None is that of the model.
+    kernels are recorded, such as cuda; None is the model's.
     """
 
     table: str | FormulaTable = "default"
@@ -105,10 +105,10 @@ def count_model(
 ) -> ModelCount:
     """Return the row of a model that a MODEL argument names, such as `timm:resnet50`; it never raises for a model.
 
-    Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is
-    built with random weights. Of transformers' default configurations that do not fit into memory a smaller one is
-    counted, and the row's `built` says which. The row of a saved Trace lacks what needs the model: its device and
-    dtype, and the peak memory. An unknown table raises as in `load_table`.
+    Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is built
+    with random weights. Of transformers' default configurations that do not fit into memory a smaller one is counted,
+    and the row's `built` says which. The row of a saved Trace lacks the model's device and dtype, and the peak memory.
+    An unknown table raises as in `load_table`.
 
     >>> row = count_model("zoo:lenet5")
     >>> row.model, row.parameters, row.flops, row.peak_memory, row.error
@@ -233,7 +233,7 @@ class _Attempts:
 
 
 def describe_options(options: SourceOptions, settings: CountSettings) -> str:
-    """Return what differs from the defaults in how a model is built and counted, as JSON, "" for nothing.
+    """Return the settings of building and counting a model that are not the defaults, as JSON, "" for none.
 
     >>> describe_options(SourceOptions(inputs=("1,3,64,64",)), CountSettings(train=True, memory=1 << 30))
     '{"inputs": ["1,3,64,64"], "train": true}'

@@ -97,7 +97,7 @@ def _lock(file: TextIO, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep has to do: the tasks, longest first as far as known, and the rows that there are already."""
+    """State of a sweep: its tasks, longest first as far as known, and the rows that there are already."""
 
     output: str
     tasks: tuple[Task, ...]
@@ -115,9 +115,9 @@ def plan_sweep(
 ) -> Plan:
     """Return the tasks for the models without a row in the output or its journal.
 
-    With `again` all models are counted again, with `retry_failed` also those whose row has an error. Rows that would be
-    kept but were counted by another table, or with other options, raise ResultError, as do files that contain no rows
-    of a sweep.
+    With `again` all models are counted again, with `retry_failed` also models whose row has an error. Rows that would
+    be kept but were counted by another table, or with other options, raise ResultError, as do files that contain no
+    rows of a sweep.
     """
     check_format(output)
     try:

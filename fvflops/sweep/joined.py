@@ -210,7 +210,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
     for number, names in by_row.items():
         if len(names) > 1:
             row = plain_name(file.rows[number][0])
-            notes.append(f"{file.path}: the row {row} is that of {list_names(names)}: write their full names.")
+            notes.append(f"{file.path}: the row {row} fits {list_names(names)}: write their full names.")
     without = [model for model in missing if not fitting[model]]
     if without:
         notes.append(f"{file.path} has no row for {list_names(without)}.")

@@ -61,7 +61,7 @@ _QUEUED = 2  # tasks for each worker that are scheduled at a time
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker may use: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
+    """Limits of a worker: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
 
     A model that takes longer is stopped. Beyond `memory` an allocation raises in the worker; this needs Linux.
     """

@@ -12,7 +12,7 @@ from fvflops.units import format_bytes, format_parameters, format_seconds, forma
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelCount:
-    """What one model costs; a model that could not be counted has an `error` of one line, and the numbers known so far.
+    """Costs of one model; a model that could not be counted has an `error` of one line, and the numbers known so far.
 
     `model` is the name as the user wrote it. `flops` are in the convention `table`, `macs` are the multiply-adds among
     them; `bytes` is memory traffic without cache reuse or fusion, and `peak_memory` the predicted peak memory of the
@@ -21,10 +21,10 @@ class ModelCount:
     products that the convention ignores, with their calls and share.
 
     `execution` is "shapes" or "real". `device` is where the model was built, "meta" being without weights, and `dtype`
-    that of most of its parameters. `built` is the model built instead where the named model could not be counted, such
-    as a smaller configuration. `options` are those with which the model was built and counted, where they are not the
-    defaults, and `versions` those of the libraries. `seconds` includes building and every attempt. `failure` is the
-    kind of an error, one of FAILURES. A metric of METRICS that is not named here is one more field.
+    is of most of its parameters. `built` is the model built instead where the named model could not be counted, such as
+    a smaller configuration. `options` are the settings of building and counting that are not the defaults, and
+    `versions` the libraries'. `seconds` includes building and every attempt. `failure` is the kind of an error, one of
+    FAILURES. A metric of METRICS that is not named here is one more field.
     """
 
     model: str
@@ -91,5 +91,5 @@ def _column(name: str) -> Column:
 # The fields of ModelCount in their order. Text columns have is_text; of the others `seconds` is a float and the rest
 # are integers: bytes in `bytes` and `peak_memory`, elements in `parameters` and `activations`.
 COLUMNS = tuple(map(_column, ("model", *_METRICS, *(name for name in _FIELDS[1:] if name not in METRICS))))
-# The columns of what a model costs.
+# The columns of a model's costs.
 COSTS = (*_METRICS, "peak_memory")

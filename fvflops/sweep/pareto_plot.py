@@ -81,8 +81,8 @@ def draw_pareto(
     """Return a picture of one point a row, 3.4 inches wide, and the names of the Pareto front in the order of `x`.
 
     The first column of the table has the names; `x` and `y` are the keys of two others with numbers, of which less is
-    better unless they are in `higher`. A row without one of the values has no point. `titles` are those of the axes
-    by key, else the headings. A scale is logarithmic if its values are positive and span more than a decade. `kind` is
+    better unless they are in `higher`. A row without one of the values has no point. `titles` are the axes' titles by
+    key, else the headings. A scale is logarithmic if its values are positive and span more than a decade. `kind` is
     "svg" or "png". An unknown column, one of text, and a table without a point raise ValueError; without matplotlib
     (the extra `plot`) PlotError is raised.
     """
@@ -188,7 +188,7 @@ def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
 
 
 def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[float], list[float]]:
-    """Return the corners of the boundary of what the front dominates."""
+    """Return the corners of the boundary of the dominated area."""
     xs, ys = [front[0].x], [front[0].y]
     for before, after in pairwise(front):
         # Between two points the staircase of attained values follows the better first coordinate.
@@ -242,7 +242,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
 def _draw_label(axes: Any, point: _Point, text: str, position: tuple[float, float], frame: Frame) -> None:
     """Write a label into its frame, with a line to its point where they are apart."""
     x, y = position
-    # The nearest end is exact: what a renderer draws is a little wider or narrower than measured.
+    # The nearest end is exact: a renderer draws text a little wider or narrower than measured.
     side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
     if frame.left <= x <= frame.right:
         side, end = "center", (frame.left + frame.right) / 2

@@ -26,12 +26,12 @@ _RETRIES = 5  # of a task whose node or worker died
 
 
 class RayError(RuntimeError):
-    """A cluster that cannot be reached, or whose nodes lack what a sweep needs."""
+    """A cluster that cannot be reached, or whose nodes lack a sweep's needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What a node needs to run tasks; `folder` is the working directory, used where it exists."""
+    """Needs of a node to run tasks; `folder` is the working directory, used where it exists."""
 
     version: str
     folder: str

@@ -3,8 +3,8 @@
 A sweep appends each row to a journal beside its output, JSON lines, and writes the output once at its end: Parquet
 cannot be appended to, and one way for all formats loses no row where a sweep is killed. The next sweep reads both.
 
-Each row has a checksum. In CSV and JSON lines, of which a part may be a valid file too, that of the last row ends with
-the number of rows (`1f3e09ab/3`). Rows without a checksum, as release 1.0 wrote, are read without these checks.
+Each row has a checksum. In CSV and JSON lines, of which a part may be a valid file too, the last row's ends with the
+number of rows (`1f3e09ab/3`). Rows without a checksum, as release 1.0 wrote, are read without these checks.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _check_names(path: str, found: Iterable[str]) -> None:
 
 
 def _seal(row: ModelCount, names: Iterable[str] = _NAMES) -> dict[str, Any]:
-    """Return the named values of a row, in texts with escapes for what is not UTF-8, and their checksum."""
+    """Return the named values of a row, in texts with escapes for bytes that are not UTF-8, and their checksum."""
     record: dict[str, Any] = {}
     for name in names:
         value = getattr(row, name)

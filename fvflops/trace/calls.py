@@ -17,14 +17,13 @@ class OpCall(NamedTuple):
 
     `number` is its index among all op calls. `name` is unique among the calls of the op, `op` is without overload,
     `target` with it. `module` is the canonical name of the owning module. `inputs` and `outputs` are its tensors, such
-    as "float32[2, 3]". `flops` is None where unsupported. `status` is "counted", "zero_flop", "ignored" (ignored
-    by the convention), "unsupported" or "covered" (counted as part of a module or function around it). That
-    module or function has a record of its own before those of its ops, with its class as `op` and without time and
-    memory. Times are in ns, memory in bytes, both None where not measured. `macs` are multiply-adds, `activations`
-    output elements that the table counts, `nbytes` bytes read and written; None where unknown. `parameters` are the
-    names of the parameters and buffers that it reads, and `after` the numbers of the calls that produced its other
-    inputs; for a view, the call that produced its base. `line` is the source line that called it, "" where none was
-    recorded.
+    as "float32[2, 3]". `flops` is None where unsupported. `status` is "counted", "zero_flop", "ignored" (ignored by the
+    convention), "unsupported" or "covered" (counted as part of a module or function around it). That module or function
+    has a record of its own before its ops', with its class as `op` and without time and memory. Times are in ns, memory
+    in bytes, both None where not measured. `macs` are multiply-adds, `activations` output elements that the table
+    counts, `nbytes` bytes read and written; None where unknown. `parameters` are the names of the parameters and
+    buffers that it reads, and `after` the numbers of the calls that produced its other inputs; for a view, the call
+    that produced its base. `line` is the source line that called it, "" where none was recorded.
     """
 
     number: int

@@ -40,7 +40,7 @@ class ModuleInfo:
     """One path in the module tree.
 
     `name` is the dotted path, `canonical` the first path of the same module object; they differ for a shared module.
-    `class_name` is what `repr` prints; `classes` are the qualified names of its class and of the bases whose `forward`
+    `class_name` is as `repr` prints it; `classes` are the qualified names of its class and of the bases whose `forward`
     that class inherits, most derived first. `has_forward`: its forward computes anything (False for ModuleList and
     pseudo-modules). `attributes` are its public ints, floats, bools and strings. `children` are (attribute, dotted
     path) pairs; a child that is None has the path None.

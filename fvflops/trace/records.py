@@ -10,8 +10,8 @@ from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 
-# In the order of a training step. "other" is work without gradients on what a backward pass or an optimizer step has
-# computed, such as gradient clipping and moving averages; "forward" is everything that belongs to no other phase.
+# In the order of a training step. "other" is work without gradients on results of a backward pass or an optimizer step,
+# such as gradient clipping and moving averages; "forward" is everything that belongs to no other phase.
 PHASES = ("forward", "recompute", "backward", "optimizer", "other")
 # In place of the names of arguments: all lists of integers, one-dimensional tensors.
 ALL_LISTS = ("*",)
@@ -27,7 +27,7 @@ class Event(NamedTuple):
     `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
     signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
     the index of its stack of regions, `thread` is 0 for the thread that started the recording. `reads` are the indexes
-    of the storages of an op's tensor arguments, `writes` those of its results: a view has its input's storage, and an
+    of the storages of an op's tensor arguments, `writes` of its results: a view has its input's storage, and an
     argument that an op modifies without returning it is only in `reads`. Times are in nanoseconds, memory in bytes.
     `raised`: an exception ended the region. `rank` is the rank of a distributed process, or None. `line` is the index
     of the source line that called an op, where lines were recorded.

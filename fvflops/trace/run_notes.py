@@ -1,4 +1,4 @@
-"""Sentences on what a run's cost depends on besides its shapes: assumptions, random draws, values of the data."""
+"""Sentences on dependences of a run's cost besides its shapes: assumptions, random draws, values of the data."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ class Callee(NamedTuple):
 class Span(NamedTuple):
     """One call of a callee: its event, with its cost.
 
-    `event` is that of an op, or the end of a region with the start and duration of the call. A backward op has the
-    stack of the module whose forward created it, which is not being called at that time. An op's event has the
-    allocated bytes before and after it. `depth` is the number of open spans around it on its thread. `flops`, `macs`,
-    `nbytes` and `memory` include children; `memory` is the bytes allocated and not freed, `unsupported` the number of
-    unsupported ops in it.
+    `event` is an op's, or the end of a region with the start and duration of the call. A backward op has the stack of
+    the module whose forward created it, which is not being called at that time. An op's event has the allocated bytes
+    before and after it. `depth` is the number of open spans around it on its thread. `flops`, `macs`, `nbytes` and
+    `memory` include children; `memory` is the bytes allocated and not freed, `unsupported` the number of unsupported
+    ops in it.
     """
 
     callee: int

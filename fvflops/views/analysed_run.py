@@ -133,7 +133,7 @@ def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
 def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
     """Return the uncalled modules that should have worked: they own parameters, and no op read one.
 
-    The others do nothing in this mode (dropout), or their weights are used by another module, as those of `out_proj` by
+    The others do nothing in this mode (dropout), or their weights are used by another module, as `out_proj`'s by
     nn.MultiheadAttention. Without ordered events it is not known which parameters were read.
     """
     modules = trace.modules.by_name

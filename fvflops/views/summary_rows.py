@@ -14,7 +14,7 @@ from fvflops.units import format_size
 from fvflops.views.ranking import rank
 
 VIEWS = ("module", "operator", "both")
-ITSELF = "(itself)"  # the row of what a module does outside its submodules
+ITSELF = "(itself)"  # the row of a module's own work, outside its submodules
 _LEAST_SHARE = 0.01  # of the whole model, of such a row
 
 
@@ -71,10 +71,10 @@ def index_children(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[str, dict[str, int]]:
-    """Return module → heading → what it does outside its submodules, of modules that are `shown` above others.
+    """Return module → heading → its own work, outside its submodules, of modules that are `shown` above others.
 
-    Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
-    from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
+    Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that work missing from
+    the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
     """
     children = index_children(summary.modules.by_name)
     found = {}

@@ -1,4 +1,4 @@
-"""What the zoo's decoders share: the KV cache, the cross entropy of a divided vocabulary, and the initialisation."""
+"""Shared parts of the zoo's decoders: KV cache, cross entropy of a divided vocabulary, and initialisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Parallelism(NamedTuple):
     """How plans divide a model among ranks, by patterns of module names.
 
     `tensor` has the styles of fvflops/plan/sharding/sharding_styles.py (Shoeybi et al., "Megatron-LM",
-    arXiv:1909.08053), and `sequence` those with the sequence sharded between attention and MLP (Korthikanti et al.,
+    arXiv:1909.08053), and `sequence` styles with the sequence sharded between attention and MLP (Korthikanti et al.,
     "Reducing activation recomputation in large transformer models", arXiv:2205.05198). `divided` are attributes with a
     number of heads, which is divided by the number of ranks. `stages` are the arguments of PipelineStages. `mixtures`
     have the submodules `router`, `order` (of pairs of tokens and experts) and `experts`.
@@ -64,7 +64,7 @@ class KVCache:
 
 
 class Decoded(NamedTuple):
-    """What a decoder returns with `use_cache`."""
+    """Result of a decoder with `use_cache`."""
 
     logits: Tensor
     past_key_values: KVCache

@@ -136,7 +136,7 @@ FUSED: tuple[type[nn.Module], ...] = (MaskedSoftmax, BiasGelu, BiasDropoutAdd)
 class CoreAttention(nn.Module):
     """Attention of queries, keys and values, each (n, b, heads, head_size): (n, b, heads * head_size).
 
-    What selective recomputation recomputes.
+    Selective recomputation recomputes this module.
     """
 
     def __init__(self, config: MegatronGPTConfig) -> None:

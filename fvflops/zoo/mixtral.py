@@ -148,9 +148,9 @@ _STYLES = {
 class Mixtral(Llama):
     """A Mixtral of any size.
 
-    Parameters of the released checkpoint and those that a token uses, which are its multiply-adds in linear layers
-    besides the embedding and the norms. Attention adds 2 * layers * hidden_size for each of the n positions, without
-    a discount for the causal half.
+    Parameters of the released checkpoint and parameters that a token uses, which are its multiply-adds in linear layers
+    besides the embedding and the norms. Attention adds 2 * layers * hidden_size for each of the n positions, without a
+    discount for the causal half.
 
         Mixtral-8x7B     46,702,792,704    used by a token 12,879,925,248    multiply-adds 12,748,587,008
 
@@ -158,7 +158,7 @@ class Mixtral(Llama):
     176,160,768 in each expert (3 * 4096 * 14336), and 8,192 in norms; the embedding and the head have 131,072,000 each
     (32000 * 4096), and the last norm 4,096.
 
-    Takes and returns what a Llama does, of which only the layers differ.
+    Arguments and result are as for Llama; only the layers differ.
 
     >>> with torch.device("meta"):
     ...     model = Mixtral(CONFIGS["mixtral_8x7b"])

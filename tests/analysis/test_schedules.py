@@ -56,7 +56,7 @@ COMBINATIONS = [
 ]
 
 
-# --- which steps --------------------------------------------------------------------------------------------------
+# --- which steps ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quiet_profiler")
@@ -158,7 +158,7 @@ def test_on_trace_ready_is_called_with_the_steps_of_the_cycle_done(loop):
     plan = fvflops.schedule(wait=1, active=2)
 
     def ready(run):
-        # The Traces of the cycle have their events, those of the cycles before are aggregated.
+        # The Traces of the cycle have their events, earlier cycles' are aggregated.
         seen.append((run.step_num, run.macs(), [trace.events is not None for trace in run.steps]))
 
     with fvflops.record(loop.model, schedule=plan, on_trace_ready=ready) as run:
@@ -259,7 +259,7 @@ def test_an_exception_in_on_trace_ready_leaves_nothing(loop):
     assert run.macs() == 2 * MACS_PER_ROW
 
 
-# --- what is said wrongly -------------------------------------------------------------------------------------------
+# --- wrong arguments ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wait", [3, 5])  # it becomes active after the last step, or never

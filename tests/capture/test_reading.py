@@ -85,20 +85,8 @@ def change_the_class(model: Net) -> None:
 
 
 CHANGES = [
-    tie,
-    share,
-    rename,
-    swap_keys,
-    replace_by_its_like,
-    replace_by_another,
-    remove,
-    forget_a_child,
-    add_a_buffer,
-    wrap,
-    reshape,
-    freeze,
-    change_a_number,
-    change_the_class,
+    *(tie, share, rename, swap_keys, replace_by_its_like, replace_by_another, remove),
+    *(forget_a_child, add_a_buffer, wrap, reshape, freeze, change_a_number, change_the_class),
 ]
 
 

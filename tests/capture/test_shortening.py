@@ -195,7 +195,7 @@ def test_a_shortened_model_is_restored():
     model = Numbered()
     tensors = [(name, id(tensor)) for name, tensor in model.named_parameters()]
     shortened = shorten(model, (INPUTS,))
-    # The first two and the last two layers, which count themselves as those of a shallow model.
+    # The first two and the last two layers, which count themselves as a shallow model's do.
     assert [layer.fc.layer_index for layer in model.layers] == [0, 1, 2, 3]
     assert [id(tensor) for tensor in model.layers.parameters()][-4:] == [key for _, key in tensors[-6:-2]]
     assert [name for name, _ in shortened.repeat(model.named_parameters())] == [name for name, _ in tensors]

@@ -205,7 +205,7 @@ def test_the_attention_of_nested_tensors_counts_what_they_hold(layout):
 
 
 def test_an_encoder_that_nests_its_padded_batch_counts_as_if_padded():
-    """torch's fast path leaves the padding out where it runs; the count is that of the path that everyone can run."""
+    """torch's fast path leaves the padding out where it runs; the count is of the path that everyone can run."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
     mask = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
     x = torch.rand(2, 5, 8)

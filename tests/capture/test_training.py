@@ -559,8 +559,7 @@ def test_gradients_inside_a_checkpoint_belong_to_the_modules_that_they_are_of(ex
     model = nn.Sequential(Penalised(layer=nn.Linear(4, 4, bias=False)))
     with reruns, record(model, execution=execution) as run:
         model(X.clone().requires_grad_()).sum().backward()
-    # Each of the two passes wants what was not kept: up to the layer's result the first, all, the pass inside too, the
-    # second.
+    # Both passes recompute unsaved tensors: up to the layer's result the first, all, the pass inside too, the second.
     assert macs_by_owner(run) == {"0.layer": {"forward": 48, "backward": 48, "recompute": 48 + 96}}
     if execution == "real":
         assert recompute_ops(run) == reruns.ops

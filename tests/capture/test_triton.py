@@ -19,6 +19,7 @@ if not torch.cuda.is_available() and not hasattr(interpreter.InterpretedFunction
     pytest.skip(f"the interpreter of triton {triton.__version__} has no method that runs", allow_module_level=True)
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, load_table, record  # noqa: E402
+from tests.support.models.unseen_work import Unseen  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LINEAR = 512
@@ -63,17 +64,8 @@ if DEVICE == "cuda":  # to tune is to time on a GPU
     WAYS["by an autotuner"] = lambda x: _launch(tuned, x)
 
 
-class Scan(nn.Module):
-    def __init__(self, compute: Any) -> None:
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.compute(x)
-
-
 def _net(way: str) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), Scan(WAYS[way]), nn.Linear(8, 8)).to(DEVICE)
+    return nn.Sequential(nn.Linear(8, 8), Unseen(WAYS[way]), nn.Linear(8, 8)).to(DEVICE)
 
 
 @pytest.mark.parametrize("execution", ["auto", "shapes", "real"])

@@ -1,4 +1,4 @@
-"""`fvflops annotate`: which files it reads and writes, what it prints, and what it refuses."""
+"""`fvflops annotate`: files that it reads and writes, outputs and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what a person types, and what comes out."""
+"""The command line: commands and their outputs."""
 
 import csv
 import io
@@ -313,19 +313,8 @@ def test_a_count_without_numpy_warns_of_nothing():
 def test_device_is_where_the_model_would_run_and_build_on_where_it_is_built(capsys):
     def attention(*options):
         argv = [
-            "zoo:gpt2",
-            "--seq",
-            "64",
-            "--train",
-            "--backward",
-            "--dtype",
-            "bf16",
-            "--build-on",
-            "meta",
-            "--by",
-            "op",
-            "--format",
-            "json",
+            *("zoo:gpt2", "--seq", "64", "--train", "--backward", "--dtype", "bf16"),
+            *("--build-on", "meta", "--by", "op", "--format", "json"),
         ]
         code, out, err = run(capsys, "count", *argv, *options)
         assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""`fvflops count` of several models: the rows, the columns, the formats, the plot, and what is refused."""
+"""`fvflops count` of several models: rows, columns, formats, the plot, and errors."""
 
 import csv
 import io

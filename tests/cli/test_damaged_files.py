@@ -1,6 +1,6 @@
 """Damaged files: none is read as something else, and every error is one line that names the file.
 
-Files that people edit, and those of other programs, have no checksum: a changed number in them is read.
+Files that people edit, and other programs' files, have no checksum: a changed number in them is read.
 """
 
 import json

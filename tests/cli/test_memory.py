@@ -1,4 +1,4 @@
-"""`fvflops memory`: what a person types, and what comes out."""
+"""`fvflops memory`: command lines and their outputs."""
 
 from __future__ import annotations
 

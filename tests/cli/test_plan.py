@@ -1,4 +1,4 @@
-"""`fvflops plan --device`: what a person types, and what comes out."""
+"""`fvflops plan --device`: command lines and their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fvflops plan --search`: what a person types, and what comes out."""
+"""`fvflops plan --search`: command lines and their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fvflops profile`: what a person types, what comes out, and which files are written, also when a run fails."""
+"""`fvflops profile`: command lines, outputs and written files, also when a run fails."""
 
 from __future__ import annotations
 

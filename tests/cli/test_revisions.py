@@ -16,13 +16,8 @@ from tests.support.git_repository import git, state_of
 from tests.support.git_repository import repository as repository
 
 HOOKS = (
-    "post-checkout",
-    "post-index-change",
-    "pre-commit",
-    "reference-transaction",
-    "fsmonitor-watchman",
-    "post-rewrite",
-    "update",
+    *("post-checkout", "post-index-change", "pre-commit", "reference-transaction"),
+    *("fsmonitor-watchman", "post-rewrite", "update"),
 )
 
 

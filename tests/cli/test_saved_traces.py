@@ -1,4 +1,4 @@
-"""`--save-trace`, and commands whose MODEL is a saved Trace: their reports are those of the model."""
+"""`--save-trace`, and commands whose MODEL is a saved Trace: their reports are the model's."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""`fvflops serve`: what a person types, and what comes out."""
+"""`fvflops serve`: command lines and their outputs."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""`fvflops sweep`: rows in files and on standard output, progress, and what is refused."""
+"""`fvflops sweep`: rows in files and on standard output, progress, and errors."""
 
 import io
 import json

@@ -618,7 +618,7 @@ def test_a_frozen_weight_has_no_gradient(execution):
     base, adapter = rows * 8 * 8, rows * 8 * 2
     forward = {name: macs[name, "forward"] for name in ("0.base", "0.a", "0.b", "1.base", "1.a", "1.b")}
     assert forward == {"0.base": base, "0.a": adapter, "0.b": adapter, "1.base": base, "1.a": adapter, "1.b": adapter}
-    # The gradient of the second base's input, never that of a base's weight; the first inputs want none at all.
+    # The gradient of the second base's input, never of a base's weight; the first inputs want none at all.
     backward = {name: macs[name, "backward"] for name in forward}
     first = {"0.base": 0, "0.a": adapter, "0.b": 2 * adapter}
     assert backward == first | {"1.base": base, "1.a": 2 * adapter, "1.b": 2 * adapter}

@@ -21,7 +21,7 @@ from fvflops.devices.kernel_models.products import Processor
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
 
 GPUS = list(load_figures())
-# A GPU's clock may be above that of its datasheet, and benchmarks may find keys in its cache.
+# A GPU's clock may be above its datasheet's, and benchmarks may find keys in its cache.
 SLACK = 1.25
 batches, tokens, groups, key_heads = st.integers(1, 64), st.integers(1, 16384), st.integers(1, 16), st.integers(1, 16)
 sizes = st.sampled_from([64, 72, 80, 96, 128, 192, 256])

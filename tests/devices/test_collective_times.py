@@ -31,7 +31,7 @@ def link(request):
 
 
 def least_seconds(kind, size, nbytes, fabric):
-    """Return the seconds of the bytes that a GPU must send, of an addition in the switch those of its payload."""
+    """Return the seconds of the bytes that a GPU must send: its payload for an addition in the switch."""
     sent = nbytes * (size - 1) / size
     if kind == "all_reduce":
         sent = nbytes if fabric.adds else 2 * sent
@@ -94,7 +94,7 @@ def test_links_that_share_a_root_get_slower_with_the_ranks():
     assert LINKS["HGX B200 3200G"].among(2) == pytest.approx(LINKS["HGX B200 3200G"].among(8), rel=0.1)
 
 
-# Of NCCL, in microseconds; payloads are those of NVIDIA's AIConfigurator 0.12, message sizes times bytes of an element.
+# Of NCCL, in microseconds; payloads are as in NVIDIA's AIConfigurator 0.12, message sizes times bytes of an element.
 @pytest.mark.parametrize(
     ("network", "kind", "size", "nbytes", "measured"),
     [

@@ -55,7 +55,7 @@ def test_a_device_agrees_with_itself(device):
 def test_sparse_is_twice_dense(device):
     for dtype, peak in device.sparse.items():
         ratio = 4 / 3 if dtype == "fp4" and device.name in ("B300", "GB300") else 2
-        # The datasheet of the L40S prints 362.05 and 733, those of the A16 and the A30 round to two or three digits.
+        # The datasheet of the L40S prints 362.05 and 733, the A16's and the A30's round to two or three digits.
         rounded = device.name in ("L40S", "A16", "A30")
         assert peak / device.matrix[dtype] == pytest.approx(ratio, rel=0.013 if rounded else 0.003)
 
@@ -117,9 +117,7 @@ def test_an_unknown_name_is_told_in_a_line():
     with pytest.raises(ValueError, match=r"did you mean 'H100'\? Others can be given as a Device") as caught:
         find_device("H1000")
     assert "\n" not in str(caught.value)
-    known = (
-        r"no device 'potato': 'fvflops list devices' lists those known\..* 'fvflops peak --output FILE\.yaml' measures"
-    )
+    known = r"no device 'potato': 'fvflops list devices' lists all\..* 'fvflops peak --output FILE\.yaml' measures"
     with pytest.raises(ValueError, match=known):
         find_device("potato")
     with pytest.raises(ValueError, match="a slice of a device"):

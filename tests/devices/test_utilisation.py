@@ -1,4 +1,4 @@
-"""The utilisation: published figures from their published inputs, what it must obey, and what it refuses."""
+"""The utilisation: published figures from their published inputs, laws and errors."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -40,7 +40,7 @@ NVIDIA = Device("chip", matrix=CHIP.matrix, vector=CHIP.vector, vendor="NVIDIA")
 def entry(dtype, macs=0, flops=0, *, phase="forward", op="aten::mm"):
     return Entry(
         ("",), phase, op, op, Status.COUNTED, 1, 7 * macs + flops, macs, flops, elements=1, dtype=dtype
-    )  # 7: the value is that of some convention, which must not matter
+    )  # 7: the value is of some convention, which must not matter
 
 
 def counts(*entries, metric="flops"):
@@ -109,7 +109,7 @@ def test_efficient_training_on_clusters(tera, percent):
     assert round(100 * hfu(tera * T, 1.0, device="A100", dtype="fp16")) == percent
 
 
-# --- What it must obey ----------------------------------------------------------------------------------------------
+# --- What it must obey ---------------------------------------------------------------------------------------------
 
 
 def test_twice_the_time_or_devices_is_half():
@@ -307,7 +307,7 @@ def test_the_result_of_a_handle_is_work():
     assert mfu(analysis, 1, device=CHIP, dtype="bf16") == hfu(analysis, 1, device=CHIP, dtype="bf16") == 0.05
 
 
-# --- What it refuses ------------------------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------------------------
 
 
 def test_more_than_all_is_refused_with_what_to_check():
@@ -402,7 +402,7 @@ def test_devices_are_a_number(value):
         (counts(entry("", macs=T)), None, "the counts have no dtype for the 2T FLOPs of aten::mm: pass dtype"),
         (counts(entry("int64", macs=T)), None, "no device has a peak for the dtype 'int64'"),
         (counts(entry("bf16", macs=T, phase="recompute")), None, "the counts are zero"),
-        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass those of flops"),
+        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass counts of flops"),
     ],
     ids=range(15),
 )
@@ -417,7 +417,7 @@ def test_numbers_of_numpy_are_exact():
     assert mfu(numpy.float64(50 * T), numpy.float32(1), device=CHIP, dtype="bf16", devices=numpy.int32(1)) == 0.5
 
 
-# --- Formulas of others -----------------------------------------------------------------------------------------------
+# --- Formulas of others --------------------------------------------------------------------------------------------
 
 LLAMA = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
 

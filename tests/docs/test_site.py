@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that reads Python's own tags, such as that of a function, as None."""
+    """A loader that reads Python's own tags, such as a function's, as None."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)

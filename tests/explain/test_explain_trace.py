@@ -8,6 +8,7 @@ import pytest
 
 from fvflops import explain_trace
 from fvflops.cli import main
+from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.step_records import sum_rows
 from fvflops.trace import TraceError
 
@@ -135,6 +136,25 @@ def test_kernels_of_a_graph_are_classed_by_name(tmp_path):
         ([launch(8, 11, "cudaMalloc", 85)], "runtime"),
         ([host("train.py(7): prepare", 5, 90, "python_function")], "host"),
         ([host("aten::add", 5, 90)], "launch"),
+        # Compilation runs ops, and calls that are no compilation lie in frames of torch.compile.
+        ([host("aot_collect_metadata (dynamo_timed)", 5, 90), host("aten::t", 6, 80)], "compilation"),
+        ([host("torch/_compile.py(42): inner", 5, 90, "python_function"), host("aten::t", 6, 89)], "launch"),
+        ([host("torch/_dynamo/eval_frame.py(8): _fn", 5, 90, "python_function")], "host"),
+        (
+            [
+                host("train.py(3): tidy", 5, 90, "python_function"),
+                host("<built-in function collect>", 6, 88, "python_function"),
+            ],
+            "garbage",
+        ),
+        (
+            [
+                host("torch/serialization.py(9): save", 5, 90, "python_function"),
+                host("aten::copy_", 6, 80),
+            ],
+            "saving",
+        ),
+        ([host("checkpoints/save/train.py(3): main", 5, 90, "python_function")], "host"),
     ],
 )
 def test_idle_time_has_the_cause_that_the_host_was_busy_with(tmp_path, before, cause):
@@ -180,6 +200,25 @@ def test_ops_of_a_cpu_trace_take_the_place_of_kernels(tmp_path):
     assert step.idle_ns == 10_000
 
 
+def test_collectives_of_gloo_are_exposed_where_no_op_runs(tmp_path):
+    """From 0 to 100 us: an op until 30, compilation with an op inside from 60 to 80, a collective from 20 to 50."""
+    events = [
+        host("aten::mm", 0, 30, **SHAPES),
+        {**host("gloo:all_reduce", 20, 30, "user_annotation"), "tid": 2},
+        host("entire_frame_compile", 60, 20),
+        host("aten::mm", 65, 10, **SHAPES),
+        host("aten::relu", 90, 10),
+    ]
+    (step,) = explain_trace(write(tmp_path / "trace.json", events)).timelines[0].steps
+    assert (step.compute_ns, step.exposed_communication_ns, step.communication_ns) == (40_000, 20_000, 30_000)
+    assert {(row.op or row.kernel): row.ns for row in step.work} == {
+        "aten::mm": 30_000,
+        "gloo:all_reduce": 20_000,
+        "aten::relu": 10_000,
+    }
+    assert {row.cause: row.ns for row in step.idle} == {"compilation": 20_000, "host": 20_000}
+
+
 def test_the_report_is_written_in_each_format(tmp_path):
     explained = explain_trace(write(tmp_path / "trace.json", EVENTS))
     assert repr(explained).startswith("<ExplainedTrace of trace.json: 2 steps") and len(repr(explained)) <= 80
@@ -208,6 +247,9 @@ def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     assert [(wait.rank, wait.waiting_ns) for wait in explained.waits()] == [(0, 70_000), (1, 0), (2, 40_000)]
     assert [row.nbytes for row in explained.work()] == [12_000]
     assert "least rank 1" in "\n".join(explained.about())
+    found = {finding.code: finding for finding in find_losses(explained)}
+    assert found["straggler"].seconds == pytest.approx((70e-6 + 0 + 40e-6) / 3)
+    assert "of which rank 1 joins last" in found["straggler"].text
     assert not explain_trace(paths[:1]).waits()
     with pytest.raises(TraceError, match="one rank"):
         explain_trace([paths[0], paths[0]])

@@ -58,7 +58,7 @@ def test_clean_step_is_as_planned(case: str, tmp_path: Path) -> None:
 
 def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(lay_out(work_of("one GPU")), tmp_path / "trace.json")
-    options = ["--model", "zoo:gpt2", "--mesh", "dp=1", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
+    options = ["--model", "zoo:gpt2", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
     assert main(["explain", path, *options, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {row["what"] for row in data["compared"]} >= {"matmul", "attention", "optimizer", "idle"}
@@ -68,5 +68,9 @@ def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixt
     assert data["findings"][0]["code"] == "more_work"
     assert main(["explain", path, *options, "--output", str(tmp_path / "page.html")]) == 0
     assert "The expected step and the measured one" in (tmp_path / "page.html").read_text()
+    assert "the trace has no work" not in (tmp_path / "page.html").read_text()
+    forward = [item for item in work_of("one GPU") if item.phase == "forward"]
+    assert main(["explain", write(lay_out(forward), tmp_path / "forward.json"), *options]) == 0
+    assert "no work of the phases backward, optimizer" in capsys.readouterr().out
     assert main(["explain", path, "--mesh", "dp=2"]) == 2
     assert "add --model" in capsys.readouterr().err

@@ -27,7 +27,7 @@ RUNS = {"shapes": {"execution": "shapes"}, "real": {"execution": "real"}, "cuda"
 every_run = pytest.mark.parametrize("run", RUNS)
 on_a_cpu = pytest.mark.parametrize("run", ["shapes", "real"])
 
-# Which gradients are asked for: those of the inputs, those of the parameters.
+# Which gradients are asked for: the inputs', the parameters'.
 BOTH, WEIGHTS, INPUTS, NEITHER = (True, True), (False, True), (True, False), (False, False)
 
 
@@ -57,7 +57,7 @@ def count(layer, inputs, run="shapes", table="default"):
 
 
 def freeze(layer, inputs, needs):
-    """Return the inputs with gradients or without, after setting those of the layer's parameters."""
+    """Return the inputs with gradients or without, after setting the layer's parameters likewise."""
     for parameter in layer.parameters():
         parameter.requires_grad_(needs[1])
     return tuple(x.detach().requires_grad_(needs[0] and x.is_floating_point()) for x in inputs)
@@ -548,7 +548,7 @@ def test_onednn_has_a_linear_op_for_each_gradient():
 
 
 def count_beside(model, inputs, table="default"):
-    """Return flops of the backward pass, a multiply-add as two: ours, and those of torch's FlopCounterMode."""
+    """Return flops of the backward pass, a multiply-add as two: ours, and FlopCounterMode's of torch."""
     trace = record_call(model, inputs, {}, loss=torch.sum)
     ours = FlopCountAnalysis.from_trace(trace, table=table).by_module_and_phase()[""]["backward"]
     with FlopCounterMode(display=False) as mode:

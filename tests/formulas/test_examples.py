@@ -122,17 +122,8 @@ def test_an_example_says_tensors_lists_words_and_results():
 @pytest.mark.parametrize(
     "text",
     [
-        "4 5, 5 6",
-        "4 5 = x",
-        "4 5 = -1",
-        "4 x = 1",
-        "[4 5 = 1",
-        "'a = 1",
-        "a=1, a=2 = 3",
-        "a=? = 1",
-        "1 -> 2 -> 3 = 1",
-        "4 5 = 1²",
-        "[" * 450 + "]" * 450 + " = 1",
+        *("4 5, 5 6", "4 5 = x", "4 5 = -1", "4 x = 1", "[4 5 = 1", "'a = 1"),
+        *("a=1, a=2 = 3", "a=? = 1", "1 -> 2 -> 3 = 1", "4 5 = 1²", "[" * 450 + "]" * 450 + " = 1"),
     ],
 )
 def test_a_bad_example_is_replayed(text):

@@ -1,4 +1,4 @@
-"""The expression: what it computes, what it refuses, and that it runs nothing."""
+"""The expression: its values and errors, and that it runs nothing."""
 
 import ast
 

@@ -36,7 +36,7 @@ COMPOSITE = [
     for row in DEFAULT.rows.values()
     if row.kind == "counted" and is_composite(row.name) and row.name not in SPARSE_ONLY
 ]
-# row → why its flops differ from those of its parts; multiply-adds and activations never do
+# row → why its flops differ from its parts'; multiply-adds and activations never do
 OTHER_FLOPS = {"aten::upsample_nearest2d": "torch takes it apart into indexing, which is free"}
 # Under a dispatch mode torch takes them apart into an op that computes the vectors too.
 VALUES_ONLY = {"aten::linalg_eigvals", "aten::linalg_eigvalsh", "aten::linalg_svdvals"}

@@ -234,7 +234,7 @@ def named(like: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("op", FORWARD)
 def test_attention(op):
-    """Four heads of queries share two of keys, whose width is not that of the values."""
+    """Four heads of queries share two of keys, whose width is not the values'."""
     query, key, value = rand(2, 3, 4, 6), rand(2, 5, 2, 6), rand(2, 5, 2, 7)
     hand = Hand()
     for batch in range(2):
@@ -286,7 +286,7 @@ def test_the_backward_of_packed_attention(op, known):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_attention_that_is_not_told_its_longest_run_of_keys(known):
-    """xFormers' CK kernel: in self-attention it is that of the queries."""
+    """xFormers' CK kernel: in self-attention it is the queries'."""
     hand = Hand()
     for length in (3, 2) if known else (3, 3):
         attend(hand, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
@@ -320,7 +320,7 @@ def test_attention_on_the_keys_of_a_cache_that_are_in_use():
 
 
 def test_attention_with_a_second_query_for_the_values():
-    """Multi-head latent attention: the scores are those of two products."""
+    """Multi-head latent attention: the scores are of two products."""
     hand = Hand()
     attend(hand, rand(3, 4, 6), rand(5, 1, 6), rand(5, 1, 7))
     for _ in range(3 * 4 * 5):
@@ -532,7 +532,7 @@ def test_a_causal_convolution():
 
 
 class Scale(torch.autograd.Function):
-    """A user's function with a product inside, whose tensors are those of no library."""
+    """A user's function with a product inside, whose tensors are no library's."""
 
     @staticmethod
     def forward(ctx, x, weight):

@@ -301,7 +301,7 @@ SURROGATES = [
 
 
 def go_back(h, gs, gv, carry, surrogate, at, *, detached):
-    """Return the gradient of the charge of one step, and that of the surrogate."""
+    """Return the gradients of the charge of one step and of the surrogate."""
     sg = surrogate(h - 0.7)
     if at is None:
         through = None if detached else 1 - 0.7 * sg

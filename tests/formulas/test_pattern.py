@@ -1,4 +1,4 @@
-"""The pattern: what it binds, and what it says where shapes do not fit."""
+"""The pattern: its bindings, and errors where shapes do not fit."""
 
 import math
 

@@ -35,6 +35,7 @@ from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
 from fvflops.reports.files.timeline_files import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
+from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
 from tests.support.recording_checks import installed, nothing_stays_installed  # noqa: F401
 
@@ -59,11 +60,7 @@ def make_convnet():
     return nn.Sequential(nn.Conv2d(3, 4, 3), Block(), Block(), nn.Flatten(), nn.Linear(4 * 36, 5))
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
+class Attention(Parts):
     def forward(self, x):
         q, k, v = self.qkv(x).reshape(2, 6, 3, 4, 4).permute(2, 0, 3, 1, 4)
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 6, 16))
@@ -72,7 +69,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attention, self.norm = Attention(), nn.LayerNorm(16)
+        self.attention, self.norm = Attention(qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)), nn.LayerNorm(16)
         self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16))
 
     def forward(self, x):
@@ -113,7 +110,7 @@ def test_every_counted_flop_is_on_an_event(name, loss, table):
     assert (run.total(), run.macs()) == (hardware_counts(counted).total(), counted.macs()) and run.macs() > 0
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
     assert run.ledger().attributed_to_modules == ()
-    # The FLOPs of a module call are on its event, including those of functions called in it.
+    # The FLOPs of a module call are on its event, including functions called in it.
     timeline = build_timeline(trace, run._cost_model)
     calls = {
         timeline.callees[span.callee].name: span.flops
@@ -191,7 +188,7 @@ def test_the_time_of_a_module_equals_a_direct_measurement():
     assert times["1"].total >= times["1.0"].total
     assert times[""].total >= times["0"].total + times["1"].total
     assert times[""].own < 0.25 * times[""].total
-    # The time of a call in the Trace is that of its event.
+    # The time of a call in the Trace is its event's.
     match = run.match()
     ranges = [event.duration_ns for event in match.run.events if event.module == "1.0"]
     assert times["1.0"].total == sorted(ranges)[1]
@@ -294,15 +291,11 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
 
 
 def test_the_recomputation_of_a_checkpoint_is_recompute():
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
+    class Checkpointed(Parts):
         def forward(self, x):
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    model, x = Checkpointed(), torch.randn(3, 4)
+    model, x = Checkpointed(inner=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))), torch.randn(3, 4)
     run = profile_kernels(model, x, loss=LOSSES["training"], repeat=1)
     counted = FlopCountAnalysis.from_trace(record_call(model, (x,), loss=LOSSES["training"]))
     match = run.match()

@@ -143,7 +143,7 @@ def test_events_of_other_shapes_are_counted_by_their_own(folder, tmp_path):
 
 
 def test_an_op_on_a_part_of_a_tensor_has_the_flops_of_that_part(tmp_path):
-    """The events are those of DTensor: the op on the whole tensor, and within it the same op on this rank's part."""
+    """The events are DTensor's: the op on the whole tensor, and within it the same op on this rank's part."""
     args = {"Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
     raw_events = [
         {"name": "aten::mm", "ts": 0, "dur": 50, "args": {**args, "Input Dims": [[4, 8], [8, 6]]}},
@@ -175,7 +175,7 @@ def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
         events = json.loads((tmp_path / "cuda.json").read_text())["traceEvents"]
         kernels = [event for event in events if event.get("cat") == "kernel"]
         products = {event["name"].split("_")[0]: event for event in kernels if event["args"]["MACs"]}
-        # The two kernels of addmm ran for 30 and 10 µs, that of mm for 40.
+        # The two kernels of addmm ran for 30 and 10 µs, mm's for 40.
         assert {name: event["args"]["MACs"] for name, event in products.items()} == {
             "cutlass": macs * 3 // 4,
             "splitKreduce": macs // 4,
@@ -188,7 +188,7 @@ def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
         (memset,) = [event for event in events if event.get("cat") == "gpu_memset"]
         assert "FLOPs" not in memset["args"] and memset["args"]["bytes"] == 128
         linear = next(event for event in events if event["name"] == "aten::linear")
-        # The time of an op is that of its kernels and copies: 2 + 30 + 10 µs.
+        # The time of an op is its kernels' and copies': 2 + 30 + 10 µs.
         assert linear["args"]["FLOP/s"] == round(linear["args"]["FLOPs"] / 42e-6)
     rows = {row.key.split("_")[0]: row for row in annotated.key_averages()}
     assert rows["cutlass"].flops_per_second == products["cutlass"]["args"]["FLOPs"] / 30e-6
@@ -196,7 +196,7 @@ def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
 
 
 def test_a_backward_thread_runs_before_the_optimizer_of_its_step():
-    """Backward ops of another thread are in order between those of the step's own thread."""
+    """Backward ops of another thread are in order between ops of the step's own thread."""
     annotated = annotate_trace(CUDA_TRACE, count_linear_step())
     assert annotated.share() == 1 and annotated.match.ledger.attributed_to_modules == ()
     nodes = [event for event in annotated.match.run.events if event.name.startswith("autograd::engine")]
@@ -258,7 +258,7 @@ def test_bad_input(tmp_path, folder):
     with pytest.raises(FileNotFoundError):
         annotate_trace(tmp_path / "missing.json")
     trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),))
-    with pytest.raises(TraceError, match="it is aggregated: pass that of a single step"):
+    with pytest.raises(TraceError, match="it is aggregated: pass the Trace of a single step"):
         annotate_trace(CUDA_TRACE, trace.aggregate())
     # The list of events alone is a chrome trace too.
     path.write_text(json.dumps(json.loads(CUDA_TRACE.read_text())["traceEvents"]))

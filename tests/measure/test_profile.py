@@ -17,6 +17,7 @@ from fvflops.capture.real.real_mode import SignatureCache
 from fvflops.counting.timing import read_times
 from fvflops.measure.profile_rows import fit_ops
 from fvflops.trace import TraceError
+from tests.support.models.parts import Parts
 from tests.support.reports.breakdowns import unpack_columns
 
 MILLISECOND = 1_000_000
@@ -181,16 +182,12 @@ def test_memory_is_what_the_run_made_and_still_holds():
 def test_a_profile_is_the_middle_of_its_runs_and_leaves_no_trace(clock):
     waits = iter([90, 70, 5, 50, 1, 60, 3])  # one to warm up, and then one that watches ops and one that does not
 
-    class Changing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
+    class Changing(Parts):
         def forward(self, x):
             CLOCK.now += next(waits) * MILLISECOND
             return self.norm(x)
 
-    model = Changing().train()
+    model = Changing(norm=nn.BatchNorm1d(4)).train()
     profile = ProfileAnalysis(model, torch.randn(8, 4), warmup=1, repeat=3, table="exact")
     assert milliseconds(profile.times().modules["forward"][""]) == (1, 3, 3)
     assert profile.trace().about["runs"] == "3" and profile.measured().about["clocked"] == "3 runs"
@@ -285,12 +282,8 @@ def test_inputs_of_any_kind_can_be_profiled(run) -> None:
     assert norm.running_mean.tolist() == [0, 0, 0]
 
 
-class Force(nn.Module):
+class Force(Parts):
     """The gradient of an energy, as models of atoms return it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
@@ -298,7 +291,7 @@ class Force(nn.Module):
 
 
 def test_a_model_that_uses_autograd_in_its_forward_pass_is_clocked() -> None:
-    profile = ProfileAnalysis(Force(), torch.ones(2, 3), repeat=1)
+    profile = ProfileAnalysis(Force(energy=nn.Linear(3, 1)), torch.ones(2, 3), repeat=1)
     assert profile.measured().about["clocked"] == "1 run"
 
 
@@ -328,16 +321,12 @@ def test_an_input_that_is_used_up_by_the_first_run_is_refused(run) -> None:
 
 
 def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was() -> None:
-    class Book(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.codes = nn.Parameter(torch.ones(3), requires_grad=False)
-
+    class Book(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.codes.mul_(0.5).add_(x)  # a moving average
             return x - self.codes
 
-    book = Book()
+    book = Book(codes=nn.Parameter(torch.ones(3), requires_grad=False))
     ProfileAnalysis(book, torch.zeros(3), repeat=2).trace()
     assert book.codes.tolist() == [1, 1, 1]
 

@@ -21,22 +21,11 @@ from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
+from tests.support.models.layers import Net
 from tests.support.reports.timed_traces import measure
 
 # A ReLU takes six times as long as a Linear.
 SLOW_RELU = {"aten::relu": 6000}
-
-
-class Net(nn.Module):
-    """A Linear(8, 16), a ReLU and a Linear(16, 4); for 2 rows 544, 32 and 264 FLOPs, biases included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
 
 
 def profile_of(model: nn.Module, *inputs: torch.Tensor, memory: bool = False, durations=SLOW_RELU) -> ProfileAnalysis:

@@ -16,14 +16,25 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
+from fvflops import (
+    Device,
+    StepMeter,
+    TrainingStepAnalysis,
+    UtilisationError,
+    estimate_step,
+    mfu,
+    plan_step,
+    predict_memory,
+    record,
+)
 from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter import step_costs
 from fvflops.measure.step_meter.clock import WallClock
 from fvflops.measure.step_meter.step_costs import SizeFamilies
-from fvflops.measure.step_meter.step_figures import StepCost
+from fvflops.measure.step_meter.step_figures import StepCost, StepFigures, sum_ranks
 from fvflops.trace import TraceError
-from fvflops.units import format_percent, format_short
+from fvflops.units import format_percent, format_seconds, format_share, format_short
+from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
 from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 from tests.support.processes.start import run_ranks
@@ -74,7 +85,7 @@ def meter_steps(models, steps, **options):
 
 
 def check(models, steps, **options):
-    """Assert that model FLOPs are those of forward and backward in the recording."""
+    """Assert that model FLOPs are the recording's in forward and backward."""
     figures, expected = meter_steps(models, steps, **options)
     assert len(figures) == len(steps)
     for one, run in zip(figures, expected, strict=True):
@@ -187,17 +198,13 @@ def test_a_model_in_another_counts_once():
     check([inner, outer], [backward_of(outer, 4), backward_of(inner, 4)])
 
 
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(16, 4), nn.Linear(16, 4)
-
+class TwoHeads(Parts):
     def forward(self, x):
         return {"one": self.one(x), "two": self.two(x)}
 
 
 def test_only_outputs_with_gradients_have_a_backward_pass():
-    model = TwoHeads()
+    model = TwoHeads(one=nn.Linear(16, 4), two=nn.Linear(16, 4))
 
     def step(*names):
         result = model(torch.ones(8, 16))
@@ -614,11 +621,11 @@ def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
 @pytest.mark.parametrize(
     ("device", "gpu", "warning"),
     [
-        ("H100", None, "the peaks are those of H100 SXM, but the parameters are on the CPU"),
+        ("H100", None, "the peaks are of H100 SXM, but the parameters are on the CPU"),
         (
             "H100",
             "NVIDIA A100-SXM4-80GB",
-            "the peaks are those of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
+            "the peaks are of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
         ),
         ("H100", "NVIDIA H100 80GB HBM3", ""),
         ("H100", "NVIDIA of next year", ""),
@@ -686,6 +693,64 @@ def test_the_summary_has_the_predicted_memory_of_the_largest_step():
     assert summary.steps == 3 and len(summary.ranks) == 1 and math.isnan(summary.total.memory_peak)
     assert "predicted" in str(summary) and "measured" not in str(summary)
     assert mfu(summary, device=CHIP, dtype="fp32") == pytest.approx(summary.total.mfu)
+
+
+def run_for(monkeypatch, durations, expected, rows=4, **options):
+    """Return a meter of steps whose clock shows the given durations."""
+    now = iter([reading for duration in durations for reading in (0.0, duration)])
+    monkeypatch.setattr(WallClock, "read", lambda _: next(now))
+    model = Net()
+    with StepMeter(model, device=CHIP, expected=expected, **options) as meter:
+        for _ in durations:
+            with meter.step():
+                backward_of(model, rows)()
+    return meter
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "more"),
+    [
+        (4, {}, ""),
+        (6, {}, "; a step has 50.0% more FLOPs than planned"),
+        (2, {}, "; a step has 50.0% fewer FLOPs than planned"),
+        (6, {"table": "exact"}, ""),  # the plan's FLOPs are by another convention
+    ],
+)
+def test_the_share_of_a_step_that_its_plan_does_not_explain(rows, options, more, monkeypatch, caplog):
+    step = plan_step(Net(), torch.ones(4, 16), mesh={"dp": 1}, loss=torch.sum)
+    estimate = estimate_step(step, device="H100")
+    planned = estimate.seconds
+    # The first ten warm up; the median of the others is 2.5 times the plan.
+    factors = [*[40] * 10, *[2.5, 7.5, 1.25, 2.5, 2.5] * 2, 7]
+    with caplog.at_level(logging.INFO, "fvflops"):
+        meter = run_for(monkeypatch, [planned * factor for factor in factors], estimate, rows, **options)
+    ((level, text),) = [(entry.levelname, entry.getMessage()) for entry in caplog.records]
+    assert level == "WARNING"
+    assert text == (
+        f"StepMeter: median of 10 steps: the plan accounts for 40.0% of {format_seconds(2.5 * planned)} a step; "
+        f"60.0% is unexplained: run `fvflops explain` on a trace of it{more}"
+    )
+    assert [one.unexplained for one in meter.steps] == [1 - planned / (planned * factor) for factor in factors]
+    assert meter.last.as_dict()["unexplained"] == pytest.approx(6 / 7)
+    assert str(meter.last).endswith(", 85.7% unexplained")
+    mean = sum(factors) / len(factors)
+    shown = f"the plan accounts for {format_share(1 / mean)} of {format_seconds(mean * planned)} a step"
+    assert shown in str(meter.summary())
+    assert ["time, not explained by the plan", format_share(1 - 1 / mean)] in cells(meter.to_html(), "Mean step")
+
+
+def test_a_step_faster_than_planned_has_nothing_unexplained(monkeypatch, caplog):
+    with caplog.at_level(logging.INFO, "fvflops"):
+        meter = run_for(monkeypatch, [0.25] * 20, 1.0)
+        assert run_for(monkeypatch, [1.0625] * 20, 1.0).last.unexplained == 1 - 1 / 1.0625
+    assert [entry.levelname for entry in caplog.records] == ["INFO"] * 2  # 6 % is within the error of a plan
+    assert caplog.messages[0].endswith("a step takes 250 ms, 25.0% of the planned 1 s")
+    assert meter.last.unexplained == -3 and "unexplained" not in str(meter.last)
+    ranks = [StepFigures(1, seconds, expected_seconds=1.0) for seconds in (2.0, 4.0)]
+    assert sum_ranks(ranks).unexplained == 0.75
+    for bad in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="expected seconds must be a number above 0"):
+            StepMeter(Net(), device=CHIP, expected=bad)
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Kernels chosen for CUDA without a GPU, beside what was recorded on an H100."""
+"""Kernels chosen for CUDA without a GPU, beside a recording on an H100."""
 
 import csv
 import gzip

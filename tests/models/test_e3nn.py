@@ -358,7 +358,7 @@ def test_no_module_of_e3nn_is_without_a_case():
 
 
 def classes() -> Iterator[type[nn.Module]]:
-    """Yield the classes of e3nn's modules, but for those of a file that needs another package."""
+    """Yield the classes of e3nn's modules, except in a file that needs another package."""
     for found in pkgutil.walk_packages(e3nn.__path__, "e3nn."):
         try:
             module = importlib.import_module(found.name)

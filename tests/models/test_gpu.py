@@ -16,21 +16,16 @@ from fvflops import (
     predict_memory,
     profile_kernels,
 )
-from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import record_call
 from fvflops.trace import Trace
 from tests.support.checkout import DATA
+from tests.support.cuda_cases.runs import total_of
 from tests.support.models.whole_models import build_case
 
 RECORDED = json.loads((DATA / "cuda_counts.json").read_text())
 STOPS = load_table("default").stops_at
 HERE = torch.cuda.is_available()
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no CUDA device on this machine")]
-
-
-def add_up(result: Any) -> torch.Tensor:
-    parts = [tensor for tensor in tensors_of(result) if tensor.is_floating_point() and tensor.requires_grad]
-    return torch.stack([part.float().sum() for part in parts]).sum()
 
 
 def case(name: str, train: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -56,7 +51,7 @@ def kernels(trace: Trace) -> set[str]:
 @pytest.mark.parametrize("name", RECORDED)
 def test_without_a_device_the_count_is_what_was_recorded_on_one(name):
     model, args = case(name.partition(", ")[0], train := name.endswith("training"))
-    loss = add_up if train else None
+    loss = total_of if train else None
     trace = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss, quiet=True)
     assert totals(trace) == {key: RECORDED[name][key] for key in ("flops", "macs")}
     assert kernels(trace) == set(RECORDED[name]["kernels"])
@@ -129,7 +124,7 @@ class TestOnADevice:
     @pytest.mark.parametrize("name", ["zoo:lenet5", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "zoo:vit_b_16"])
     def test_shapes_are_what_runs(self, name, train):
         model, args = case(name, train)
-        loss = add_up if train else None
+        loss = total_of if train else None
         asked = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss)
         model, args = model.cuda(), tuple(item.cuda() for item in args)
         real = record_call(model, args, stops_at=STOPS, execution="real", loss=loss)

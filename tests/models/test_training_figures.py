@@ -189,7 +189,7 @@ TIED_LLAMA = LlamaConfig(
     vocab_size=100, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, tie_embeddings=True
 )
 
-# Parameters of the released checkpoints. The sizes of GPT-2 are those of table 2 of Radford et al. 2019.
+# Parameters of the released checkpoints. The sizes of GPT-2 are from table 2 of Radford et al. 2019.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,

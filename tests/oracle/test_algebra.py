@@ -1,8 +1,8 @@
-"""The oracle of linear algebra and Fourier transforms, against programs that count what they do.
+"""The oracle of linear algebra and Fourier transforms, against programs that count their ops.
 
-Elimination, Cholesky and substitution are exact sums over their loops. QR is a formula whose leading terms are those of
-Householder's algorithm; eigenvalues and singular values come from an iteration, so their rows are held to the formulas
-of the book they cite and to each other.
+Elimination, Cholesky and substitution are exact sums over their loops. QR is a formula whose leading terms are
+Householder's algorithm's; eigenvalues and singular values come from an iteration, so their rows are held to the
+formulas of the book they cite and to each other.
 """
 
 import math

@@ -69,7 +69,7 @@ def as_tensor(nested, *shape):
 @cases
 @given(sources, small, st.booleans())
 def test_deformable_convolution(groups, masked, source, offset_groups, wide):
-    """By its signature, for its kernels may not be there; the gradients are those of grid_sample and one product."""
+    """By its signature, for its kernels may not be there; the gradients are from grid_sample and one product."""
     window = Window((1, 2), (1, 0), (2 if wide else 1, 1), groups)
     channels = 2 * groups * offset_groups
     image, weight = source(2, channels, 4, 5), source(2 * groups, channels // groups, 2, 2)

@@ -1,4 +1,4 @@
-"""The oracle of convolutions: plain, transposed, backward and deformable, against programs that count what they do."""
+"""The oracle of convolutions: plain, transposed, backward and deformable, against programs that count their ops."""
 
 import math
 

@@ -468,7 +468,7 @@ def test_cubic_resampling(case, seed):
 
 @st.composite
 def samplings(draw):
-    """Return the sizes of an image in two or three dimensions, and those of what is sampled from it."""
+    """Return the sizes of an image in two or three dimensions, and of the samples from it."""
     d = draw(st.integers(2, 3))
     return tuple(tuple(draw(st.lists(st.integers(low, 4), min_size=d, max_size=d))) for low in (2, 1))
 

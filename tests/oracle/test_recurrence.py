@@ -1,4 +1,4 @@
-"""The oracle of recurrence: RNN, LSTM and GRU layers and cells, against programs that count what they do."""
+"""The oracle of recurrence: RNN, LSTM and GRU layers and cells, against programs that count their ops."""
 
 import pytest
 import torch

@@ -59,22 +59,10 @@ CASES = {
 }
 # The slowest are left out: what they run is in the others too.
 SLOW = {
-    "zoo:vit_b_16",
-    "zoo:gpt2",
-    "torchvision:vit_b_16",
-    "torchvision:swin_t",
-    "torchvision:convnext_tiny",
-    "torchvision:densenet121",
-    "torchvision:fcn_resnet50",
-    "torchvision:googlenet",
-    "torchvision:vgg11_bn",
-    "timm:convit_tiny",
-    "timm:botnet26t_256",
-    "timm:hrnet_w18_small",
-    "timm:poolformer_s12",
-    "timm:efficientformer_l1",
-    "timm:gmlp_ti16_224",
-    "timm:visformer_tiny",
+    *("zoo:vit_b_16", "zoo:gpt2", "torchvision:vit_b_16", "torchvision:swin_t"),
+    *("torchvision:convnext_tiny", "torchvision:densenet121", "torchvision:fcn_resnet50", "torchvision:googlenet"),
+    *("torchvision:vgg11_bn", "timm:convit_tiny", "timm:botnet26t_256", "timm:hrnet_w18_small"),
+    *("timm:poolformer_s12", "timm:efficientformer_l1", "timm:gmlp_ti16_224", "timm:visformer_tiny"),
 }
 NAMES = [name for name in CASES if name not in SLOW]
 

@@ -272,8 +272,24 @@ def test_a_precision_has_its_types():
             PlanError,
             "two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved",
         ),
+        (
+            {"pp": 2},
+            {"schedule": "zero-bubble", "microbatches": 4, "checkpoint": "selective"},
+            PlanError,
+            "zero-bubble with selective checkpointing is not planned",
+        ),
     ],
-    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "sequence", "precision", "gradients"],
+    ids=[
+        "schedule",
+        "stages",
+        "layers",
+        "no pp",
+        "no pp for a schedule",
+        "sequence",
+        "precision",
+        "gradients",
+        "selective",
+    ],
 )
 def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
     with pytest.raises(error, match=message):

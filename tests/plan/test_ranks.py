@@ -112,8 +112,7 @@ def test_the_plan_equals_each_process(runs, name, rank):
     assert {key.axis for key in plan.communication().by_collective_and_group()} == {name.partition(" ")[0]}
 
 
-# Sums of hidden states: the embedding's, and those of each layer's attention and MLP; as many gradients, the head's for
-# the first.
+# Sums of hidden states: the embedding's, each layer's attention's and MLP's; gradients have the head's for the first.
 SUMS = 2 * (1 + 2 * LAYERS)
 KEYS_AND_VALUES = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
 # Of an odd number of rows the first rank has one more, to which the other's are padded.
@@ -391,7 +390,7 @@ def test_work_that_a_plan_lacks_is_listed():
     norms = (2 * LAYERS + 1) * WIDTH
     assert both.left_out == ("the optimizer step",)
     assert both.communication().by_collective_and_group()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
-    with pytest.raises(PlanError, match="FSDP2 is planned with the kernels of cpu or cuda, not with those of xpu"):
+    with pytest.raises(PlanError, match="FSDP2 is planned with the kernels of cpu or cuda, not of xpu"):
         plan_llama({"fsdp": 2}, device="xpu")
 
 

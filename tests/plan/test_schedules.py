@@ -55,12 +55,8 @@ def test_a_schedule_of_one_stage_per_rank_runs_in_this_order(name, ranks, microb
 @pytest.mark.parametrize(
     ("name", "ranks", "microbatches", "stages_per_rank"),
     [
-        ("interleaved", 2, 4, 2),
-        ("interleaved", 4, 8, 5),
-        ("zero-bubble", 2, 4, 1),
-        ("zero-bubble", 4, 8, 2),
-        ("zbv", 4, 8, 2),
-        ("dualpipev", 4, 10, 2),
+        *(("interleaved", 2, 4, 2), ("interleaved", 4, 8, 5), ("zero-bubble", 2, 4, 1)),
+        *(("zero-bubble", 4, 8, 2), ("zbv", 4, 8, 2), ("dualpipev", 4, 10, 2)),
     ],
 )
 def test_a_schedule_of_several_stages_per_rank_is_lowered_to_this_order(name, ranks, microbatches, stages_per_rank):

@@ -1,4 +1,4 @@
-"""The memory of a step in which equal passes are shared equals that of one in which every microbatch was run."""
+"""A step in which equal passes are shared has the memory of one in which every microbatch was run."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -14,31 +14,31 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84474, 488),
-    "fvflops/analysis": (3035, 18),
-    "fvflops/capture": (18780, 109),
-    "fvflops/cli": (5710, 35),
-    "fvflops/comparison": (4364, 18),
+    "fvflops": (84790, 490),
+    "fvflops/analysis": (3033, 18),
+    "fvflops/capture": (18787, 109),
+    "fvflops/cli": (5711, 35),
+    "fvflops/comparison": (4359, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1770, 12),
-    "fvflops/devices": (2167, 13),
-    "fvflops/formulas": (4117, 27),
-    "fvflops/integrations": (780, 7),
-    "fvflops/measure": (6029, 24),
-    "fvflops/plan": (11320, 53),
+    "fvflops/devices": (2131, 13),
+    "fvflops/formulas": (4151, 27),
+    "fvflops/integrations": (779, 7),
+    "fvflops/measure": (6142, 25),
+    "fvflops/plan": (11460, 53),
     "fvflops/reports": (4989, 34),
-    "fvflops/serve": (3876, 25),
+    "fvflops/serve": (3859, 25),
     "fvflops/sources": (4462, 32),
     "fvflops/sweep": (2102, 11),
-    "fvflops/trace": (3504, 22),
+    "fvflops/trace": (3503, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72034, 417),
-    "tools": (12691, 92),
+    "tests": (72259, 419),
+    "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
-LARGE = {"parameters": 18, "functions": 3, "files": 0}
+LARGE = {"parameters": 18, "functions": 2, "files": 0}
 # Helpers of the package, and the format of documents.
 EQUAL_NAMES = {"text": 2}
 

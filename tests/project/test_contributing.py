@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: each diff applies, and the command below it works then."""
+"""CONTRIBUTING.md: each recipe's diff applies, and the command below it works then; sentences name their nouns."""
 
 import csv
 import json
@@ -14,6 +14,8 @@ from tests.support.checkout import ROOT
 
 RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(.*?)\n```", re.MULTILINE | re.DOTALL)
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
+# Also across lines of a comment or a string.
+WITHOUT_NOUN = re.compile(r'\b(?:those|that)[\s#"]+of\b', re.IGNORECASE)
 SHOWN = {
     "A formula": "macs: 3*b*t*d\n",
     "An op whose cost depends on values": "240",
@@ -93,3 +95,12 @@ def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(outputs, copy
     assert "2 of them earlier" in outputs[SWEEPS[1]]
     rows = csv.DictReader((copy / "rows.csv").read_text().splitlines())
     assert [row["output_elements"] for row in rows] == ["15002", "77744"]
+
+
+def test_sentences_name_their_nouns():
+    assert all(WITHOUT_NOUN.search(f"Those{gap}of") for gap in (" ", "\n    # ", ' "\n    "'))
+    files = [path for folder in ("configs", "docs", "fvflops", "tests", "tools") for path in (ROOT / folder).rglob("*")]
+    files = [path for path in (*files, *ROOT.glob("[CR]*.md")) if path.suffix in (".js", ".md", ".py", ".yaml")]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.name.lower() != "changelog.md"}
+    found = {path: WITHOUT_NOUN.findall(text) for path, text in texts.items()}
+    assert {path: words for path, words in found.items() if words} == {}

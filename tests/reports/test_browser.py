@@ -10,7 +10,14 @@ from fvflops.reports.document import Document, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
-from tests.support.reports.breakdowns import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
+from tests.support.reports.breakdowns import (
+    HOSTILE,
+    break_hostile_down,
+    break_large_down,
+    break_net_down,
+    build_tree,
+    column,
+)
 
 
 def widths(page: Any) -> dict[str, float]:
@@ -18,12 +25,6 @@ def widths(page: Any) -> dict[str, float]:
     return page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".icicle .cell.module")].map(
             (cell) => [cell.dataset.path, parseFloat(cell.style.width)]))"""
-    )
-
-
-def column(page: Any, table: str, index: int) -> list[str]:
-    return page.eval_on_selector_all(
-        f"#{table} tbody tr", f"(rows) => rows.map((row) => row.children[{index}].textContent)"
     )
 
 

@@ -232,7 +232,7 @@ def test_every_public_class_is_shown(shown):
     named = {name: getattr(fvflops, name) for name in fvflops.__all__}
     classes = {name for name, value in named.items() if isinstance(value, type) and not issubclass(value, Exception)}
     missing = {name for name in classes if named[name] not in kinds}
-    # Those of a file are in tests/measure/test_kernels_annotation.py and tests/explain/test_explain_trace.py.
+    # Results from files are in tests/measure/test_kernels_annotation.py and tests/explain/test_explain_trace.py.
     assert missing == {"AnnotatedTrace", "ExplainedTrace"}
 
 

@@ -25,23 +25,12 @@ from fvflops.reports.files import timeline_files
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from tests.support.checkout import DATA
+from tests.support.models.layers import Net
 
 SCHEMA = DATA / "speedscope_file_format_schema.json"
 # flamegraph.pl's own pattern of a line, and its pattern of a line with two weights, which none of ours may be.
 LINE = re.compile(r"^(.*)\s+?(\d+(?:\.\d*)?)$")
 HOSTILE = 'a"b\n</script>\x1b[31m;\\' + "\u202e'{}" + "x" * 10_000
-
-
-class Net(nn.Module):
-    """A Linear(8, 16), a ReLU and a Linear(16, 4); on 2 rows 256 and 128 multiply-adds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
 
 
 @cache

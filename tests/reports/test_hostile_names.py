@@ -87,7 +87,7 @@ TERMINAL: dict[str, Render] = {
 }
 
 
-# Those of which each row has a name: it stays one row, and of a width that a terminal can scroll.
+# Tables of which each row has a name: it stays one row, and of a width that a terminal can scroll.
 ROWS = (*(f"fvcore by {by}" for by in VIEWS), *("flop_count_table", "parameters", "profile by op"))
 
 

@@ -63,7 +63,7 @@ def test_lora_adds_two_products_of_its_rank(base, tmp_path):
 
 
 def test_an_adapter_counts_as_in_peft(base, tmp_path):
-    """The same count as that of peft's own wrapper, whose modules have other names."""
+    """The same count as peft's own wrapper's, whose modules have other names."""
     config = peft.LoraConfig(r=RANK, target_modules=["up_proj", "o_proj"], use_dora=True)
     adapter = write_adapter(tmp_path / "dora", config)
     loaded = load_model(base, SourceOptions(seq=SEQ, device="cpu"))

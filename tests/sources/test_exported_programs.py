@@ -1,4 +1,4 @@
-"""Programs of torch.export: their modules cost what those of the models cost that were exported."""
+"""Programs of torch.export: their modules cost as much as the exported models' modules."""
 
 import warnings
 
@@ -135,7 +135,7 @@ def test_dynamo_exports_a_fused_layer_as_one_op(tmp_path):
     subject = load_model(str(tmp_path / "model.pt2"), TRUSTED)
     program = FlopCountAnalysis(subject.model, subject.inputs, table="exact", warn=False)
     expected = FlopCountAnalysis(model, x, table="exact", warn=False)
-    # The names of the submodules are lost; those of the layers are not.
+    # The names of the submodules are lost; the layers' are not.
     for name in ("", "layers.0", "layers.1"):
         assert program.total(name) == expected.total(name) > 0
 

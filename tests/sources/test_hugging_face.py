@@ -98,7 +98,7 @@ def test_of_a_task_with_several_classes_the_one_that_has_the_model_type_is_built
 def test_tasks_are_those_of_pipelines():
     pipelines = pytest.importorskip("transformers.pipelines")
     if is_older("transformers", pinned := pinned_version("transformers")):
-        pytest.skip(f"the tasks are those of transformers {pinned}")
+        pytest.skip(f"the tasks are of transformers {pinned}")
     classes = {task: [item.__name__ for item in entry["pt"]] for task, entry in pipelines.SUPPORTED_TASKS.items()}
     assert (read_tables()["tasks"], read_tables()["task_aliases"]) == (classes, pipelines.TASK_ALIASES)
 
@@ -271,7 +271,7 @@ def test_folders_without_a_configuration(tmp_path):
         (
             "transformers:GPT2Model",
             {"config": '{"model_type": "bert"}'},
-            "model_type 'bert' is not that of GPT2Model, 'gpt2'",
+            "model_type 'bert' is not GPT2Model's, 'gpt2'",
         ),
         ("transformers:AutoConfig", {}, "has no configuration: name a model class such as BertModel"),
     ],

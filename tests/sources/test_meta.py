@@ -26,19 +26,8 @@ TIMM = (
     "eva02_tiny_patch14_224",
 )
 TRANSFORMERS = (
-    *(
-        "albert",
-        "bert",
-        "bart",
-        "bloom",
-        "blip-2",
-        "clip",
-        "convbert",
-        "convnextv2",
-        "deberta-v2",
-        "detr",
-        "distilbert",
-    ),
+    *("albert", "bert", "bart", "bloom", "blip-2", "clip"),
+    *("convbert", "convnextv2", "deberta-v2", "detr", "distilbert"),
     *("electra", "ernie", "flava", "mpnet", "gemma2", "gpt2", "gpt_neox", "hubert", "llama", "longformer", "mamba"),
     *("marian", "mobilevit", "opt", "roberta", "swin", "t5", "vit", "wav2vec2"),
 )

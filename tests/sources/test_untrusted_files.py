@@ -16,20 +16,11 @@ from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep.count_model import count_model
 from tests.support.hostile.forbidden_actions import forbidding_actions
+from tests.support.hostile.programs import Opens
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()  # onnx2torch imports torchvision
 X = torch.randn(2, 4)
-
-
-class Opens:
-    """Opens a file for writing where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 class Saves(nn.Module):

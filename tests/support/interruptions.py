@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from fvflops.capture.instrument.patching import Patch
 from fvflops.torch_internals import top_saved_hooks
+from tests.support.models.layers import Swish
 
 _PACKAGE = "/fvflops/"
 
@@ -47,21 +48,6 @@ WRAPPED = (
     (checkpoint.CheckpointFunction, "backward"),
     (torch.optim.Optimizer, "step"),
 )
-
-
-class Swish(torch.autograd.Function):
-    """A region of its own, with a backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        return grad * (s + x * s * (1 - s))
 
 
 class Block(nn.Module):

@@ -1,7 +1,8 @@
-"""Installed releases of libraries: the suite runs on those of tools/constraints.txt and on the lower bounds."""
+"""Installed releases of libraries: the suite runs on the releases of tools/constraints.txt and on the lower bounds."""
 
 import re
-from importlib.metadata import version
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 
 from tests.support.checkout import TOOLS
 
@@ -20,3 +21,14 @@ def pinned_version(library: str) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text.partition("+")[0])[:3]))
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return distribution → its version, or "not installed"."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -28,8 +28,7 @@ CASES = [*REAL, *LAYERS]
 class Counted:
     """What fvflops says of a case by a table.
 
-    `by_module` is its number by module, "" being the whole; `classes` are those rows of the table for modules that were
-    used.
+    `by_module` is its number by module, "" being the whole; `classes` are the used rows of the table for modules.
     """
 
     by_module: dict[str, int]
@@ -75,7 +74,7 @@ def count_by(table: str, name: str) -> Counted:
 
 
 def classes_unused(table: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the rows of a table for modules that are used in none of the models, those of `default` left out."""
+    """Return the rows of a table for modules that are used in none of the models, without `default`'s."""
     rows = {row.name for row in load_table(table).modules.values() if row.file != "fvflops://default.yaml"}
     return frozenset(rows).difference(*(count_by(table, name).classes for name in names))
 

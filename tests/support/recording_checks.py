@@ -60,7 +60,7 @@ def macs_by_phase(run: FlopCountAnalysis) -> dict[str, int]:
 
 
 def macs_by_owner(run: FlopCountAnalysis) -> dict[str, dict[str, int]]:
-    """Return module → phase → multiply-adds of its own, without those of the modules in it."""
+    """Return module → phase → multiply-adds of its own, without its submodules'."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for entry in run.counts().entries:
         if entry.macs:

@@ -39,17 +39,8 @@ OPEN: Mapping[str, tuple[frozenset[str], frozenset[int]]] = {
 WAYS_OF_VIEWS = frozenset(
     f"aten::{op}"
     for op in (
-        "as_strided",
-        "new_empty_strided",
-        "new_zeros",
-        "copy_",
-        "clone",
-        "slice",
-        "select",
-        "view",
-        "squeeze",
-        "select_backward",
-        "slice_backward",
+        *("as_strided", "new_empty_strided", "new_zeros", "copy_", "clone", "slice"),
+        *("select", "view", "squeeze", "select_backward", "slice_backward"),
     )
 )
 

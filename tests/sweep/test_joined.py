@@ -71,11 +71,11 @@ def test_what_is_ambiguous_has_no_row():
     assert joined.notes == ("a.csv has several rows for timm:resnet50: resnet50.a2_in1k, resnet50.a1_in1k.",)
     found, joined = match(["gpt2", "gpt2"], ["zoo:gpt2"])
     assert found == {"zoo:gpt2": None} and joined.notes == ("a.csv has several rows for zoo:gpt2: gpt2, gpt2.",)
-    # One accuracy is not that of two models.
+    # One accuracy does not fit two models.
     found, joined = match(["resnet50"], ["timm:resnet50", "torchvision:resnet50"])
     assert set(found.values()) == {None} and joined.missing == tuple(found)
     assert joined.notes == (
-        "a.csv: the row resnet50 is that of timm:resnet50, torchvision:resnet50: write their full names.",
+        "a.csv: the row resnet50 fits timm:resnet50, torchvision:resnet50: write their full names.",
     )
     assert match(["resnet50"], ["resnet50", "timm:resnet50"])[0] == {"resnet50": 0, "timm:resnet50": None}
 

@@ -92,7 +92,7 @@ def test_the_unit_of_a_papers_column_fits_most_values():
     assert units == ["Params (B)", "FLOPs (G)", "Bytes (GB)", "Memory (GB)"]
     assert texts[0] == ["a", "0.00000200", "0.0000300", "0.00000500", "0.00000600"]
     assert texts[1] == ["b", "2.00", "30.0", "5.00", "6.00"]
-    # Below a thousand there is none smaller than K, and without a value that of most papers.
+    # Below a thousand there is none smaller than K, and without a value the unit of most papers.
     assert headings(count("a"))[0] == ["Params (K)", "FLOPs (K)", "Bytes (KB)", "Memory (KB)"]
     assert headings(FAILED)[0] == ["Params (M)", "FLOPs (G)", "Bytes (GB)", "Memory (MB)"]
 

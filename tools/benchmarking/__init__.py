@@ -1,1 +1,1 @@
-"""The parts of tools/benchmark.py: what is run, how it is timed, and how it is shown."""
+"""The parts of tools/benchmark.py: the runs, their timing and the report."""

@@ -31,8 +31,8 @@ STEPS: tuple[Step, ...] = ("forward", "forward+backward")
 class Case:
     """A model and its one input; `logits` names the field of its result, "" where the result is the tensor itself.
 
-    `fits` says that its weights fit in memory, so that peers which need numbers can run it. `macs` is what a forward
-    run comes to in matmuls and attention, where a closed form is known.
+    `fits` says that its weights fit in memory, so that peers which need numbers can run it. `macs` are a forward run's
+    in matmuls and attention, where a closed form is known.
     """
 
     build: Callable[[], nn.Module]
@@ -145,7 +145,7 @@ class Subjects:
 
     @cached_property
     def weightless(self) -> Subject:
-        """The same model, given an input on the CPU: what a user of fvflops has at hand."""
+        """The same model, given an input on the CPU, as by a user of fvflops."""
         return self._subject(self.meta.model, "cpu")
 
     @cached_property
@@ -236,7 +236,7 @@ def fvflops_warm(subjects: Subjects) -> Run:
 
 
 def fvflops_cold(subjects: Subjects) -> Run:
-    """The same, everything learnt in this process forgotten before; learnt again after, for those that are warm."""
+    """The same, everything learnt in this process forgotten before; learnt again after, for warm ones."""
     warm = [subjects.weightless, subjects.real] if subjects.case.fits else [subjects.weightless]
     return count_cold(subjects.weightless, warm)
 

@@ -104,6 +104,6 @@ AIMS: dict[tuple[str, str], Aim] = {
 
 
 def find_aim(figure: Figure) -> Aim | None:
-    """Return the aim of a figure; those of first counts are the same for every model."""
+    """Return the aim of a figure; first counts have the same for every model."""
     section = "first count" if figure.section.startswith("first count: ") else figure.section
     return AIMS.get((section, figure.name))

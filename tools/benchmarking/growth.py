@@ -1,4 +1,4 @@
-"""The growth: how the time depends on what a model and its input can have more of."""
+"""The growth: how the time depends on sizes of a model and its input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GROWTHS: dict[str, Growth] = {
 
 
 def list_runs(growth: Growth) -> dict[str, Callable[[], Run]]:
-    """Return what is timed, named by contender and size; all sizes take part in each round."""
+    """Return the timed runs, named by contender and size; all sizes take part in each round."""
     subjects = {size: Subjects(growth.make_case(size), "forward") for size in growth.sizes}
     warm = [subject.weightless for subject in subjects.values()]
     runs: dict[str, Callable[[], Run]] = {}

@@ -36,7 +36,7 @@ def peak_megabytes() -> float | None:
 
 
 def forget_peak() -> None:
-    """Let the peak begin again at what is resident now."""
+    """Let the peak begin again at the memory resident now."""
     with suppress(OSError):
         _RESET.write_text("5")
 
@@ -78,7 +78,7 @@ def _other_models() -> Callable[[int], tuple[nn.Module, torch.Tensor]]:
     return lambda index: (build("lenet5").eval(), torch.zeros(1, 1, 28, 28))
 
 
-# Name → how often, whether with backward, and what the n-th analysis is of.
+# Name → how often, whether with backward, and the subject of the n-th analysis.
 REPEATS: dict[str, tuple[int, bool, Callable[[], Callable[[int], tuple[nn.Module, torch.Tensor]]]]] = {
     "LeNet-5": (1000, False, lambda: _same_image("lenet5", 28, 1)),
     "LeNet-5, forward+backward": (1000, True, lambda: _same_image("lenet5", 28, 1)),

@@ -1,4 +1,4 @@
-"""The report: ratios first with their aims, then times and memory, then what raised."""
+"""The report: ratios first with their aims, then times and memory, then errors."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is timed; `before` and `after` are called outside the clock. `run` may return what it counted."""
+    """A timed call; `before` and `after` are called outside the clock. `run` may return its count."""
 
     run: Callable[[], int | None]
     before: Callable[[], object] = do_nothing
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What some rounds gave: seconds by contender, one for each round; what each counted; which raised, and what."""
+    """Results of some rounds: seconds by contender, one for each round; counts; and errors."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)

@@ -29,7 +29,7 @@ FIRST = ("resnet50", "vit_b_16", "llama3_405b")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a section found: its figures, and the rounds that they came from."""
+    """Results of a section: its figures, and the rounds that they came from."""
 
     name: str
     figures: list[Figure]
@@ -100,7 +100,7 @@ def count_first(name: str, effort: Effort) -> Section:
 
 
 def compare_times(name: str, effort: Effort) -> Section:
-    """Compare the times of ops with those of torch.profiler, and of modules with a stopwatch's, on all cores."""
+    """Compare the times of ops with torch.profiler's, and of modules with a stopwatch's, on all cores."""
     title = f"times of {name}"
     model, images = build(name).eval(), torch.randn(TIMED[name])
     threads = torch.get_num_threads()
@@ -149,7 +149,7 @@ def repeat_analyses(repeated: str, effort: Effort) -> Section:
 
 
 def run_really(effort: Effort) -> Section:
-    """Time what counting adds to a run that computes its numbers: ResNet-50, batch 8, on the CPU."""
+    """Time the overhead of counting in a run that computes its numbers: ResNet-50, batch 8, on the CPU."""
     name = "resnet50, batch 8, real forward"
     model = build("resnet50").eval()
     images = torch.randn(8, 3, 224, 224)
@@ -168,7 +168,7 @@ def run_really(effort: Effort) -> Section:
 
 
 def train_really(subject: str, effort: Effort) -> Section:
-    """Time what recording, metering, a no-op mode and other tools add to a real training step."""
+    """Time the overhead of recording, metering, a no-op mode and other tools in a real training step."""
     name = f"{subject}, real training step"
     rounds = run_steps(subject, effort.limits)
     pairs = [
@@ -180,7 +180,7 @@ def train_really(subject: str, effort: Effort) -> Section:
 
 
 def measure_really(effort: Effort) -> Section:
-    """Time what measuring adds to a real run: ResNet-50's forward pass, batch 8, on all cores of the CPU."""
+    """Time the overhead of measuring in a real run: ResNet-50's forward pass, batch 8, on all cores of the CPU."""
     name = "resnet50, batch 8, measured forward"
     model, images = build("resnet50").eval(), torch.randn(8, 3, 224, 224)
 
@@ -234,7 +234,7 @@ def _seconds(name: str, rounds: Rounds) -> list[Figure]:
     return [summarise_values(name, contender, "s", values) for contender, values in rounds.seconds.items()]
 
 
-# What --only can name → the sections under it.
+# Names for --only → the sections under them.
 SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     **{case: [partial(compare_contenders, case, step) for step in STEPS] for case in CASES},
     "new-process": [partial(start_afresh, case, step) for case in FIRST for step in STEPS],

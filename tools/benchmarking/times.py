@@ -1,4 +1,4 @@
-"""Times that fvflops measures beside those of torch.profiler and of a stopwatch, in the same runs."""
+"""Times that fvflops measures beside torch.profiler's and a stopwatch's, in the same runs."""
 
 from __future__ import annotations
 

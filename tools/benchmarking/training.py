@@ -1,4 +1,4 @@
-"""Real training steps: what recording and metering add to them, beside other tools."""
+"""Real training steps: overhead of recording and metering, beside other tools."""
 
 from __future__ import annotations
 

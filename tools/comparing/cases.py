@@ -37,7 +37,7 @@ def sum_layers(subject: Subject) -> int:
 
 
 def sum_step(subject: Subject) -> int:
-    """Return those of a training step: each layer's once forward and twice backward; the first needs no input gradient.
+    """Return a training step's MACs: each layer's once forward and twice backward; the first needs no input gradient.
 
     Valid for a model whose only products are those layers.
     """

@@ -14,7 +14,7 @@ from comparing.cases import Subject
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a tool reports: multiply-adds (several, where it reports MACs and FLOPs), and the ops that it names.
+    """Report of a tool: multiply-adds (several, where it reports MACs and FLOPs), and the ops that it names.
 
     A figure that is FLOPs is halved by the one who makes the Answer.
     """

@@ -1,4 +1,4 @@
-"""Each question to a tool in a forked process of its own, so that what one leaves behind does not reach the next."""
+"""Each question to a tool in a forked process of its own, so that its leftovers do not reach the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from comparing.probes import PROBES
 LIMIT = 300  # seconds for one question
 _REPEAT = 2
 
-# What is asked of a tool: a text for the table.
+# A question to a tool, which returns a text for the table.
 Question = Callable[[], str]
 
 
@@ -42,7 +42,7 @@ def find_version(counter: Counter) -> str | None:
 
 
 def ask_apart(question: Question) -> str:
-    """Return the answer of a question that is put in a forked process, or "fails: " and what it raised there.
+    """Return the answer of a question that is put in a forked process, or "fails: " and its error there.
 
     Not by multiprocessing, in whose processes TorchLens refuses to run.
     """
@@ -70,7 +70,7 @@ def _answer(question: Question, pipe: int) -> NoReturn:
 
 
 def count(counter: Counter, case: Case, subject: Subject) -> str:
-    """Return what a tool reports, as a percentage of the exact multiply-adds; the better of two figures."""
+    """Return the figure of a tool as a percentage of the exact multiply-adds; the better of two figures."""
     if subject.step and not counter.step:
         return ""
 
@@ -105,7 +105,7 @@ def measure(
     results: dict[str, Any],
     save: Callable[[], None],
 ) -> None:
-    """Add to the results (title of a tool → version, percentages and seconds by case, probes) those that they lack."""
+    """Add missing results of tools (title of a tool → version, percentages and seconds by case, probes)."""
     logging.disable(logging.WARNING)
     for counter, version in counters.items():
         results.setdefault(counter.title, {"version": version, "counts": {}, "seconds": {}, "probes": {}})

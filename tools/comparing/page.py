@@ -1,4 +1,4 @@
-"""The tables of docs/comparison.md, made from what was measured."""
+"""The tables of docs/comparison.md, made from measurements."""
 
 from __future__ import annotations
 

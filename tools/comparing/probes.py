@@ -1,4 +1,4 @@
-"""What a tool does beside counting: to the model, with an op that it does not know, and without weights."""
+"""Effects of a tool beside counting: on the model, with an op that it does not know, and without weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def names_unknown_ops(counter: Counter) -> str:
 
 
 def leaves_the_model(counter: Counter) -> str:
-    """Return what a tool leaves behind after a count, and after a model that raised."""
+    """Return the leftovers of a tool after a count, and after a model that raised."""
     found = {
         when: _compare_state(counter, nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), last))
         for when, last in (("", nn.Identity()), (" after an error", _Fragile()))

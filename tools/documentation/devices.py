@@ -15,7 +15,7 @@ dense. An empty cell is a value that the vendor does not state. A name without a
 fastest one, so that no utilisation is overestimated: A100 is A100 SXM 80GB, and H100 is H100 SXM. The column "Also" has
 these names.
 
-`fvflops peak --output mine.yaml` measures those of your own device, and `--device mine.yaml` reads them. A device of
+`fvflops peak --output mine.yaml` measures your own device's peaks, and `--device mine.yaml` reads them. A device of
 your own is a `Device` in Python, or an entry of a YAML file:
 
 ```yaml

@@ -28,8 +28,8 @@ def fence_doctests(docstring: str) -> str:
 def link_names(docstring: str, own: str) -> str:
     """Return a docstring in which public names other than `own` are links, doctests and blocks of code excluded.
 
-    >>> link_names("Arguments are those of ModelAnalysis; see `fvflops.mfu`.", "record")
-    'Arguments are those of [ModelAnalysis][fvflops.ModelAnalysis]; see [`fvflops.mfu`][fvflops.mfu].'
+    >>> link_names("Arguments are as for ModelAnalysis; see `fvflops.mfu`.", "record")
+    'Arguments are as for [ModelAnalysis][fvflops.ModelAnalysis]; see [`fvflops.mfu`][fvflops.mfu].'
     >>> link_names("ModelAnalysis", "ModelAnalysis")
     'ModelAnalysis'
     """

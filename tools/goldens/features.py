@@ -314,12 +314,8 @@ def _tell_dict(flops: Any, by: str) -> str:
 
 def _memory(folder: Folder) -> None:
     names = (
-        "toy",
-        "zoo:lenet5",
-        "zoo:llama_tiny",
-        "torchvision:resnet18",
-        "transformers:BertModel",
-        "timm:mixer_s32_224",
+        *("toy", "zoo:lenet5", "zoo:llama_tiny"),
+        *("torchvision:resnet18", "transformers:BertModel", "timm:mixer_s32_224"),
     )
     for name in names:
         torch.manual_seed(0)

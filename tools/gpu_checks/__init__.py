@@ -1,1 +1,1 @@
-"""What tools/gpu.py measures on a machine with a GPU, a file a section."""
+"""Measurements of tools/gpu.py on a machine with a GPU, a file a section."""

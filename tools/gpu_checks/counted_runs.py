@@ -67,7 +67,7 @@ def _count_case(case: Case, train: bool) -> dict[str, Any]:
 
 
 def write_recorded(found: Mapping[str, Any], path: Path) -> None:
-    """Write what the cases came to on the device, for tests on machines without one."""
+    """Write the results of the cases on the device, for tests on machines without one."""
     runs = {name: ways["real"] for name, ways in found.items() if "ops" in ways.get("real", ())}
     kept = {name: {key: run[key] for key in ("flops", "macs", "exact", "ops")} for name, run in runs.items()}
     path.write_bytes(gzip.compress(json.dumps(kept, sort_keys=True).encode(), mtime=0))

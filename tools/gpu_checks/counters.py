@@ -1,4 +1,4 @@
-"""Compare counted FLOPs with those that hardware counters saw executed, by Nsight Compute where it is installed."""
+"""Compare counted FLOPs with executed ones by hardware counters, read by Nsight Compute where it is installed."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import subprocess
 from typing import Any
 
 import torch
+
+from tests.support.library_versions import installed_versions
 
 _LIBRARIES = ("torch", "triton", "torchvision", "timm", "transformers")
 
@@ -22,12 +23,6 @@ def describe_machine(share: int, shares: int) -> dict[str, Any]:
         driver = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
     except OSError:
         driver = "unknown"
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
         "day": datetime.date.today().isoformat(),
         "device": properties.name,
@@ -39,5 +34,5 @@ def describe_machine(share: int, shares: int) -> dict[str, Any]:
         "torch in full": torch.__version__,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        **versions,
+        **installed_versions(_LIBRARIES),
     }

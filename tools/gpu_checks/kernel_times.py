@@ -1,4 +1,4 @@
-"""Time the kernels of training on this GPU, and what the host takes to launch small ones."""
+"""Time the kernels of training on this GPU, and the host's launches of small ones."""
 
 from __future__ import annotations
 

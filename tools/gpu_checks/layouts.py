@@ -1,4 +1,4 @@
-"""Compare shapes, strides and dtypes of CUDA's results with those of shape execution, on torch's own op samples."""
+"""Compare shapes, strides and dtypes of CUDA's results with shape execution's, on torch's own op samples."""
 
 from __future__ import annotations
 

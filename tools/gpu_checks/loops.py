@@ -46,7 +46,7 @@ class Loop:
 
 
 def measure_loops(share: int, shares: int) -> dict[str, Any]:
-    """Return what StepMeter costs and says, and the share of the FLOPs that an annotated trace has."""
+    """Return the cost and the figures of StepMeter, and the share of the FLOPs that an annotated trace has."""
     make = partial(Loop, GPT2Config(dropout=0.0), 16, 1024, "cuda")
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "metered, eager": lambda: meter_steps(make()),

@@ -1,4 +1,4 @@
-"""Compare predicted memory with what CUDA's allocator counts, over whole training steps."""
+"""Compare predicted memory with the count of CUDA's allocator, over whole training steps."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _loss(result: Any) -> torch.Tensor:
 
 
 def compare_memory(share: int, shares: int) -> dict[str, Any]:
-    """Return "case" → bytes over what is there before: predicted and measured peaks, forward, first and second step."""
+    """Return "case" → bytes over the memory before: predicted and measured peaks, forward, first and second step."""
     found: dict[str, Any] = {}
     for name in list(CASES)[share::shares]:
         found[name] = attempt(partial(_compare, CASES[name]))

@@ -1,4 +1,4 @@
-"""See what counts say of work that PyTorch's dispatcher does not see: Triton kernels, compiled code, CUDA graphs."""
+"""See reports on work that PyTorch's dispatcher does not see: Triton kernels, compiled code, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.cuda_cases.runs import attempt, describe
 
 
 def look_outside(share: int, shares: int) -> dict[str, Any]:
-    """Return what ran → what is said of it."""
+    """Return work → the reports on it."""
     return {
         "a Triton kernel launched in a forward": attempt(_launch),
         "a Triton kernel as an op of torch.library": attempt(_wrapped),

@@ -1,4 +1,4 @@
-"""Write the page of what was measured, in Markdown."""
+"""Write the page of measurements, in Markdown."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _write_counters(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
     ]
     return [
         "FLOPs of matrix products, convolutions and attention. Counted: by the convention `default`, with a",
-        "multiply-add as two. Executed: measured by Nsight Compute, those of tensor cores and twice the fused",
+        "multiply-add as two. Executed: measured by Nsight Compute, FLOPs of tensor cores and twice the fused",
         "multiply-adds of other units, including softmax's. Causal attention is counted dense.",
         "",
         *_table(("what", "counted", "executed", "ratio"), rows),
@@ -149,7 +149,7 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
                 )
             )
     return [
-        "`profile_kernels`: the kernels of three runs, those that no op launched, the share of their time that is",
+        "`profile_kernels`: the kernels of three runs, the ones that no op launched, the share of their time that is",
         "attributed to a module, and the share of the FLOPs on events.",
         "",
         *_table(
@@ -180,7 +180,7 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
     return [
         "`fvflops roofline --measure` (matrices of ones) beside the datasheet in `configs/devices.yaml`"
-        f" ({peaks.get('listed')}). FLOP/s are those of tensor cores, which do not compute in fp32.",
+        f" ({peaks.get('listed')}). FLOP/s are of tensor cores, which do not compute in fp32.",
         "",
         *_table(("figure", "measured", "datasheet"), rows),
         "A training step of GPT-2 (124M parameters, 16 × 1,024 tokens, bfloat16 autocast, fused AdamW), by attention",
@@ -218,8 +218,8 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     headers = ("step", "ms", "ms with the meter", "ratio", "ms by events", "`mfu`", "`hfu`", "tokens/s")
     failed = [f"{name} failed: {item['error']}" for name, item in loops.items() if "error" in item]
     return [
-        "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is that of each",
-        "round's two times). Memory is in GB: allocated at the most, and predicted without what else the process has.",
+        "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is of each",
+        "round's two times). Memory is in GB: allocated at the most, and predicted without the process's other memory.",
         "",
         *_table((*headers, "peak memory", "predicted"), metered),
         "A trace of the step by torch.profiler, annotated: the share of the recorded FLOPs whose ops have an event.",
@@ -236,7 +236,7 @@ def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     most = max((item["taken"] for item in analyses.values()), default=0)
     lines = _table(("analysis", "state left behind", "device bytes allocated"), left) if left else []
     if analyses and not left:
-        lines = [f"{len(analyses)} analyses, those that raise too, leave no state behind and at most {most:,} bytes."]
+        lines = [f"{len(analyses)} analyses, also ones that raise, leave no state behind and at most {most:,} bytes."]
     if interrupted := state.get("interrupted", {}):
         changed = len(interrupted["left"])
         lines += [f"{interrupted['interrupted']} counts were interrupted by Ctrl-C: {changed} left state behind."]

@@ -1,4 +1,4 @@
-"""See what an analysis leaves behind on CUDA: memory, random state, a context, settings, hooks and modes."""
+"""See leftovers of an analysis on CUDA: memory, random state, a context, settings, hooks and modes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,8 @@ print(torch.cuda.is_initialized())
 
 def _net() -> nn.Module:
     layers = [
-        nn.Conv2d(3, 16, 3),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Flatten(),
-        nn.Linear(16 * 900, 10),
+        *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Dropout(0.5), nn.Flatten(), nn.Linear(16 * 900, 10)),
     ]
     return nn.Sequential(*layers).cuda().train()
 
@@ -74,7 +70,7 @@ class _Stops(nn.Module):
 
 
 def look_at_state(share: int, shares: int) -> dict[str, Any]:
-    """Return what was done → what of it was left, or "" for nothing."""
+    """Return action → its leftovers, or "" for nothing."""
     found: dict[str, Any] = {}
     printed = subprocess.run([sys.executable, "-c", _ON_CPU], capture_output=True, text=True)
     found["a CUDA context after counts on the CPU, and by device='cuda'"] = (

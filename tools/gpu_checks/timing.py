@@ -62,7 +62,7 @@ def _total(result: Any) -> torch.Tensor:
 
 
 def compare_profiles(share: int, shares: int) -> dict[str, Any]:
-    """Return "model, mode" → what fvflops' kernel profile attributes."""
+    """Return "model, mode" → the attribution by fvflops' kernel profile."""
     found: dict[str, Any] = {}
     for name, make in MODELS.items():
         for loss in (None, _total):

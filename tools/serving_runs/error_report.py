@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import mean, median
+from collections.abc import Iterator, Mapping, Sequence
 
+from pandas import DataFrame
 from tabulate import tabulate
 
 from fvflops.devices.measured_errors import ServingErrors
@@ -13,12 +13,22 @@ from serving_runs.launch_scripts import ServingRun
 from serving_runs.prediction import Times
 
 _HEADERS = ["runs", "", "number", "TPOT mean", "bias", "TTFT median", "bias", "throughput mean"]
-# How runs are put together in tables.
-GROUPS: Mapping[str, Callable[[ServingRun], str]] = {
-    "engine": lambda run: run.engine,
-    "GPU": lambda run: run.gpu,
-    "model": lambda run: run.name,
-}
+
+
+def find_errors(runs: Sequence[ServingRun], times: Sequence[Times]) -> DataFrame:
+    """Return a row for each run: its engine, GPU and model, and the relative errors of predicted times."""
+    rows = [
+        {
+            "engine": run.engine,
+            "GPU": run.gpu,
+            "model": run.name,
+            "tpot": found.tpot / run.tpot - 1,
+            "ttft": found.ttft / run.ttft - 1,
+            "throughput": run.throughput(*found) / run.throughput(run.ttft, run.tpot) - 1,
+        }
+        for run, found in zip(runs, times, strict=True)
+    ]
+    return DataFrame(rows)
 
 
 def error_table(runs: Sequence[ServingRun], predicted: Mapping[str, Sequence[Times]]) -> str:
@@ -26,32 +36,19 @@ def error_table(runs: Sequence[ServingRun], predicted: Mapping[str, Sequence[Tim
 
     Errors are relative: means of absolute ones of TPOT and throughput, the median of TTFT's; biases are medians.
     """
-    rows = [_row("all", kind, runs, times) for kind, times in predicted.items()]
-    for group_of in GROUPS.values():
-        groups: dict[str, list[int]] = defaultdict(list)
-        for index, run in enumerate(runs):
-            groups[group_of(run)].append(index)
-        for name, indexes in sorted(groups.items()):
-            for kind, times in predicted.items():
-                rows.append(_row(name, kind, [runs[i] for i in indexes], [times[i] for i in indexes]))
+    errors = {kind: find_errors(runs, times) for kind, times in predicted.items()}
+    rows = [_row("all", kind, found) for kind, found in errors.items()]
+    for column in ("engine", "GPU", "model"):
+        for name in sorted({*next(iter(errors.values()))[column]}):
+            rows += [_row(name, kind, found[found[column] == name]) for kind, found in errors.items()]
     return tabulate(rows, headers=_HEADERS)
 
 
-def _row(name: str, kind: str, runs: Sequence[ServingRun], times: Sequence[Times]) -> list[str]:
-    tpot = [found.tpot / run.tpot - 1 for run, found in zip(runs, times, strict=True)]
-    ttft = [found.ttft / run.ttft - 1 for run, found in zip(runs, times, strict=True)]
-    rates = [
-        run.throughput(*found) / run.throughput(run.ttft, run.tpot) - 1 for run, found in zip(runs, times, strict=True)
-    ]
+def _row(name: str, kind: str, errors: DataFrame) -> list[str]:
+    tpot, ttft, rates = errors.tpot, errors.ttft, errors.throughput
     return [
-        name,
-        kind,
-        str(len(runs)),
-        f"{mean(map(abs, tpot)):.1%}",
-        f"{median(tpot):+.1%}",
-        f"{median(map(abs, ttft)):.1%}",
-        f"{median(ttft):+.1%}",
-        f"{mean(map(abs, rates)):.1%}",
+        *(name, kind, str(len(errors)), f"{tpot.abs().mean():.1%}", f"{tpot.median():+.1%}"),
+        *(f"{ttft.abs().median():.1%}", f"{ttft.median():+.1%}", f"{rates.abs().mean():.1%}"),
     ]
 
 
@@ -59,23 +56,13 @@ def list_errors(
     runs: Sequence[ServingRun], fitted: Sequence[Times], unseen: Sequence[Times]
 ) -> Iterator[ServingErrors]:
     """Yield the errors of the runs of each engine, as fitted and with each run's model left out."""
-    for engine in dict.fromkeys(run.engine for run in runs):
-        own = [index for index, run in enumerate(runs) if run.engine == engine]
-
-        def errors(times: Sequence[Times], own: Sequence[int] = own) -> tuple[float, float]:
-            tpot = mean(abs(times[index].tpot / runs[index].tpot - 1) for index in own)
-            ttft = median(abs(times[index].ttft / runs[index].ttft - 1) for index in own)
-            return round(100 * tpot, 1), round(100 * ttft, 1)
-
-        (tpot, ttft), (tpot_held_out, ttft_held_out) = errors(fitted), errors(unseen)
-        yield ServingErrors(
-            engine=engine,
-            runs=len(own),
-            tpot=tpot,
-            ttft=ttft,
-            tpot_held_out=tpot_held_out,
-            ttft_held_out=ttft_held_out,
-        )
+    held_out = find_errors(runs, unseen)
+    for engine, own in find_errors(runs, fitted).groupby("engine", sort=False):
+        figures = {}
+        for errors, suffix in ((own, ""), (held_out.loc[own.index], "_held_out")):
+            figures[f"tpot{suffix}"] = round(float(100 * errors.tpot.abs().mean()), 1)
+            figures[f"ttft{suffix}"] = round(float(100 * errors.ttft.abs().median()), 1)
+        yield ServingErrors(engine=str(engine), runs=len(own), **figures)
 
 
 def worst_runs(runs: Sequence[ServingRun], times: Sequence[Times], number: int) -> str:

@@ -52,10 +52,10 @@ _CROWD = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the times of runs depend on linearly by figures, one number for each run.
+    """Linear coefficients of the times of runs by figure, one number for each run.
 
     `decode` are the seconds of kernels of a step that only decodes, without their start times; `starts` these.
-    `computing`, `experts` and `others` are what a prompt adds to a step. `share` are prompts for each output token,
+    `computing`, `experts` and `others` are a prompt's additions to a step. `share` are prompts for each output token,
     and `mixed` is 1 where a step with prompts also decodes.
     """
 
@@ -77,7 +77,7 @@ class Features:
         return Features(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def times(self, figures: Array) -> tuple[Array, Array]:
-        """Return the seconds of a step that only decodes, and what a prompt adds to one; figures as in FITTED."""
+        """Return the seconds of a step that only decodes, and a prompt's addition to one; figures as in FITTED."""
         value = dict(zip(FITTED, figures, strict=True))
         decode = self.decode + value["start"] * self.starts
         decode = decode + value["kernel"] * self.launches + value["meet"] * self.collectives
@@ -141,7 +141,7 @@ class Batch:
         )
 
     def predict(self, figures: EngineFigures) -> tuple[Array, Array]:
-        """Return the times to the first and to each further token by figures near those of the simulation."""
+        """Return the times to the first and to each further token by figures near the simulation's."""
         return self._estimator()(point_of(figures))
 
     def _estimator(self) -> Callable[[Array], tuple[Array, Array]]:

@@ -1,4 +1,4 @@
-"""What the launch scripts of published benchmarks set, which the files of their measurements do not say.
+"""Settings of the launch scripts of published benchmarks, which the files of their measurements lack.
 
 From the scripts in the folder benchmarks/ of github.com/SemiAnalysisAI/InferenceX (Apache-2.0): the dtype of the cache,
 the budget of tokens of a step, and how long requests wait on purpose. Its client sends ten requests for each of its
@@ -17,7 +17,7 @@ from fvflops.serve.serving_layout import ServingLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a benchmark's launch script sets.
+    """Settings of a benchmark's launch script.
 
     `settings` are changes to the engine's usual settings. `shortest` is the ratio of the shortest to the longest prompt
     and output, whose lengths are uniform between them. `waits` is the mean number of steps that a request waits besides
@@ -95,7 +95,7 @@ _VLLM = {"max_batched_tokens": 8192, "max_sequences": 1024}
 
 
 class Case(NamedTuple):
-    """What a launch script depends on; `gpus` are the ranks of the attention."""
+    """Variables of a launch script; `gpus` are the ranks of the attention."""
 
     publisher: str
     engine: str
@@ -142,7 +142,7 @@ def _sglang(case: Case) -> Launch:
 
 
 def _trtllm(case: Case) -> Launch:
-    """Return the settings: those of Llama wait 20 steps to put prompts of 1,024 tokens together on up to 4 GPUs."""
+    """Return the settings: Llama's wait 20 steps to put prompts of 1,024 tokens together on up to 4 GPUs."""
     is_short = case.prompt == case.output
     is_fp8 = case.is_blackwell and case.weights == "fp8"
     waits = 0.0
@@ -160,5 +160,5 @@ def _trtllm(case: Case) -> Launch:
     return Launch(cache=cache, settings=settings, shortest=_SHORTEST, waits=waits, utilisation=_TRTLLM_MEMORY)
 
 
-# TensorRT-LLM takes 75 to 85 % of what is free after loading the weights, 90 % by itself.
+# TensorRT-LLM takes 75 to 85 % of the memory free after loading the weights, 90 % by itself.
 _TRTLLM_MEMORY = 0.96

@@ -170,7 +170,7 @@ def read_layout(row: Mapping[str, str], *, is_product: bool = True) -> tuple[int
     """Return the ranks of tensor, attention data and expert parallelism of a row.
 
     Where as many ranks divide the experts as each expert, a file of InferenceX's has the product of both as ranks of
-    the attention: its times equal those of rows with so few GPUs.
+    the attention: its times equal the rows with so few GPUs.
 
     >>> names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     >>> rows = [dict(zip(names, values.split())) for values in ("8 1 8 1", "64 1 8 8", "1 64 8 8", "2 1 1 2")]

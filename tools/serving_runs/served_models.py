@@ -89,7 +89,7 @@ def _load(architecture: str, sizes: Mapping[str, int]) -> nn.Module:
 
 
 def record_models(names: Collection[str], cache: Path | None = None) -> dict[str, ServingModel]:
-    """Return name → what an engine runs for the model; `cache` is a file that keeps them."""
+    """Return name → the model as an engine runs it; `cache` is a file that keeps them."""
     kept: dict[str, ServingModel] = pickle.loads(cache.read_bytes()) if cache is not None and cache.exists() else {}
     missing = [name for name in dict.fromkeys(names) if name not in kept]
     for name in missing:

@@ -38,7 +38,7 @@ def list_names(library: str) -> list[str]:
 
 
 def make_factory(name: str, way: str) -> Callable[[], Any]:
-    """Return what builds a model and its inputs for real execution in a worker."""
+    """Return the factory of a model and its inputs for real execution in a worker."""
     library, _, model = name.partition(":")
     return partial(_BUILDERS[library], model, way)
 

@@ -36,7 +36,7 @@ def device_of(run: TrainingRun) -> Device:
 
 
 class _Start(NamedTuple):
-    """What happens to the clocks of a rank before a program: they wait for all collectives, the host for the device."""
+    """Change of the clocks of a rank before a program: they wait for all collectives, the host for the device."""
 
     finishes_collectives: bool
     host_waits: bool
@@ -131,7 +131,7 @@ def _count_gathers(item: PreparedRun) -> int:
 def _effect(start: _Start, steps: Sequence[Step], indexes: np.ndarray, times: Times, clocks: int) -> np.ndarray:
     """Return the matrices of programs with equal steps, by program, clock after and before it, and point.
 
-    `indexes` are those of their times, by program and step.
+    `indexes` are of their times, by program and step.
     """
     unit = np.where(np.eye(clocks, dtype=bool), 0.0, -np.inf)[:, None, :, None]
     rows = list(np.broadcast_to(unit, (clocks, len(indexes), clocks, len(times.launch))))

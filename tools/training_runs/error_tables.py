@@ -51,7 +51,7 @@ def _summarise(errors: np.ndarray) -> str:
 
 
 def choice_regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
-    """Return by what fraction the layout with the least predicted time takes longer than the best.
+    """Return the fraction by which the layout with the least predicted time takes longer than the best.
 
     >>> round(choice_regret([2.0, 1.0, 3.0], [5.0, 6.0, 7.0]), 3)
     1.0

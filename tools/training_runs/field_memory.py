@@ -1,4 +1,4 @@
-"""Compare predicted memory with what users published.
+"""Compare predicted memory with users' published figures.
 
 Run it in tools/, with the checkout on PYTHONPATH: python -m training_runs.field_memory [ROW ...]
 """
@@ -38,11 +38,11 @@ Model = Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A published run: its model, the shape of its token ids, options of `plan_rank`, and what is compared.
+    """A published run: its model, the shape of its token ids, options of `plan_rank`, and the compared quantity.
 
-    `quantity` is "allocated" or "reserved", "saved" by `other`, or "fits" a device. `added` are bytes that
-    the run had besides, `assumes` what its source does not say. `labels` are None for each token, 0 where there
-    are none, else of so many classes.
+    `quantity` is "allocated" or "reserved", "saved" by `other`, or "fits" a device. `added` are bytes that the run had
+    besides, `assumes` settings that its source lacks. `labels` are None for each token, 0 where there are none, else of
+    so many classes.
     """
 
     model: Model
@@ -57,7 +57,7 @@ class Case:
 
 
 class Compared(NamedTuple):
-    """A row with what is predicted for it, in bytes, or whether it is said to fit."""
+    """A row with its prediction, in bytes, or whether it is said to fit."""
 
     row: Row
     case: Case

@@ -29,7 +29,7 @@ from training_runs.time_tables import Point
 class Parameter:
     """A fitted figure: its expected value, how far it may be off (of its logarithm), and its limits.
 
-    The expectations keep figures that few runs depend on near what such devices do.
+    The expectations keep figures that few runs depend on near values of such devices.
     """
 
     expected: float
@@ -38,7 +38,7 @@ class Parameter:
     most: float
 
 
-# Of one software; the names are those of Efficiency, the fractions are of the speed of kernels measured alone.
+# Of one software; the names are as in Efficiency, the fractions are of the speed of kernels measured alone.
 SOFTWARE: Mapping[str, Parameter] = {
     "matmul": Parameter(0.85, 0.1, 0.4, 1.0),
     "attention": Parameter(0.8, 0.15, 0.05, 1.0),
@@ -66,7 +66,7 @@ SOFTWARE_OF: Mapping[str, str] = {
 }
 # Software whose kernels were written for an older generation of GPUs than some runs had.
 _OLDER: Mapping[tuple[str, str], str] = {("MPT 2023", "H100 SXM"): "MPT 2023 on H100"}
-# Those that the shipped figures are fitted to.
+# Sources to which the shipped figures are fitted.
 FITTED = ("vTrain", "MPT", "torchtitan", "IBM", "Llama", "NVIDIA")
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {

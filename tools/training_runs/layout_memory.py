@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import re
 import sys
 import time
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import torch
 from error_figures import write_errors
 from tabulate import tabulate
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fvflops.devices.devices import find_device
@@ -31,13 +32,13 @@ from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
 from fvflops.plan.plans import plan_step
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.step_time.step_time_report import judge
-from fvflops.zoo.decoder_parts import KVCache
-from fvflops.zoo.llama import Attention, Llama, LlamaConfig, rotate
-from fvflops.zoo.megatron_gpt import MegatronGPT, MegatronGPTConfig
-from training_runs.measured_llama import SeparateRMSNorm
-from training_runs.study_rows import SEQUENCES, SIZES, divide_evenly
+from fvflops.zoo.llama import Llama
+from fvflops.zoo.megatron_gpt import MegatronGPT, MegatronGPTConfig, UnfusedMaskedSoftmax
+from training_runs.measured_llama import MeasuredBlock, MeasuredLlamaConfig, SeparateRMSNorm
+from training_runs.rows import FOLDER
+from training_runs.run_record import TrainingRun
+from training_runs.study_rows import SIZES, read_layout
 
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "training_times"
 DEVICE = find_device("A100 SXM 80GB")
 _ADAMW = partial(torch.optim.AdamW, foreach=True)
 
@@ -46,7 +47,7 @@ _ADAMW = partial(torch.optim.AdamW, foreach=True)
 
 
 def shard_optimizer(timeline: MemoryTimeline, ranks: int) -> MemoryTimeline:
-    """Return the timeline with the optimizer's state, and what its step allocates, divided among data-parallel ranks.
+    """Return the timeline with the optimizer's state and its step's allocations divided among data-parallel ranks.
 
     Stands in for ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, section 5.1), which the runs' plans do not have: their
     float32 weights are the optimizer's state too. Gradients stay whole.
@@ -91,138 +92,83 @@ def read_needed(plans: Sequence[RankPlan], replicas: int, *, outputs: int = 0) -
 
 # --- layout study -----------------------------------------------------------------------------------------------------
 # Hagemann et al., "Efficient Parallelization Layouts for Large-Scale Distributed Model Training" (arXiv:2311.05610).
-# What its code keeps follows Aleph-Alpha/scaling on GitHub, by the same authors: bfloat16 gradients, float32 weights
-# and moments divided by ZeRO-1, logits gathered over tp, and the outputs of two microbatches on the last stage. Assumed
-# are a vocabulary of 128,000, and RMSNorm in float32 where its kernel is not used, as in LLaMA's code.
+# Its saved tensors follow Aleph-Alpha/scaling on GitHub, by the same authors: bfloat16 gradients, float32 weights and
+# moments divided by ZeRO-1, logits gathered over tp, and the outputs of two microbatches on the last stage. Assumed are
+# a vocabulary of 128,000, and RMSNorm in float32 where its kernel is not used, as in LLaMA's code.
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A run of the study: `seconds` of a step, None where it ran out of memory."""
+class Layout(NamedTuple):
+    """A run of the study, and its kernel of attention by the study's name."""
 
-    model: str
-    sequence: int
-    gpus: int
-    seconds: float | None
-    checkpointing: str
+    run: TrainingRun
     kernel: str
-    micro_batch: int
-    tp: int
-    pp: int
-    sequence_parallel: bool
 
     @property
-    def replicas(self) -> int:
-        return self.gpus // (self.tp * self.pp)
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        return {"pp": self.pp, "dp": self.replicas, "tp": self.tp}
+    def ran(self) -> bool:
+        return self.run.value < math.inf
 
     @property
     def microbatches(self) -> int:
         """As many as a step has, or one more than stages: then the pipeline is full while there are gradients."""
-        return min(SEQUENCES[self.sequence] // (self.replicas * self.micro_batch), self.pp + 1)
-
-    @property
-    def stage_layers(self) -> tuple[int, ...] | None:
-        return divide_evenly(MODELS[self.model].layers, self.pp)
+        return min(self.run.microbatches or 1, self.run.mesh.get("pp", 1) + 1)
 
     @property
     def key(self) -> Hashable:
-        """What runs have in common that differ in their number of replicas only."""
-        attention = self.kernel if self.kernel in ("torch", "fused") else "flash"
-        kernel = f"{attention}{_RMS if _RMS in self.kernel else ''}"
-        return replace(self, gpus=self.tp * self.pp, seconds=None, kernel=kernel), self.microbatches
+        """Key of runs that differ in their number of replicas only."""
+        run = self.run
+        names = ("config", "sequence", "micro_batch", "checkpointing", "sequence_parallel", "stage_layers")
+        sizes = run.mesh.get("tp"), run.mesh.get("pp"), self.microbatches
+        return *(getattr(run, name) for name in names), *sizes
 
     @property
     def stale_logits(self) -> int:
         """The bytes of an earlier microbatch's logits, in bfloat16, which the next one's replace."""
-        return 2 * MODELS[self.model].vocab_size * self.micro_batch * self.sequence * (self.microbatches > 1)
+        run = self.run
+        return 2 * run.config.vocab_size * (run.micro_batch or 0) * run.sequence * (self.microbatches > 1)
 
     @property
     def group(self) -> tuple[str, int, int]:
         """The runs that compete with each other."""
-        return self.model, self.sequence, self.gpus
+        return self.run.name, self.run.sequence, self.run.gpus
 
     def __str__(self) -> str:
-        sequence = ", sequence parallel" if self.sequence_parallel else ""
+        run, (tp, pp) = self.run, (self.run.mesh.get(axis, 1) for axis in ("tp", "pp"))
+        sequence = ", sequence parallel" if run.sequence_parallel else ""
         return (
-            f"{self.model} {self.sequence} on {self.gpus}: micro batch {self.micro_batch}, tp {self.tp}, pp {self.pp}"
-            f"{sequence}, {self.kernel}, checkpointing {self.checkpointing}"
+            f"{run.name} {run.sequence} on {run.gpus}: micro batch {run.micro_batch}, tp {tp}, pp {pp}{sequence}, "
+            f"{self.kernel}, checkpointing {run.checkpointing}"
         )
 
 
 def read_layouts(path: Path) -> list[Layout]:
     """Return the runs with a verdict: those without the kernel have none."""
     with path.open(newline="") as file:
+        rows = csv.DictReader(file)
         return [
-            Layout(
-                model=row["model"],
-                sequence=int(row["sequence"]),
-                gpus=int(row["gpus"]),
-                seconds=None if row["status"] == "oom" else float(row["step_s"]),
-                checkpointing=row["checkpointing"],
-                kernel=row["kernel"],
-                micro_batch=int(row["micro_batch"]),
-                tp=int(row["tp"]),
-                pp=int(row["pp"]),
-                sequence_parallel=row["sequence_parallel"] == "True",
-            )
-            for row in csv.DictReader(file)
+            Layout(read_layout("layout study", rows.line_num, row), row["kernel"])
+            for row in rows
             if row["status"] in ("ok", "oom")
         ]
 
 
-MODELS = {
-    name: LlamaConfig(
-        vocab_size=128_000, layers=layers, hidden_size=hidden, heads=heads, kv_heads=heads, intermediate_size=width
-    )
-    for name, (layers, hidden, heads, width) in SIZES.items()
-}
-_RMS = " + RMS kernel"
+class LayoutBlock(MeasuredBlock):
+    """A layer of the study; the softmax of separate ops is in float32."""
+
+    def __init__(self, config: MeasuredLlamaConfig) -> None:
+        super().__init__(config)
+        if config.attention == "separate ops":
+            self.self_attn.softmax = UnfusedMaskedSoftmax()
 
 
-class ScoredAttention(Attention):
-    """Attention that writes its scores to memory; with `fused`, mask and softmax are one kernel."""
+class LayoutLlama(Llama):
+    """A Llama of the study, which returns its logits."""
 
-    fused = False
+    block = LayoutBlock
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k, n = rotate(q, cos, sin), rotate(k, cos, sin), x.shape[1]
-        scores = torch.matmul(q, k.transpose(2, 3)) * self.head_size**-0.5
-        future = torch.ones(n, n, dtype=torch.bool, device=x.device).triu_(1)
-        if self.fused:
-            scores.detach().masked_fill_(future, float("-inf"))
-        else:
-            scores = scores.float().masked_fill(future, -10_000.0)
-        out = torch.matmul(scores.softmax(-1).to(v.dtype), v)
-        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return result
-
-
-class FusedScoredAttention(ScoredAttention):
-    fused = True
-
-
-_ATTENTION = {"torch": ScoredAttention, "fused": FusedScoredAttention}
-
-
-def build_layout(layout: Layout) -> nn.Module:
-    """Return the model on the meta device, with the kernels of the run."""
-    config = MODELS[layout.model]
-    with torch.device("meta"):
-        model = Llama(config).bfloat16()
-        for name, module in list(model.named_modules()):
-            if isinstance(module, nn.RMSNorm) and _RMS not in layout.kernel:
-                model.set_submodule(name, SeparateRMSNorm(config.hidden_size, eps=config.norm_eps).bfloat16())
-            elif isinstance(module, Attention) and layout.kernel in _ATTENTION:
-                model.set_submodule(name, _ATTENTION[layout.kernel](config).bfloat16())
-    return model
+    def __init__(self, config: MeasuredLlamaConfig) -> None:
+        super().__init__(config)
+        if not config.fused_norms:
+            self.norm = SeparateRMSNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def average_loss(logits: Tensor) -> Tensor:
@@ -233,15 +179,19 @@ def average_loss(logits: Tensor) -> Tensor:
 
 def plan_layout(layout: Layout) -> tuple[RankPlan, ...]:
     """Return the plans of a pipeline, without data parallelism."""
-    tokens = torch.ones(layout.micro_batch, layout.sequence, dtype=torch.int64)
+    run = layout.run
+    assert isinstance(run.config, MeasuredLlamaConfig) and run.micro_batch is not None
+    tokens = torch.ones(run.micro_batch, run.sequence, dtype=torch.int64)
+    with torch.device("meta"):
+        model = LayoutLlama(run.config).bfloat16()
     return plan_step(
-        build_layout(layout),
+        model,
         (tokens,),
-        mesh={**layout.mesh, "dp": 1},
+        mesh={**run.mesh, "dp": 1},
         microbatches=layout.microbatches,
-        stage_layers=layout.stage_layers,
-        sequence_parallel=layout.sequence_parallel,
-        checkpoint="full" if layout.checkpointing == "full" else (),
+        stage_layers=run.stage_layers,
+        sequence_parallel=run.sequence_parallel,
+        checkpoint="full" if run.checkpointing == "full" else (),
         optimizer=partial(MasterWeights, make=_ADAMW),
         loss=average_loss,
         device="cuda",
@@ -249,7 +199,7 @@ def plan_layout(layout: Layout) -> tuple[RankPlan, ...]:
 
 
 class Judged(NamedTuple):
-    """A layout with what is predicted for it."""
+    """A layout with its prediction."""
 
     layout: Layout
     needed: Needed
@@ -257,7 +207,7 @@ class Judged(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        return self.fits == (self.layout.seconds is not None)
+        return self.fits == self.layout.ran
 
 
 def judge_layouts(layouts: Iterable[Layout]) -> Iterator[Judged]:
@@ -269,11 +219,11 @@ def judge_layouts(layouts: Iterable[Layout]) -> Iterator[Judged]:
         plans = plan_layout(group[0])
         needed: dict[int, Needed] = {}
         for layout in group:
-            replicas = layout.replicas
+            replicas = layout.run.replicas
             if replicas not in needed:
                 needed[replicas] = read_needed(plans, replicas, outputs=layout.stale_logits)
             own = needed[replicas]
-            yield Judged(layout, own, bool(judge(own.reserved, DEVICE, layout.mesh).fits))
+            yield Judged(layout, own, bool(judge(own.reserved, DEVICE, layout.run.mesh).fits))
         if number % 20 == 0:
             print(f"{number} of {len(groups)} layouts, {time.process_time():.0f} s of CPU", file=sys.stderr)
 
@@ -293,9 +243,9 @@ def count_verdicts(judged: Sequence[Judged]) -> VerdictErrors:
 def describe_verdicts(judged: Sequence[Judged]) -> str:
     """Return how many verdicts are right by model and by kernel, the wrong ones, and the best layouts refused."""
     kinds: dict[str, Callable[[Judged], str]] = {
-        "model": lambda item: item.layout.model,
+        "model": lambda item: item.layout.run.name,
         "kernel": lambda item: item.layout.kernel,
-        "measured": lambda item: "out of memory" if item.layout.seconds is None else "ran",
+        "measured": lambda item: "ran" if item.layout.ran else "out of memory",
         "all": lambda item: "all",
     }
     rows = []
@@ -307,7 +257,7 @@ def describe_verdicts(judged: Sequence[Judged]) -> str:
             f"{item.needed.reserved / 1e9:.1f}",
             f"{item.needed.allocated / 1e9:.1f}",
             f"{item.needed.rank}, {item.needed.phase}",
-            "ran" if item.layout.seconds else "out of memory",
+            "ran" if item.layout.ran else "out of memory",
             item.layout,
         )
         for item in sorted(judged, key=lambda item: item.needed.reserved)
@@ -325,10 +275,9 @@ def describe_verdicts(judged: Sequence[Judged]) -> str:
 
 def _best(judged: Iterable[Judged]) -> list[Judged]:
     best: dict[object, Judged] = {}
-    for item in judged:
-        group = item.layout.group
-        if item.layout.seconds and (group not in best or item.layout.seconds < (best[group].layout.seconds or 0)):
-            best[group] = item
+    for item in sorted(judged, key=lambda item: item.layout.run.value):
+        if item.layout.ran:
+            best.setdefault(item.layout.group, item)
     return list(best.values())
 
 
@@ -410,13 +359,13 @@ _TRIAL_HEADS = ["trial", "allocated, GB", "reserved", "with context and NCCL", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the files (tests/data/training_times)")
-    parser.add_argument("--model", choices=MODELS, action="append", help="only layouts of this model; may be repeated")
+    parser.add_argument("--model", choices=SIZES, action="append", help="only layouts of this model; may be repeated")
     parser.add_argument("--write", action="store_true", help="write the number of right verdicts, which reports show")
     parser.add_argument("--trials", action="store_true", help="only BigScience's trials")
     arguments = parser.parse_args()
     if not arguments.trials:
         layouts = read_layouts(arguments.data / "layout_study_a100.csv")
-        chosen = [layout for layout in layouts if arguments.model is None or layout.model in arguments.model]
+        chosen = [layout for layout in layouts if arguments.model is None or layout.run.name in arguments.model]
         judged = list(judge_layouts(chosen))
         print(describe_verdicts(judged), end="\n\n")
         if arguments.write:

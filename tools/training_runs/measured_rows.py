@@ -41,7 +41,7 @@ _H100: dict[str, Any] = {"device": "H100 SXM", "node_gbps": 400.0}
 
 
 def read_measured(dataset: str, line: int, row: Row) -> TrainingRun | None:
-    """Return a run, None of one that did not fit or whose batch must be another than that of its source."""
+    """Return a run, None of one that did not fit or whose batch must be another than its source's."""
     source = row["source"].removesuffix(" performance").removesuffix(" README").replace(" performance.md", "")
     read = next(read for start, read in _SOURCES.items() if source.startswith(start))
     if row["status"] != "ok":
@@ -200,7 +200,7 @@ def _nvidia(row: Row, numbers: Numbers) -> Fields:
 
 # Seconds of the fastest of BigScience's trials that is comparable.
 _FASTEST = 90.0
-# Start of a source's name → what returns the fields of a run from its row and the numbers of its layout.
+# Start of a source's name → the function that returns the fields of a run from its row and the numbers of its layout.
 _SOURCES: Mapping[str, Callable[[Row, Numbers], Fields | None]] = {
     "BigScience": _bigscience,
     "torchtitan": _fsdp,

@@ -1,4 +1,4 @@
-"""Compare predicted memory with that of measured training runs and of a paper's figure.
+"""Compare predicted memory with the memory of measured training runs and of a paper's figure.
 
 Run it in tools/, with the checkout on PYTHONPATH: python -m training_runs.memory
 """
@@ -30,7 +30,7 @@ _ADAMW = partial(torch.optim.AdamW, fused=True)
 
 
 class Compared(NamedTuple):
-    """A predicted and a published value in bytes, and what the prediction assumes."""
+    """A predicted and a published value in bytes, and the prediction's assumptions."""
 
     run: str
     quantity: str
@@ -136,7 +136,7 @@ class WithLoss(nn.Module):
 
 
 def compare_run(run: TrainingRun) -> Iterator[Compared]:
-    """Yield what the allocator of a GPU reserves in a run of torchtitan, with and without expandable segments."""
+    """Yield the memory that a GPU's allocator reserves in a run of torchtitan, with and without expandable segments."""
     assert run.memory is not None and run.micro_batch is not None and run.microbatches is not None
     tokens = torch.ones(run.micro_batch, run.sequence, dtype=torch.int64)
     plan = plan_rank(
@@ -167,12 +167,8 @@ def measured_runs() -> list[TrainingRun]:
 def write_table(rows: Iterable[Compared]) -> str:
     cells = [
         (
-            row.run,
-            row.quantity,
-            f"{row.predicted / GIB:.2f}",
-            f"{row.published / GIB:.2f}",
-            f"{row.error:+.1%}",
-            row.assumes,
+            *(row.run, row.quantity, f"{row.predicted / GIB:.2f}"),
+            *(f"{row.published / GIB:.2f}", f"{row.error:+.1%}", row.assumes),
         )
         for row in rows
     ]

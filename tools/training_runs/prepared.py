@@ -47,7 +47,7 @@ _CHECKPOINTS: Mapping[str, Any] = {"none": (), "attention": (megatron_gpt.CoreAt
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A measured run with its simulated program; `host_waits` is that of `simulate`."""
+    """A measured run with its simulated program; `host_waits` is as for `simulate`."""
 
     run: TrainingRun
     step: StepProgram
@@ -62,7 +62,7 @@ def is_planned(run: TrainingRun) -> bool:
 def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun:
     """Plan a run: its model, mesh, microbatches, checkpointing and optimizer, in shape execution.
 
-    Runs that differ in their number of replicas and microbatches only share what is recorded, in `known`.
+    Runs that differ in their number of replicas and microbatches only share their recording, in `known`.
     """
     if not is_planned(run):
         raise ValueError(f"{run.place}: the micro batch is not known, or float8 linears are divided")
@@ -110,32 +110,20 @@ def _recorded(run: TrainingRun) -> TrainingRun:
 
 
 def key_of(run: TrainingRun) -> Hashable:
-    """Return what runs have in common that share a plan."""
+    """Return the key of runs that share a plan."""
     recorded = _recorded(run)
     return (*(getattr(recorded, name) for name in _KEYS), recorded.microbatches, tuple(recorded.mesh.items()))
 
 
 _KEYS = (
-    "dataset",
-    "compiled",
-    "config",
-    "sequence",
-    "micro_batch",
-    "checkpointing",
-    "sharding",
-    "precision",
-    "gathered_in",
-    "reduced_in",
-    "sequence_parallel",
-    "sharded_optimizer",
-    "all_reduced_in",
-    "stage_layers",
-    "recomputes_all",
+    *("dataset", "compiled", "config", "sequence", "micro_batch"),
+    *("checkpointing", "sharding", "precision", "gathered_in", "reduced_in"),
+    *("sequence_parallel", "sharded_optimizer", "all_reduced_in", "stage_layers", "recomputes_all"),
 )
 
 
 def _replica_groups(run: TrainingRun) -> dict[str, ProcessGroupSpec]:
-    """Return the groups that contain all replicas, by axis: those of dp, and with cp of both."""
+    """Return the groups that contain all replicas, by axis: of dp, and with cp of both."""
     inner = [axis for axis in ("fsdp", "cp", "tp") if axis in run.mesh]
     stride = math.prod(run.mesh[axis] for axis in inner)
     dp, cp, tp = (run.mesh.get(axis, 1) for axis in ("dp", "cp", "tp"))
@@ -227,7 +215,7 @@ def _all_reduce(step: StepProgram, run: TrainingRun) -> StepProgram:
 
 
 def _optimizer(run: TrainingRun) -> Callable[..., torch.optim.Optimizer]:
-    """Return what makes the optimizer; the steps of vTrain's runs are taken to be skipped, see `SkippedStep`."""
+    """Return the factory of the optimizer; the steps of vTrain's runs are taken to be skipped, see `SkippedStep`."""
     adam = partial(torch.optim.AdamW, fused=True)
     if "fsdp" in run.mesh or run.precision == "amp_bf16":
         return adam

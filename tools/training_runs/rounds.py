@@ -1,4 +1,4 @@
-"""The actions of many steps in rounds: those of a round need nothing from each other, so that arrays can run them."""
+"""The actions of many steps in rounds of independent actions, so that arrays can run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fvflops.plan.rank_step import Action
 class Round(NamedTuple):
     """Actions by index: the rank, its program, whose end it waits for, its transfer, and its own number.
 
-    Number 0 is that of an action that has ended before the step.
+    Number 0 is an action that has ended before the step.
     """
 
     ranks: np.ndarray

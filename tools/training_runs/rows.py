@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "tests" / "data" / "training_time
 
 
 def read_runs(dataset: str, path: Path | None = None) -> list[TrainingRun]:
-    """Return the runs of a dataset, by default those of its file in `FOLDER`.
+    """Return the runs of a dataset, by default from its file in `FOLDER`.
 
     Rows without a time are left out; one that is not valid raises ValueError with its file and line.
     """
@@ -75,7 +75,7 @@ def read_vtrain(dataset: str, line: int, row: Row) -> TrainingRun:
 
 # --- MosaicML: MPT under FSDP -----------------------------------------------------------------------------------------
 
-# Device and Gbit/s between nodes for each GPU; those of H100s are assumed.
+# Device and Gbit/s between nodes for each GPU, assumed for H100s.
 _MPT_DEVICES = {
     "h100_80gb": ("H100 SXM", 400),
     "a100_80gb": ("A100 SXM 80GB", 200),
@@ -184,7 +184,7 @@ def read_published(dataset: str, line: int, row: Row) -> TrainingRun:
 
 
 def _find_config(name: str, described: str) -> Config:
-    """Return the sizes of a model, from its name or from what is in parentheses after it."""
+    """Return the sizes of a model, from its name or from the parentheses after it."""
     if name in _LLAMAS:
         return llama.CONFIGS[_LLAMAS[name]]
     if name in _KEMPNER:

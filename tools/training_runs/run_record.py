@@ -17,7 +17,7 @@ Config = megatron_gpt.MegatronGPTConfig | mpt.MPTConfig | llama.LlamaConfig
 
 # Quantities that a run states, with their units.
 QUANTITIES = ("step seconds", "tokens/s", "tokens/s/GPU", "TFLOP/s/GPU")
-# "selective" is torchtitan's, "attention" that of Megatron: attention between its projections is recomputed.
+# "selective" is torchtitan's, "attention" Megatron's: attention between its projections is recomputed.
 CHECKPOINTING = ("none", "attention", "selective", "every 2", "full")
 # Dataset → the file of its rows.
 FILES = {
@@ -43,7 +43,7 @@ class TrainingRun:
     `reduced_in`, dtypes of torch. `checkpointing` is one of `CHECKPOINTING`, `sharding` of `SHARDING`,
     `virtual_stages` the stages of each pipeline rank, None where that is not known.
 
-    What was measured is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
+    The measurement is `value` of `quantity`, one of `QUANTITIES`; TFLOP/s are of `flops_per_step`, by the source's
     formula. `memory` is the peak of a GPU in bytes, None where it is not stated. The first word of `source` is who
     measured it. With `sharded_optimizer` the data-parallel ranks divide the optimizer (ZeRO-1), and scatter gradients;
     with `all_reduced_in` each gets all of them, reduced in that dtype. `stage_layers` are the layers of each pipeline

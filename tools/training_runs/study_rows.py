@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from training_runs.measured_llama import MeasuredLlamaConfig
 from training_runs.run_record import Row, TrainingRun, divide_batch, make_mesh
 
@@ -30,8 +32,11 @@ def divide_evenly(layers: int, stages: int) -> tuple[int, ...] | None:
 
 def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
     """Return a timed run, None of any other."""
-    if row["status"] != "ok":
-        return None
+    return read_layout(dataset, line, row) if row["status"] == "ok" else None
+
+
+def read_layout(dataset: str, line: int, row: Row) -> TrainingRun:
+    """Return a run, whose step has no end where it ran out of memory."""
     gpus, tp, pp, micro_batch, sequence = (int(row[key]) for key in ("gpus", "tp", "pp", "micro_batch", "sequence"))
     layers, hidden, heads, intermediate = SIZES[row["model"]]
     replicas, rest = divmod(gpus, tp * pp)
@@ -70,5 +75,5 @@ def read_study(dataset: str, line: int, row: Row) -> TrainingRun | None:
         recomputes_all=True,
         stage_layers=divide_evenly(layers, pp),
         quantity="step seconds",
-        value=float(row["step_s"]),
+        value=math.inf if row["status"] == "oom" else float(row["step_s"]),
     )

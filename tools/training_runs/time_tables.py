@@ -23,7 +23,7 @@ Point = tuple[Efficiency, Callable[[Device, int, float], Network]]
 
 
 class Step(NamedTuple):
-    """An item of a program: the index of its times in their table, and what it has of a collective.
+    """An item of a program: the index of its times in their table, and its part of a collective.
 
     `ahead` is the clock with the end of a gather for which another program waits.
     """

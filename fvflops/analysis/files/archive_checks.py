@@ -30,7 +30,7 @@ def read_records(path: str) -> tuple[tuple[str, ...], Callable[[str], bytes]]:
     return names, lambda name: bytes(reader.get_record(name))
 
 
-# Those whose schema does not say it.
+# Ops with input or output that their schema does not show.
 _NAMED = frozenset(
     ("aten::_print", "debugprims::load_tensor", "prim::Print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync")
 )

@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 
-# Kinds of files that can run code when they are loaded → what they are.
+# Kinds of files that can run code when they are loaded → their description.
 CODE = {"program": "a program of torch.export", "script": "TorchScript", "pickle": "a pickle"}
 # Endings of data → the kind of such a file, whatever it contains: it is never loaded as code.
 _DATA = {".json": "trace", ".json.gz": "trace", ".csv": "", ".parquet": "", ".onnx": "onnx"}

@@ -263,7 +263,7 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _check_value(path: str, key: str, value: Any) -> None:
     is_text = isinstance(value, str)
     if (key in _CHECKS and not is_text and value is not None) or (key in _NUMBERS and is_text and value not in _FLOATS):
-        # torch passes on what it is given: sympy evaluates the texts inside of an object too.
+        # torch passes on any object: sympy evaluates the texts inside of it too.
         raise ValueError(f"{path} has a {key} of another type than torch.export writes, {value!r:.100}: refused")
     if isinstance(value, dict):
         if key == "range_constraints":

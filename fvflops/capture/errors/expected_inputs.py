@@ -17,7 +17,7 @@ _SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width"
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a layer expects of its input number `index`, and the nearest shape and dtype that it accepts.
+    """Requirement of a layer on its input number `index`, and the nearest shape and dtype that it accepts.
 
     `shape` is None where none can be derived; `dtype` is "" where the input's is right. `in_training`: it expects
     this in training mode alone.
@@ -42,7 +42,7 @@ class _Axis:
 
 
 def find_mismatch(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    """Return what a layer of torch.nn expects of the first of its inputs that it does not accept, or None.
+    """Return the requirement of a layer of torch.nn on its first input that it does not accept, or None.
 
     >>> find_mismatch(nn.Linear(4, 2), [torch.ones(3, 5)])
     Expectation(text='4 input features', shape=(3, 4), dtype='', index=0, in_training=False)
@@ -137,7 +137,7 @@ def _check_recurrent(module: Any, tensors: Sequence[torch.Tensor]) -> Expectatio
 
 
 def _check_indices(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    """Return what an embedding expects: integers, or indices that have a row."""
+    """Return the requirement of an embedding: integers, or indices that have a row."""
     indices = tensors[0]
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         return Expectation("integer indices", tuple(indices.shape), "int64")
@@ -174,7 +174,7 @@ _ATTENTION = [
     for name, size in (("query", "embed_dim"), ("key", "kdim"), ("value", "vdim"))
 ]
 
-# Layers → the function that returns what they expect.
+# Layers → the function that returns their requirement.
 _CHECKS: Mapping[tuple[type[nn.Module], ...], Callable[[Any, Sequence[torch.Tensor]], Expectation | None]] = {
     _CONVOLUTIONS: _check_convolution,
     _POOLS: _check_smallest,

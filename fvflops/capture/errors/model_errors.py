@@ -1,4 +1,4 @@
-"""Describe errors in one line: the module in which a model's forward raised one, its inputs, and what to do."""
+"""Describe errors in one line: the module in which a model's forward raised one, its inputs, and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fvflops.text import describe_import_error, list_nearest, printable, printab
 
 _LOGGER = logging.getLogger("fvflops")
 _MAX_MESSAGE = 400  # characters
-_MODULE_CALL = "_call_impl"  # of nn.Module: its arguments are those of forward
+_MODULE_CALL = "_call_impl"  # of nn.Module: it has the arguments of forward
 _MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ \w+)|Unable to allocate ([\d.]+ \w+)", re.IGNORECASE)
 _SHAPES = re.compile(r"\b(sizes?|shapes?|dimensions?|dims?|channels|broadcast\w*|range|elements)\b|mat[12]\b")
@@ -80,7 +80,7 @@ def describe_module(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """How to do what an error calls for; `tensor` gets a shape and a dtype, `keyword` the name of an argument."""
+    """Remedies for an error; `tensor` gets a shape and a dtype, `keyword` the name of an argument."""
 
     tensor: Callable[[tuple[int, ...], str], str]
     others: str
@@ -120,7 +120,7 @@ PYTHON = Remedies(
 
 @contextmanager
 def noting_remedies() -> Iterator[None]:
-    """Add a note to an error that a model's forward raises inside: the module, what it expects, and what to pass."""
+    """Add a note to an error that a model's forward raises inside: the module, its requirement and the remedy."""
     try:
         yield
     except Exception as error:
@@ -129,7 +129,7 @@ def noting_remedies() -> Iterator[None]:
 
 
 def note_remedy(error: BaseException) -> None:
-    """Add a note to an error that a model's forward raised: the module, what it expects, and what to pass.
+    """Add a note to an error that a model's forward raised: the module, its requirement and the remedy.
 
     >>> try:
     ...     nn.Linear(4, 2)(torch.ones(3, 5))
@@ -153,7 +153,7 @@ def note_remedy(error: BaseException) -> None:
 
 
 def explain_error(error: BaseException, remedies: Remedies = COMMAND) -> str:
-    """Return in one line what was expected and what to do, or "" for errors of other kinds.
+    """Return in one line the requirement and the remedy, or "" for errors of other kinds.
 
     It explains a lack of memory, inputs that a layer does not accept, and arguments that a forward does not take.
 
@@ -219,7 +219,7 @@ _TENSORS = {
 
 
 def _explain_inputs(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
-    """Return what the innermost module expects of its input and how to pass it."""
+    """Return the innermost module's requirement on its input, and the remedy."""
     module, frame = calls[-1]
     tensors = _read_tensors(frame)
     expectation = find_mismatch(module, tensors)
@@ -228,7 +228,7 @@ def _explain_inputs(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies
     tensor = tensors[expectation.index]
     got = ", ".join(describe_inputs((tensor,), {}))
     inputs = _read_tensors(calls[0][1])
-    # The model's only input, unchanged: what the module expects of it is what the model does.
+    # The model's only input, unchanged: the module's requirement on it is the model's.
     is_model_input = len(inputs) == 1 and inputs[0].shape == tensor.shape and inputs[0].dtype == tensor.dtype
     if expectation.in_training:
         remedy = remedies.eval_mode

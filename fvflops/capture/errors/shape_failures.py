@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def find_reason(error: BaseException) -> str:
-    """Return why shape execution cannot run what raised an error, "" if the error may be the model's own.
+    """Return why shape execution cannot run code that raised an error, "" if the error may be the model's own.
 
     >>> find_reason(RuntimeError("x INTERNAL ASSERT FAILED at y, please report a bug to PyTorch"))
     'torch cannot infer its result without values'

@@ -24,8 +24,8 @@ class _ForwardPatch(Patch):
         )
 
 
-# An `apply` bound at import (`swish = Swish.apply`) is recorded too: patched is what every `apply` calls. That is the
-# base class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
+# An `apply` bound at import (`swish = Swish.apply`) is recorded too: the patched function is called by every `apply`.
+# It is the base class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
 _IS_PYTHON = isinstance(vars(Function)["apply"], classmethod)
 _APPLY = Patch(*function_apply, as_attribute=classmethod)
 _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)

@@ -84,7 +84,7 @@ _DERIVATIVES = frozenset({"Grad", "Jvp"})
 class AutogradUsed(BaseException):
     """The model switched grad mode on in a run without autograd.
 
-    Not an Exception: a model that catches those would go on without gradients, possibly forever.
+    Not an Exception: a model that catches exceptions would go on without gradients, possibly forever.
     """
 
 

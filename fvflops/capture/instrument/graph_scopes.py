@@ -133,7 +133,7 @@ def _instrument(
 
 @dataclass(slots=True)
 class _Call:
-    """A module call: the nodes before which it begins and ends, the values that it takes, and those it returns."""
+    """A module call: the nodes before which it begins and ends, its inputs and its outputs."""
 
     scope: NodeScope
     first: fx.Node

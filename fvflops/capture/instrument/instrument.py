@@ -64,7 +64,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
 
     A rerun belongs to the stack under which `checkpoint` was called. Non-reentrant checkpoints rerun while a saved
     tensor is unpacked, by a hook, which is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction:
-    ops there are recompute, except those of the nodes that the rerun creates and of gradient accumulation for its node.
+    ops there are recompute, except in the nodes that the rerun creates and in gradient accumulation for its node.
     """
     # Frame → stack of the checkpoint call.
     checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -143,7 +143,7 @@ def instrument(
 
     `training`: record backward passes, including autograd's threads, and optimizer steps as separate phases. `prepare`
     is called with an optimizer before each of its steps. `grad_mode` creates a context with this thread's grad mode for
-    threads that the model starts. `scripts` are those of `module_scopes`.
+    threads that the model starts. `scripts` are as for `module_scopes`.
     """
 
     @contextmanager

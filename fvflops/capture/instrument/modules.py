@@ -48,7 +48,7 @@ class _Unfused(TorchFunctionMode):
 
 @contextmanager
 def compiled_calls_replaced(modules: Iterable[nn.Module], replace: Callable[[nn.Module, Any], Any]) -> Iterator[None]:
-    """Replace what `module.compile()` made modules call while the context lasts; it bound the unwrapped method."""
+    """Replace the calls that `module.compile()` bound to the unwrapped method, while the context lasts."""
     compiled = [(module, call) for module in modules if (call := module._compiled_call_impl) is not None]
 
     def restore() -> None:
@@ -105,8 +105,8 @@ def module_scopes(
 ) -> Iterator[None]:
     """Record calls of a model's modules as regions while the context lasts.
 
-    TorchScript runs its submodules out of sight: those of `scripts` run as copies that report them, by `copy_scripts`.
-    Assignments in the code of a copy do not reach the model.
+    TorchScript runs its submodules out of sight: modules of `scripts` run as copies that report them, by
+    `copy_scripts`. Assignments in the code of a copy do not reach the model.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.
@@ -197,7 +197,7 @@ def _around(
 
 
 def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
-    """Return id → region of each module, without those that tracing added to a graph."""
+    """Return id → region of each module, except modules that tracing added to a graph."""
     if model_index.graphs is None:  # the usual case, of up to thousands of modules
         return dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
     is_hidden = model_index.graphs.is_hidden

@@ -24,8 +24,8 @@ _RAW_START = Patch(_thread, "start_new_thread")
 # Methods whose first argument is the function that a pool's worker calls.
 _SUBMIT = Patch(ThreadPoolExecutor, "submit")
 _POOL_CALLS = tuple(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered"))
-# Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Those of
-# processes, and progress bars' monitors, compute nothing.
+# Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Threads
+# for processes, and progress bars' monitors, compute nothing.
 _WORKERS = frozenset(
     {
         *("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues"),
@@ -91,7 +91,7 @@ def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any
         if not recorder.is_recording_thread() or recorder.paused:
             return original(pool, function, *args, **kwargs)
         result = original(pool, _recorded(recorder, enter, function), *args, **kwargs)
-        # The pool refers to a result, and that to tensors, until it is complete.
+        # The pool refers to a result, which refers to tensors, until it is complete.
         _add_task(recorder, function, partial(_is_complete, weakref.ref(result)), sys._getframe(1))
         return result
 

@@ -32,7 +32,7 @@ class Expression(ABC):
 
     @abstractmethod
     def at(self, indices: Indices) -> torch.Tensor:
-        """Return the elements at these indices, a tensor that broadcasts to that of the indices."""
+        """Return the elements at these indices, a tensor that broadcasts to the indices' shape."""
 
     @abstractmethod
     def bounds(self, low: Indices, high: Indices) -> Bounds | None:
@@ -74,7 +74,7 @@ class Constant(Expression):
 def _range_bounds(
     values: torch.Tensor, fixed: tuple[torch.Tensor, ...], low: torch.Tensor, high: torch.Tensor
 ) -> Bounds:
-    """Return minimum and maximum of `values[*fixed, low : high + 1]`, from those of ranges of powers of two."""
+    """Return minimum and maximum of `values[*fixed, low : high + 1]`, from ranges whose lengths are powers of two."""
     if values.dtype is torch.bool:
         minimum, maximum = _range_bounds(values.to(torch.uint8), fixed, low, high)
         return minimum.bool(), maximum.bool()

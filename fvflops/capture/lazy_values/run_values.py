@@ -1,4 +1,4 @@
-"""The lazy values of a run in shape execution: which tensors have them, and what ops make of them."""
+"""The lazy values of a run in shape execution: which tensors have them, and how ops change them."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class ModelIndex:
 
     `owner` is the model's module, None for a function. `modules` are unique modules, `names` maps each to its first
     path. `mappings` are the dicts of the modules' attributes, parameters, buffers and children; `sizes`, `keys` and
-    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others`
-    further values of mutable types. `tensors` are the strided parameters and buffers, tied
-    ones under their first name; `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows`
-    (bytes of the storage, device, "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a
-    DTensor, has no memory: that of its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules
-    that fx graphs name, or is None; `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices,
-    `unstrided` the other tensors; `is_fake`: some are FakeTensors. `kinds` are those of leaf modules, None for other
-    modules. Uninitialised lazy parameters raise ValueError.
+    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others` further
+    values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
+    `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
+    "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory:
+    `inner_storages` and `inner_rows` describe its inner tensors. `graphs` has the modules that fx graphs name, or is
+    None; `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices, `unstrided` the other
+    tensors; `is_fake`: some are FakeTensors. `kinds` are the kinds of leaf modules, None for other modules.
+    Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:

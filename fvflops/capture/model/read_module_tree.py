@@ -203,7 +203,7 @@ def class_facts(cls: type[nn.Module]) -> ClassFacts:
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:
-    """Yield the qualified names of a class and of those bases whose forward it inherits unchanged.
+    """Yield the qualified names of a class and of the bases whose forward it inherits unchanged.
 
     Bases without a forward, such as the FSDPModule of torch's fully_shard, are left out.
     """
@@ -225,7 +225,7 @@ def _forward_of(cls: type) -> Any:
 
 def is_described(value: Any) -> bool:
     """Return whether a module tree contains an attribute with this value."""
-    # By type and the base's methods: those of a subclass may raise, and `__class__` may be overridden.
+    # By type and the base's methods: a subclass's may raise, and `__class__` may be overridden.
     kind = type(value)
     if issubclass(kind, tuple):
         return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))

@@ -241,8 +241,8 @@ class SignatureCache:
     """Signatures by the keys of arguments and results.
 
     This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence the
-    key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable), and
-    that of a single result only its shape and dtype, as the arguments determine its device.
+    key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable); the
+    key of a single result is only its shape and dtype, as the arguments determine its device.
     """
 
     def __init__(self, recorder: Recorder) -> None:

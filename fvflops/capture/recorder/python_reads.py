@@ -1,4 +1,4 @@
-"""Find what Python read during a run: values of the data and random draws, which its control flow may follow."""
+"""Find Python's reads during a run: values of the data and random draws, which its control flow may follow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import ModuleTree, Signature, tensors_in
 from fvflops.trace.records import LOCATION_SEPARATOR
 
-# What a storage's values derive from: a random draw, the inputs, and floating-point values of inputs or of the model.
+# Sources of a storage's values: a random draw, the inputs, and floating-point values of inputs or of the model.
 _RANDOM, _INPUT, _FLOAT = 1, 2, 4
 _DATA = _INPUT | _FLOAT
 # Smaller tensors that existed before the run, outside the model and its inputs, are constants.

@@ -144,7 +144,7 @@ class Recorder(RecordedStorages):
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
-        """Close a region and those still open inside it; `values` are its results, `error` is what it raised."""
+        """Close a region and all regions open inside it; `values` are its results, `error` the exception it raised."""
         probe = self.probe
         left_ns = 0 if probe is None else probe.clock()
         state = self.thread_state() if self.backward or self._thread_states else self
@@ -411,7 +411,7 @@ class _PauseEvents(list[tuple[Any, ...]]):
 
 
 def copy_rows(rows: Sequence[tuple[Any, ...]], storages: list[tuple[Any, ...]], times: int) -> list[tuple[Any, ...]]:
-    """Return an iteration's event rows repeated, and append to `storages` those that each repetition creates.
+    """Return an iteration's event rows repeated, and append the storages of each repetition to `storages`.
 
     A storage that the iteration frees is created by it; the others, such as weights, are shared by all repetitions.
 

@@ -50,8 +50,8 @@ class RunPosition(ThreadState):
         self._thread_states: dict[int, ThreadState] = {}
         self._thread_numbers = count(1)
         self._adopted: set[int] = set()
-        # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: those of a
-        # checkpoint's early stop, or that end the program, are not stored.
+        # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: errors of
+        # a checkpoint's early stop, or that end the program, are not stored.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self._owner_stacks: dict[int, int] = {}
         # Key of the stack in the metadata of autograd nodes that `assign_graph` attributed.

@@ -46,10 +46,10 @@ _SIGNATURES: dict[Signature, Signature] = {}
 class OpSchema:
     """Schema of an op overload.
 
-    `names` and `defaults` are those of its arguments, `position` maps name to index. `written`: indices of the
-    arguments it mutates. `composite`: torch can decompose it. `text`: torch's schema. `group`: index of the argument
-    that names a process group. `is_view`: it returns views of its arguments. `value_arguments`: arguments whose values
-    its cost depends on.
+    `names` and `defaults` describe its arguments, `position` maps name to index. `written`: indices of the arguments it
+    mutates. `composite`: torch can decompose it. `text`: torch's schema. `group`: index of the argument that names a
+    process group. `is_view`: it returns views of its arguments. `value_arguments`: arguments whose values its cost
+    depends on.
     """
 
     name: str
@@ -117,7 +117,7 @@ def is_composite(op: str) -> bool:
     >>> is_composite("aten::linear"), is_composite("aten::mm"), is_composite("mylib::scan")
     (True, False, False)
     """
-    # torch's names are ASCII; of others it raises for those that are not UTF-8.
+    # torch's names are ASCII; it raises for names that are not UTF-8.
     return op.isascii() and bool(has_kernel(op) and has_kernel_for_key(op, "CompositeImplicitAutograd"))
 
 

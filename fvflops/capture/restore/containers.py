@@ -120,7 +120,7 @@ class ContainerSnapshot:
         return cls, attributes, *(() if accessors.slots is None else self._save(accessors.slots, item))
 
     def _save(self, kind: Kind, item: Any) -> list[Any]:
-        """Save an object's contents; return those to visit next."""
+        """Save an object's contents; return the objects to visit next."""
         before = kind.read(item)
         self._states.append((kind, item, before))
         return _visitable(before)

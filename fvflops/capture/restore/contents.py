@@ -156,7 +156,7 @@ def _write_cell(item: types.CellType, before: list[Any]) -> None:
 
 
 def _read_cache(item: Any) -> list[Any]:
-    """Return what a `functools.lru_cache` refers to; only an unbounded one has a dict that can be restored."""
+    """Return the referents of a `functools.lru_cache`; only an unbounded one has a dict that can be restored."""
     info = LRU_CACHE_TYPE.cache_info(item)
     attributes = item.__dict__
     referents = [value for value in gc.get_referents(item) if value is not attributes and type(value) is not type]
@@ -221,7 +221,7 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (ContextVar, Kind(_read_variable)),
 )
 
-# One per type of iterator: those over range(1 << 70) and over a non-ASCII string have types of their own.
+# One per type of iterator: range(1 << 70) and a non-ASCII string have types of their own.
 _ITERABLES: tuple[Any, ...] = (
     *([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), {}, {}.values(), {}.items(), set()),
 )

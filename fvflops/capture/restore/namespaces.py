@@ -83,7 +83,7 @@ class Namespaces:
 
     Code is searched for names without running it. A class's methods are searched only if their names occur in code
     searched so far, or if Python calls them implicitly. `all_globals`: save all globals of the modules of that code,
-    not only those named in that code.
+    not only globals that it names.
     """
 
     def __init__(self, *, all_globals: bool) -> None:

@@ -74,7 +74,7 @@ class UndoLog:
     def before(
         self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], fresh: Mapping[int, Any]
     ) -> None:
-        """Save the storages that a call will write to, except those in `fresh`, which the run created."""
+        """Save the storages that a call will write to, except the run's own, in `fresh`."""
         for value in written_arguments(schema, args, kwargs):
             for tensor in tensors_of(value):
                 self.save(tensor, fresh)

@@ -1,4 +1,4 @@
-"""Real tensors in shape execution: those that existed before the run, and those that it computes."""
+"""Real tensors in shape execution, from before the run or computed by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
 # Tensors up to this many elements keep their values if they are integers or bools (ids, positions, masks, lengths), or
-# computed only from those and constants. So do views expanded up to EXPANDED times from a storage of this size.
+# computed only from such tensors and constants. So do views expanded up to EXPANDED times from a storage of this size.
 CONCRETE_LIMIT = 1 << 20
 EXPANDED = 64
 

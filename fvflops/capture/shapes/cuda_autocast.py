@@ -48,7 +48,7 @@ _set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 _SETTERS = [Patch(torch, name) for name in ("set_autocast_enabled", "set_autocast_dtype", "set_autocast_gpu_dtype")]
 _UNAVAILABLE = Patch(*amp_availability)
 _SUPPORTS_BF16 = Patch(torch.cuda, "is_bf16_supported")
-_THREAD = threading.local()  # `cpu`: autocast for the CPU before that for CUDA was enabled
+_THREAD = threading.local()  # `cpu`: autocast for the CPU before autocast for CUDA was enabled
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def gpu_emulated(capability: tuple[int, int] | None) -> Iterator[None]:
 
 
 def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractContextManager[None]:
-    """Call CUDA's kernels for shape tensors on CUDA while the context lasts; `for_cpu`: for those on the CPU.
+    """Call CUDA's kernels for shape tensors on CUDA while the context lasts; `for_cpu`: for tensors on the CPU.
 
     With a CUDA device torch chooses by itself, except for recurrent layers, where it inspects the addresses of the
     weights and keeps a persistent random state.

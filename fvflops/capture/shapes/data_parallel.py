@@ -96,7 +96,7 @@ def _rebuild_patch() -> Patch:
 def _iterations(wrapper: DistributedDataParallel) -> int:
     """Return a reducer's number of forward passes; raise ValueError if its state could not be restored later."""
     logger: Any = wrapper.logger
-    logger.set_runtime_stats_and_log()  # else the data are those of the previous pass
+    logger.set_runtime_stats_and_log()  # else the data are from the previous pass
     iterations = int(wrapper._get_ddp_logging_data().get("iteration", 0))
     if not iterations and wrapper.static_graph and wrapper.process_group.size() > 1:
         raise ValueError(

@@ -26,14 +26,14 @@ from fvflops.trace.signature import packet_of
 
 # With more outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
 _MAX_ENTRIES = 1 << 16
-# So are the signatures, of about 1 KB each: those of optimizer steps have the learning rate, which may ever change.
+# So are the signatures, of about 1 KB each: an optimizer step's has the learning rate, which may change each time.
 _MAX_SIGNATURES = 1 << 15
 
 Settings = tuple[Any, ...]
 
 SCALARS = frozenset({int, float, bool, str, type(None)})
 
-# Namespaces of ops whose outcomes depend on their arguments only: those of torch and its libraries.
+# Namespaces, of torch and its libraries, of ops whose outcomes depend on their arguments only.
 _PURE_NAMESPACES = frozenset(
     {
         *("_c10d_functional", "_c10d_functional_autograd", "_quantized", "aten", "c10d", "fbgemm", "higher_order"),
@@ -91,7 +91,7 @@ class Output(NamedTuple):
     """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
 
     `metadata` is None for a non-tensor result `value`. `row` is the storage of a new tensor, which may be larger than
-    the tensor: some kernels shrink what they allocated. `offset` is a view's, relative to its argument.
+    the tensor: some kernels shrink their results. `offset` is a view's, relative to its argument.
     """
 
     metadata: Metadata | None
@@ -147,7 +147,7 @@ class LeafCall:
     """A call of a leaf module that dispatched one op: its outcome, and the positions of the tensors that it reads.
 
     `composite` is the composite op that was decomposed into it, or "". `context` returns the settings that chose the
-    op's kernel, `setting` is what it returned.
+    op's kernel, `setting` is its result.
     """
 
     __slots__ = ("composite", "context", "outcome", "reads", "setting")
@@ -270,7 +270,7 @@ def leaf_calls_of(settings: Settings, stops_at: StopsAt) -> LeafCallCache:
 
 
 def clear_cache() -> None:
-    """Clear this cache and that of real execution, as in a new process; not to be called during a run."""
+    """Clear this cache and the cache of real execution, as in a new process; not to be called during a run."""
     _OPS.clear()
     _LEAF_CALLS.clear()
     clear_calls()

@@ -115,7 +115,7 @@ class OpInference:
     ) -> CachedResult:
         """Return the outcome without its signature; exceptions of the shape rule propagate.
 
-        `metadata` are those of the call's tensors. `use_known` passes tensors with known values themselves, for a
+        `metadata` describes the call's tensors. `use_known` passes tensors with known values themselves, for a
         data-dependent result.
         """
         schema = call.op.schema
@@ -146,7 +146,7 @@ class OpInference:
         return outcome
 
     def _common_device(self, metadata: Sequence[Metadata]) -> torch.device:
-        """Return an op's device: that of its tensors, where a 0-dim tensor yields to others."""
+        """Return an op's device: its tensors', where a 0-dim tensor yields to others."""
         for item in metadata:
             if item.shape:
                 return item.device

@@ -54,7 +54,7 @@ class ShapeParameters:
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
     def replace_in(self, model_index: ModelIndex, scripts: Iterable[ScriptCopy]) -> None:
-        """Replace a model's parameters and buffers, which a snapshot restores; those of TorchScript in its copies."""
+        """Replace a model's parameters and buffers, which a snapshot restores; TorchScript's in its copies."""
         for script in scripts:
             script.share_tensors(self.of)
         for module in model_index.names:

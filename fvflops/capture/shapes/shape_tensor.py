@@ -91,7 +91,7 @@ class OwnedStorage(StorageRef):
         return self.recorder.storages[self.index][0] if hasattr(self, "recorder") else 0
 
     def resize(self, nbytes: int) -> None:
-        """Record that the memory is freed, and what is allocated instead."""
+        """Record that the memory is freed, and its replacement."""
         if hasattr(self, "recorder"):
             self.recorder.record_freed(self.index)
             del self.recorder

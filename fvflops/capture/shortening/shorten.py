@@ -1,4 +1,4 @@
-"""Find the runs of equal layers of a model, shorten it in place, and expand what is recorded to the full model."""
+"""Find the runs of equal layers of a model, shorten it in place, and expand its recording to the full model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Shortened:
 
     model: nn.Module = field(repr=False)
     runs: tuple[LayerRun, ...]
-    _children: tuple[tuple[nn.Module, dict[str, nn.Module | None]], ...] = field(repr=False)
-    _attributes: tuple[tuple[nn.Module, str, int], ...] = field(repr=False)
+    _children: tuple[tuple[nn.Module, dict[str, nn.Module | None]], ...] = field(default=(), repr=False)
+    _attributes: tuple[tuple[nn.Module, str, int], ...] = field(default=(), repr=False)
 
     def expand(self, trace: Trace, *, below: str = "") -> Expansion | None:
         """Return the Trace of the full model from one recorded with the shortened model.
@@ -84,11 +84,10 @@ def shorten(
     """Shorten a model in place: of equal successive layers it keeps the first two and the last two.
 
     Layers are equal if they have equal classes, tensors (but for values), attributes and hooks, but for attributes that
-    count them, which count the remaining ones. Layers that share modules or tensors with others, or of which others
-    of their submodules are `marked` (such as those that activation checkpointing reruns), are not equal. So that a
-    model's code cannot treat layers unequally, its forward pass on `args` and `kwargs` is recorded with all layers
-    (without autograd; `device` and `assume` are those of `record_call`) and must be that of the shortened model,
-    expanded.
+    count them, which count the remaining ones. Layers that share modules or tensors with others, or of which others of
+    their submodules are `marked` (such as checkpointed modules), are not equal. So that a model's code cannot treat
+    layers unequally, its forward pass on `args` and `kwargs` is recorded with all layers (without autograd; `device`
+    and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
 
     None, with the model unchanged, if nothing can be left out.
 

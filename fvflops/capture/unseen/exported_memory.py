@@ -132,7 +132,7 @@ class ExportedMemory:
         if site is None or (is_new and export.site is not None):
             return
         is_input = export.site is None
-        if export.site is None or export.site.stack != site.stack:  # what one module writes is reported once
+        if export.site is None or export.site.stack != site.stack:  # one module's writes are reported once
             self.check((index,))
         export.site = site
         if is_input:  # all of it is compared from now on

@@ -5,7 +5,7 @@ detected when a recorded op reads, or a module returns,
 
 - memory that an op such as `aten::empty` left uninitialised and no recorded op wrote to;
 - a tensor that no recorded op created, if it is freed during the run or was created after an export of tensor data;
-- contents that differ from those after the last recorded op.
+- contents that have changed since the last recorded op.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class UnseenWork(UnseenReporter):
             self.exported.accept((index,))
 
     def _check_contents(self, tensor: torch.Tensor) -> None:
-        """Report a tensor whose contents differ from those after the last recorded op."""
+        """Report a tensor whose contents have changed since the last recorded op."""
         if not self._has_values:
             return
         try:

@@ -1,7 +1,7 @@
 """`fvflops completion`: print a completion script for a shell, or the names that the scripts ask for.
 
 A script, which is written from the parsers, contains the commands, options and choices, and asks `fvflops completion
---names` for what may change: models, conventions and devices, whose names are cached. Completing an option starts no
+--names` for changing names: models, conventions and devices, whose names are cached. Completing an option starts no
 Python. argcomplete, which runs the program for each TAB, would import torch each time; shtab writes scripts too, but
 none for fish, and no names that are asked for later in bash and zsh alike.
 """
@@ -24,7 +24,7 @@ EXAMPLES = (
     "fvflops completion fish > ~/.config/fish/completions/fvflops.fish",
 )
 FILE, FOLDER = "file", "folder"
-# Metavar → what a value is: names that `list_names` completes, a file, or a folder. Other values are not completed.
+# Metavar → kind of value: names that `list_names` completes, a file, or a folder. Other values are not completed.
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("MODEL", "A", "B"), "model"),
     **dict.fromkeys(("CONVENTION", "CONVENTION,..."), "table"),
@@ -51,9 +51,9 @@ _FIXED: Mapping[str, Sequence[str]] = {
     "torch-device": ("cpu", "cuda", "meta"),
     "dtype": ("fp32", "tf32", "fp16", "bf16", "fp64"),
 }
-# Kind → what `fvflops list` calls it.
+# Kind → its name in `fvflops list`.
 _LISTED = {"table": "conventions", "device": "devices"}
-# What `list_names` lists.
+# Kinds of names that `list_names` lists.
 KINDS = ("model", *_LISTED, *_FIXED)
 _LIMIT = 10_000_000  # characters of a file of names
 _HELP_LENGTH = 70
@@ -91,7 +91,7 @@ def _read_cached(name: str, version: str, environment: Mapping[str, str]) -> Seq
     path = os.path.join(folder, f"{name}-{version}.txt")
     try:
         text = paths.read_text(path, _LIMIT) if os.path.isfile(path) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # listed anew, and written again
         text = None
     if text is not None:
         return text.splitlines()
@@ -130,7 +130,7 @@ def takes_value(option: argparse.Action) -> bool:
 
 
 def find_metavar(action: argparse.Action) -> str:
-    """Return what help calls the value of an argument."""
+    """Return the name of an argument's value in help."""
     return action.metavar if isinstance(action.metavar, str) else action.dest.upper()
 
 
@@ -255,7 +255,7 @@ def _quote_zsh(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-# Shell → what writes its script from command → its parser and command → its help.
+# Shell → the function that writes its script from command → its parser and command → its help.
 SHELLS: Mapping[str, Callable[[Mapping[str, Parser], Mapping[str, str]], str]] = {
     "bash": write_bash,
     "zsh": write_zsh,

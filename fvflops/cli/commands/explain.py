@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         find_group(parser, "time"),
         """
-        --network NAME  links within and among nodes, as in `fvflops plan`; default: that of the device's nodes
+        --network NAME  links within and among nodes, as in `fvflops plan`; default: the device's usual nodes
         --efficiency NAME  speed of kernels and launches, as in `fvflops plan`; default: the newest software
         --fused CLASS ...  class of modules whose ops run as one kernel for each call; may be repeated
         --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces; default: DDP's
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         if explained.device is None:
             raise ValueError("the trace names no GPU that is known: add --device, such as --device H100")
+        arguments.mesh = arguments.mesh or "dp=1"
         subject, estimate = estimate_arguments(arguments, explained.device, _OPTIMIZER)
         fused = find_classes(subject, arguments.fused)
         planned = expect_step(estimate, explained.timelines[0].rank, fused=fused, bucket_cap_mb=arguments.bucket_cap_mb)

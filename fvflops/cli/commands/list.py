@@ -30,14 +30,14 @@ def _list_models(source: str) -> Sequence[str]:
     return list(load_source(source).list_names())
 
 
-# What can be listed → the function that returns its names.
+# Subject of a list → the function that returns its names.
 LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
     **{source: partial(_list_models, source) for source in SOURCES if source != "torchhub"},  # its folders are many
     "devices": lambda: [device.name for device in load_devices()],
     "conventions": shipped_tables,
     "formats": lambda: list(dict.fromkeys([*FORMATS, *REPORTS])),
 }
-# What says in a column what each of its names is → the function that returns name → that.
+# Heading of a column that describes each name → the function that returns name → description.
 ABOUT: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "devices": lambda: {device.name: _describe_device(device) for device in load_devices()},
     "conventions": lambda: {name: load_table(name).description for name in shipped_tables()},

@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _judge(timeline: MemoryTimeline, device: Device | None, mesh: Mapping[str, int]) -> tuple[Verdict, list[str]]:
-    """Return whether the device has the memory, and what the allocator reserves of it."""
+    """Return whether the device has the memory, and how much of it the allocator reserves."""
     if device is None:
         return Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB."), []
     reserved, otherwise = (reserved_memory(timeline, expandable_segments=with_them).peak for with_them in (True, False))

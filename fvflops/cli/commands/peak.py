@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def peaks_report(device: Device, path: str | None) -> Document:
-    """Return the measured peaks of a device, and what takes them from the file at `path`."""
+    """Return the measured peaks of a device, and the uses of the file at `path`."""
     columns = text_column("what", "measured"), number_column("peak", form=format_short), text_column("unit")
     rows: list[tuple[str, int, str]] = [(dtype, device.peak(dtype), "FLOP/s") for dtype in device.dtypes()]
     if device.bandwidth is not None:

@@ -91,8 +91,8 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
         time:
         --device DEVICE  accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
-        --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: that
-            of the device's nodes, where its entry in networks.yaml names the device
+        --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: the
+            entry of networks.yaml that names the device
         --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default:
             the newest software
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be

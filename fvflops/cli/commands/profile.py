@@ -229,7 +229,7 @@ def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:
-    """Write the report and the files; an OSError about those that cannot be written is raised after the others."""
+    """Write the report and the files; an OSError for files that cannot be written is raised after the others."""
     failures: list[OSError] = []
     for path, format in {arguments.output: "report", **checked.files}.items():
         try:

@@ -1,4 +1,4 @@
-"""`fvflops roofline`: what bounds a model on a device, by its published peaks or those measured on this machine."""
+"""`fvflops roofline`: what bounds a model on a device, by its published peaks or peaks measured on this machine."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
 ) -> tuple[LoadedModel, list[Template]]:
-    """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
+    """Return the model and the templates of its inputs: passed ones, or its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     subject = _load_model(arguments, [str(replace(item, axes=item.fill(smallest).shape)) for item in templates])
     if not templates:
@@ -286,7 +286,7 @@ def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Te
     """Return a template of an input: varied axes have their conventional names, the others their sizes.
 
     Text is (batch, seq), or (batch, target) for a decoder's; images are (batch, channels, size, size), or with height
-    and width where one is varied; videos have frames before those; else the last axis is frames or samples.
+    and width where one is varied; videos have frames before height; else the last axis is frames or samples.
 
     >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
     (1, 3, 'size', 'size')

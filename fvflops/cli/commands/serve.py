@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"""
         device:
         --device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
-        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: that of the GPU's systems
+        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: the GPU's usual nodes
         --engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
 
         layout:
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --gpus N  GPUs of the search
         --ttft TIME  limit of the time to first token, such as 200ms
         --tpot TIME  limit of the time per output token, such as 50ms
-        --at {{mean,p50,p90,p95,p99}}  what the limits are of; default: p95
+        --at {{mean,p50,p90,p95,p99}}  statistic that the limits are for; default: p95
         """,
         type=dict.fromkeys(
             ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report what serving a model costs; return the exit code."""
+    """Report the cost of serving a model; return the exit code."""
     if arguments.device is None:
         raise ValueError("serve needs --device, the GPU, such as H100; 'fvflops list devices' lists them")
     device = find_accelerator(arguments.device)

@@ -1,1 +1,1 @@
-"""What commands share that plan training steps."""
+"""Code shared by commands that plan training steps."""

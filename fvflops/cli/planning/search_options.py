@@ -45,7 +45,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         --search  instead of one layout, find the fastest that fit --gpus of --device for --global-batch
         --gpus N  number of GPUs
         --global-batch N  samples in a step of all GPUs
-        --choices NAME=A,B ...  what a search tries, of {", ".join(CHOICES)}, such as tp=4,8 or checkpoint=none,full;
+        --choices NAME=A,B ...  values to try, of {", ".join(CHOICES)}, such as tp=4,8 or checkpoint=none,full;
             may be repeated
         --best N  layouts that are shown; default: {_BEST}
         --jobs N  processes of a search; default: one for each core

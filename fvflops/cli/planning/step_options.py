@@ -105,7 +105,7 @@ def chunked_loss_explained(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module) -> Any:
-    """Return what makes the optimizer of the arguments, None for none; `default` is the name without one."""
+    """Return the factory of the arguments' optimizer, None for none; `default` is the name without one."""
     optimizer: Any = find_optimizer(arguments.optimizer or default)
     if optimizer is Muon:
         tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -199,7 +199,7 @@ def typed_settings(arguments: argparse.Namespace, loss: Loss | None) -> dict[str
 
 
 def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the assumptions of `--assume`, with those that a step of the optimizer needs.
+    """Return the assumptions of `--assume`, and the ones that a step of the optimizer needs.
 
     >>> read_assumptions(argparse.Namespace(assume=[], optimizer="adafactor"))
     {'aten::_local_scalar_dense': 1.0}

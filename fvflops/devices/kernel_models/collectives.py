@@ -38,7 +38,7 @@ class Fabric(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFigures:
-    """What a collective's time depends on besides the bandwidth of a GPU's link; times are in seconds.
+    """Parameters of a collective's time besides the bandwidth of a GPU's link; times are in seconds.
 
     `start` is the time until all GPUs have launched it, `step` the time of one step. NCCL's protocols reach a
     fraction of the link's bandwidth each: `flagged` with flags between the data (LL128), and, after `fence` more
@@ -118,7 +118,7 @@ class NodeLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFigures:
-    """What an engine's own all-reduce depends on, whose GPUs read each other's buffers; times are in seconds.
+    """Parameters of an engine's own all-reduce, whose GPUs read each other's buffers; times are in seconds.
 
     `start` is the shortest time, `barrier` the time of one more wait for all GPUs, `peers` the fraction of the link's
     bandwidth.

@@ -1,4 +1,4 @@
-"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets those of the nearest ones, or the mean."""
+"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets the nearest ones' figures, or the mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.devices.kernel_models.memory_bound import MemoryFigures
 from fvflops.devices.kernel_models.mixtures import MixtureFigures
 from fvflops.devices.kernel_models.products import ProductFigures
 from fvflops.devices.kernel_models.recurrent import RecurrentFigures
-from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.formulas.yaml_document import Node, read_entries
 
 FIGURES = paths.SCHEME + "kernel_figures.yaml"
 CLASSES: Mapping[str, type] = {
@@ -36,8 +36,8 @@ CLASSES: Mapping[str, type] = {
 _CAPABILITY = "capability"
 # Classes of most kernels of a training step, and their names.
 _STEPS = {"product": "products", "attention": "attention", "memory": "memory-bound kernels"}
-# Classes whose kernels are written for a chip: those of other chips of its family are nearer than the mean. Errors
-# of the others with a GPU left out are smaller with the mean (tools/kernel_times.py).
+# Classes whose kernels are written for a chip: other chips of its family are nearer than the mean. Errors of the others
+# with a GPU left out are smaller with the mean (tools/kernel_times.py).
 _OF_CHIPS = ("product", "attention", "encoder", "decode", "latent", "latent decode", "recurrent")
 # Figures that are chosen from a few values.
 _CHOICES = ("rows", "packed")
@@ -45,7 +45,7 @@ _CHOICES = ("rows", "packed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFigures:
-    """What the times of a GPU's kernels depend on besides its datasheet.
+    """Parameters of the times of a GPU's kernels besides its datasheet.
 
     `by_class` is class → dtype → figures, a dtype by its short name; `devices` is class → the GPU whose kernels were
     measured. `capability` is CUDA's compute capability, and `source` says who measured.
@@ -65,7 +65,7 @@ class KernelFigures:
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
     """Return the figures of a GPU, by class else the mean of the nearest generation's or of all measured GPUs.
 
-    None where the datasheet lacks what they need. `without` are GPUs whose figures are not taken. Means are geometric.
+    None where the datasheet lacks a needed value. `without` are GPUs whose figures are not taken. Means are geometric.
 
     >>> from fvflops import find_device
     >>> find_figures(find_device("H100 PCIe")).devices["product"], find_figures(find_device("TPU v4"))
@@ -112,12 +112,12 @@ def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_ch
 
 
 def _has_hbm(major: int, minor: int) -> bool:
-    """Return whether the chips of a compute capability are those of data centers: 8.6, 8.9 and 12.0 are of graphics."""
+    """Return whether chips of a compute capability are for data centers: 8.6, 8.9 and 12.0 are for graphics."""
     return major in (9, 10) or (minor == 0 and major < 9)
 
 
 def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return dtype → the geometric means of figures, over those that have the dtype; of choices the most frequent."""
+    """Return dtype → the geometric means of the figures that have the dtype; of choices the most frequent."""
     if len(figures) == 1:
         return figures[0]
     means = {}
@@ -133,8 +133,7 @@ def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 @lru_cache(maxsize=2)
 def load_figures(file: str = FIGURES) -> Mapping[str, KernelFigures]:
     """Return device → its figures; a mistake in the file raises TableError with the file and the line."""
-    document = read_document(file).fields("a file of figures", ("description", "figures"))
-    return {name: _read(node, name) for name, node in document["figures"].fields("figures").items()}
+    return read_entries(file, "figures", _read)
 
 
 def _read(node: Node, name: str) -> KernelFigures:
@@ -156,6 +155,6 @@ def _read(node: Node, name: str) -> KernelFigures:
 def _read_class(node: Node, kind: str, name: str) -> Any:
     numbers = node.fields(f"{kind} of {name}", [field.name for field in fields(CLASSES[kind])])
     try:
-        return CLASSES[kind](**{key: float(value.text(f"{key} of {name}")) for key, value in numbers.items()})
-    except (TypeError, ValueError) as error:
+        return CLASSES[kind](**{key: value.number(f"{key} of {name}") for key, value in numbers.items()})
+    except TypeError as error:
         raise node.error(f"{kind} of {name}: {error}") from None

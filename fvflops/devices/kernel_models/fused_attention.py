@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-from fvflops.devices.kernel_models.memory_bound import moving_seconds
+from fvflops.devices.kernel_models.memory_bound import MemoryFigures, moving_seconds
 from fvflops.devices.kernel_models.products import Processor, combine
 
 # Keys of one step of a tile, ways to split the keys among thread blocks, and the seconds of adding the parts.
@@ -74,14 +74,13 @@ class Attention(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionFigures:
-    """What the time of a prompt's attention depends on besides the GPU's peaks; times are in seconds.
+class AttentionFigures(MemoryFigures):
+    """Parameters of the time of a prompt's attention besides the GPU's peaks; times are in seconds.
 
     `rows` are queries of a tile, of up to `packed` heads of a group. `peak` is the fraction of the matrix peak
-    with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `start` is the
-    shortest time, `appending` the time of a kernel that writes to a cache of keys, `tile` a tile's time besides its
-    products, `tail` the share of the longest tile that is left when the others are done. `bandwidth` is the fraction of
-    the memory bandwidth, `cached` its factor for up to `cache` bytes, which the kernel before left in the GPU's cache.
+    with heads of 128 elements, `narrow` and `wide` its factors for heads of up to 64 and from 192. `appending` is the
+    time of a kernel that writes to a cache of keys, `tile` a tile's time besides its products, `tail` the share of the
+    longest tile that is left when the others are done.
     """
 
     rows: float
@@ -89,13 +88,9 @@ class AttentionFigures:
     peak: float
     narrow: float
     wide: float
-    start: float
     appending: float
     tile: float
     tail: float
-    bandwidth: float
-    cached: float
-    cache: float
 
 
 def attention_seconds(shape: Attention, gpu: Processor, figures: AttentionFigures) -> float:
@@ -149,7 +144,7 @@ def _keys_of_tiles(shape: Attention, tokens: float) -> tuple[float, float]:
     if not shape.causal:
         return longest, longest
     tokens = min(shape.queries, tokens)
-    # A tile's last query attends to all keys before it, until those are more than the windows of its queries hold.
+    # A tile's last query attends to all keys before it, until these keys are more than the windows of its queries hold.
     first = max(0, shape.keys - shape.queries) + tokens / 2
     most = shape.window + tokens
     growing = min(shape.queries, max(0.0, most - first))
@@ -179,22 +174,18 @@ _UNIT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFigures:
-    """What the attention of one new token to a cache depends on besides the GPU's peaks; times are in seconds.
+class DecodeFigures(MemoryFigures):
+    """Parameters of the attention of one new token to a cache besides the GPU's peaks; times are in seconds.
 
-    `start` is the shortest time, `block` what one thread block takes besides its products, `peak` the fraction of the
-    matrix peak, `split` the time of adding parts of the cache, `tail` what blocks beyond one a multiprocessor take in
-    proportion; `bandwidth`, `cached` and `cache` as of prompts.
+    `block` is the time of one thread block besides its products, `peak` the fraction of the matrix peak, `split` the
+    time of adding parts of the cache, `tail` the relative time of blocks beyond one a
+    multiprocessor.
     """
 
-    start: float
     block: float
     peak: float
     split: float
     tail: float
-    bandwidth: float
-    cached: float
-    cache: float
 
 
 def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> float:

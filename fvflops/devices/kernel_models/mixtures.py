@@ -15,7 +15,7 @@ from fvflops.devices.kernel_models.products import Group, Processor, ProductFigu
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# A power law with an exponent of 1 is the limit of those near it.
+# A power law with an exponent of 1 is the limit of exponents near it.
 _NEAR_ONE = 1e-6
 # Numbers of rows that are told apart of experts that tokens choose at random.
 _DRAWN = 16
@@ -28,7 +28,7 @@ class Mixture(NamedTuple):
     """The part of a mixture of experts that one rank computes, of `tokens` that each go to `topk` experts of all ranks.
 
     `rows` are pairs of tokens and how many of the rank's experts get so many, as `expert_rows` returns them. Experts
-    have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are those of an
+    have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are of an
     element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
     weights were used just before, as in a benchmark, and are in the cache if they fit.
     """
@@ -46,11 +46,11 @@ class Mixture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureFigures(ProductFigures):
-    """What a mixture's time depends on: figures as of products, of which `start` is the time of all short kernels.
+    """Parameters of a mixture's time: figures as of products, of which `start` is the time of all short kernels.
 
     `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
-    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is how often those of
-    experts of other ranks are, by kernels that have rows for them too.
+    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is the same of
+    other ranks' experts, by kernels that have rows for them too.
     """
 
     moves: float

@@ -27,8 +27,8 @@ class Product(NamedTuple):
     """`batch` products of (rows, inner) by (inner, columns), and the bytes of an element of operands and result.
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
-    `column_bytes` are those of the second operand where it is stored in another dtype, such as weights in int4. `moved`
-    are the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
+    `column_bytes` are the second operand's where it is stored in another dtype, such as weights in int4. `moved` are
+    the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
     products of unequal rows in one kernel, such as of experts; `rows` are their mean. `is_repeated` says whether the
     same second operand was used just before, as in benchmarks, and is in the GPU's cache if it fits.
     """
@@ -56,8 +56,8 @@ class Product(NamedTuple):
 class Group(NamedTuple):
     """Products of (rows, inner) by (inner, columns) in one kernel, such as of a mixture's experts.
 
-    `counts` are pairs of rows and how many products have them. Bytes are those of an element of each operand, and of
-    the result. `missed` is the part of the second operands that is not in the cache, the others are as of a Product.
+    `counts` are pairs of rows and how many products have them. Bytes are of an element of each operand, and of the
+    result. `missed` is the part of the second operands that is not in the cache, the others are as of a Product.
     """
 
     counts: tuple[tuple[int, float], ...]
@@ -81,15 +81,15 @@ class Processor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductFigures:
-    """What a product's time depends on besides the GPU's peaks; times are in seconds.
+    """Parameters of a product's time besides the GPU's peaks; times are in seconds.
 
-    `large` is the fraction of the peak that tiles of at least 128 x 128 reach, `medium` its factor for tiles from
-    64 x 64, `small` one more factor for smaller ones. `start` is the shortest time of a kernel, `tile` the time to fill
-    and empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is
-    the fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is
-    1 where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
+    `large` is the fraction of the peak that tiles of at least 128 x 128 reach, `medium` its factor for tiles from 64 x
+    64, `small` one more factor for smaller ones. `start` is the shortest time of a kernel, `tile` the time to fill and
+    empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is the
+    fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is 1
+    where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
     norm of computing and moving: 1 is one after the other, infinity the longer of both. `cache` is the most bytes of a
-    repeated second operand that stay in the GPU's cache, `held` those of a result, which are not yet in memory then.
+    repeated second operand that stay in the GPU's cache, `held` of a result, which are not yet in memory then.
     """
 
     large: float

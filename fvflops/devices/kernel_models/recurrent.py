@@ -45,20 +45,15 @@ class Recurrence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentFigures:
-    """What the time of a scan depends on besides the GPU's bandwidth; times are in seconds.
+class RecurrentFigures(MemoryFigures):
+    """Parameters of the time of a scan besides the GPU's bandwidth; times are in seconds.
 
-    `start` is the shortest time, `step` the time of one chunk of one head with a state of 128 x 128, `bandwidth` the
-    fraction of the memory bandwidth at which the tokens are moved once: little of it for kernels that move them often.
-    `state` is how often states are read and written, `cached` the factor of the bandwidth for up to `cache` bytes.
+    `step` is the time of one chunk of one head with a state of 128 x 128, `state` how often states are read and
+    written. Tokens are moved once at `bandwidth`, which is little for kernels that move them often.
     """
 
-    start: float
     step: float
     state: float
-    bandwidth: float
-    cached: float
-    cache: float
 
 
 def recurrent_seconds(shape: Recurrence, gpu: Processor, figures: RecurrentFigures) -> float:

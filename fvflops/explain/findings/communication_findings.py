@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
+from fvflops.explain.findings.finding import Evidence, Findings
 from fvflops.explain.step_records import WorkRow
+from fvflops.explain.straggling_ranks import sum_waits
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec
-from fvflops.units import format_percent, format_quantity, format_seconds
+from fvflops.units import format_percent, format_quantity
 
-# Collective, as a part of the recorded name → its code, its name, and what hides it.
+# Collective, as a part of the recorded name → its code, its name, and how to hide it.
 _COLLECTIVES = {
     "allgather": ("exposed_all_gather", "all_gather", "prefetch the next module's parameters (FSDP: forward_prefetch)"),
     "reducescatter": ("exposed_reduce_scatter", "reduce_scatter", "reduce gradients beside the backward pass"),
@@ -32,63 +33,59 @@ _LATE, _SLOW = 1.6, 1.5  # times the median of equal collectives, and the networ
 
 
 def find_communication(evidence: Evidence) -> Findings:
-    """Yield findings of collectives that nothing hides, after what late ranks and slow links explain."""
+    """Yield findings of exposed collectives, first the parts due to late ranks and slow links."""
     groups: dict[str, list[WorkRow]] = defaultdict(list)
     for row in evidence.work:
         if row.kind == "communication":
-            groups[_key(row)].append(row)
+            groups[_find_key(f"{dict(row.details).get('Collective name') or ''} {row.op} {row.kernel}")].append(row)
+    waits, waited = evidence.trace.waits(), sum_waits(evidence.trace.timelines)
+    last = min(waits, key=lambda wait: wait.waiting_ns) if waits else None
     for key, rows in groups.items():
         exposed = sum(row.ns for row in rows)
-        count = sum(row.kernels for row in rows)
+        # On the CPU the ops of collectives only launch them.
+        count = sum(row.kernels for row in rows if evidence.on_gpu or not row.op) or sum(row.kernels for row in rows)
         # One of them can seldom be hidden, such as the first gather of a step and the last reduction.
         longest = max((row.kernel_ns / row.kernels for row in rows if row.kernels), default=0.0)
         unavoidable = 0.0 if evidence.is_planned else evidence.steps * longest
-        late = min(_lateness(evidence, key), exposed) if key not in _PAIRS else 0.0
-        slow = min(_slowness(evidence, key, rows), exposed - late) if not late and key not in _PAIRS else 0.0
+        late = slow = 0.0
+        if key not in _PAIRS:
+            waiting = sum(ns for kind, ns in waited.items() if _find_key(kind) == key)
+            late = min(waiting if waits else _lateness(evidence, key), exposed)
+            slow = max(0.0, min(_slowness(evidence, key, rows), exposed) - late)
         code, _, advice = _COLLECTIVES.get(key, (f"exposed_{key}", "", "overlap it with compute"))
         name, number = key.replace("all", "all-").replace("scatter", "-scatter"), evidence.each(count)
-        shown = list_evidence(rows, evidence.steps)
         if late:
-            text = f"{name} waits for other ranks: {format_seconds(evidence.seconds(late))} over the usual time"
-            yield Finding(
-                *("straggler", text, evidence.seconds(late), shown),
-                *("compare the traces of all ranks: one has more work, or a slower GPU or host", MEASURED),
-            )
+            who = f", of which rank {last.rank} joins last" if last else " over the usual time"
+            text = f"{name} waits for other ranks: {evidence.time(late)}{who}"
+            cause = "compare the traces of all ranks: one has more work, or a slower GPU or host"
+            yield evidence.finding("straggler", text, late, rows, cause)
         if slow:
-            over = format_seconds(evidence.seconds(slow))
-            text = f"{name} takes {over} more than this network's usual time, or waits for other ranks"
-            yield Finding(
-                *("slow_network", text, evidence.seconds(slow), shown),
-                *(
-                    "check links and NCCL's choice of adapters (NCCL_DEBUG=INFO), and the traces of other ranks",
-                    "network model: within a third",
-                ),
-            )
+            text = f"{name} takes {evidence.time(slow)} more than this network's usual time, or waits for other ranks"
+            cause = "check links and NCCL's choice of adapters (NCCL_DEBUG=INFO), and the traces of other ranks"
+            yield evidence.finding("slow_network", text, slow, rows, cause, "network model: within a third")
         left = exposed - unavoidable - late - slow
         if left > 0:
-            total = sum(row.kernel_ns for row in rows)
+            share = format_percent(exposed, sum(row.kernel_ns for row in rows))
             text = (
-                f"{name} exposed: {format_seconds(evidence.seconds(exposed))} in {format_quantity(number, 'call')}, "
-                f"{format_percent(exposed, total)} of their time"
+                f"{name} exposed: {evidence.time(exposed)} in {format_quantity(number, 'call')}, {share} of their time"
             )
-            yield Finding(code, text, evidence.seconds(left), shown, advice, MEASURED)
+            yield evidence.finding(code, text, left, rows, advice)
 
 
-def _key(row: WorkRow) -> str:
-    name = f"{dict(row.details).get('Collective name') or ''} {row.op} {row.kernel}".lower().replace("_", "")
+def _find_key(name: str) -> str:
+    name = name.lower().replace("_", "")
     return next((key for key in _COLLECTIVES if key in name), "collective")
 
 
 def _lateness(evidence: Evidence, key: str) -> float:
-    """Return how much longer single collectives take than the median of those with equal payload, exposed or not."""
+    """Return how much longer single collectives take than the median for equal payloads, exposed or not."""
     late = 0.0
     for timeline in evidence.trace.timelines:
         activities, columns = timeline.activities, timeline.columns
         durations: dict[int, list[int]] = defaultdict(list)
         for index, number in enumerate(activities.details):
             details = columns.details[number] if number >= 0 else {}
-            name = str(details.get("Collective name") or "").lower().replace("_", "")
-            if key in name:
+            if key == _find_key(str(details.get("Collective name") or "")):
                 durations[number].append(activities.end[index] - activities.start[index])
         for equal in durations.values():
             usual = median(equal)

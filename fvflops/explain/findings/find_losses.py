@@ -20,9 +20,9 @@ _FINDERS = (find_idle, find_communication, find_products, find_memory)
 
 
 def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> list[Finding]:
-    """Return what a step loses, the largest first, without what is less than 2 % of it.
+    """Return the losses of a step, the largest first, without losses under 2 % of it.
 
-    With a plan, what it expects is no loss, and what it does not have is one.
+    With a plan, expected time is no loss, and unplanned work is one.
     """
     evidence = gather_evidence(trace, is_planned=planned is not None)
     found = [finding for find in _FINDERS for finding in find(evidence)]

@@ -1,4 +1,4 @@
-"""A finding: what a step loses, by how much, what shows it, and what to do."""
+"""A finding: a loss of a step, its size, the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import expect_kernel_error
 from fvflops.explain.explained_trace import ExplainedTrace
+from fvflops.explain.kernel_kinds import shorten_kernel
 from fvflops.explain.step_records import IdleRow, WorkRow
 from fvflops.plan.step_time.calibration import KernelTimer, find_efficiency
 from fvflops.text import shown_by_fields
@@ -20,8 +21,8 @@ from fvflops.units import format_quantity, format_seconds
 class Finding:
     """One reason why a step is slow.
 
-    `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` what a step would be shorter
-    without it, `evidence` the rows that show it, `advice` what to do, and `certainty` how sure the seconds are.
+    `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` the time that a step would
+    save, `evidence` the rows that show it, `advice` the remedy, and `certainty` how sure the seconds are.
     """
 
     code: str
@@ -59,6 +60,21 @@ class Evidence:
         """Return nanoseconds of all steps as seconds of one."""
         return ns / 1e9 / self.steps
 
+    def time(self, ns: float) -> str:
+        """Return nanoseconds of all steps as text, of one."""
+        return format_seconds(self.seconds(ns))
+
+    def finding(
+        self, code: str, text: str, ns: float, rows: Sequence[WorkRow], advice: str, certainty: str = MEASURED
+    ) -> Finding:
+        """Return a finding of some rows that costs nanoseconds of all steps."""
+        longest = sorted(rows, key=lambda row: -row.kernel_ns)[:3]
+        return Finding(code, text, self.seconds(ns), tuple(map(self._describe, longest)), advice, certainty)
+
+    def _describe(self, row: WorkRow) -> str:
+        calls = format_quantity(max(row.kernels // self.steps, 1), "kernel")
+        return f"{describe_work(row)}: {calls}, {self.time(row.kernel_ns)} ({row.kernel[:60]})"
+
     def each(self, count: float) -> int:
         """Return a number of all steps as one of a step."""
         return round(count / self.steps)
@@ -93,6 +109,19 @@ def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evide
     return Evidence(trace, max(len(steps), 1), trace.total_ns(), work, idle, timer, is_planned)
 
 
+def describe_work(row: WorkRow) -> str:
+    """Return a row's op with the shapes and the dtype of its tensors, or its kernel.
+
+    >>> inputs = [[4, 8], [8, 2], []], ["c10::Half", "c10::Half", "Scalar"], None
+    >>> describe_work(WorkRow("matmul", "compute", "aten::mm", "gemm", "forward", "", inputs))
+    'mm 4x8 8x2 half'
+    """
+    if not row.op:
+        return shorten_kernel(row.kernel)
+    shapes = ["x".join(map(str, shape)) for shape in shapes_of(row)[:3]]
+    return " ".join([row.op.removeprefix("aten::"), *shapes, *types_of(row)[:1]])
+
+
 def shapes_of(row: WorkRow) -> list[tuple[int, ...]]:
     """Return the shapes of a row's tensors, in the order of its arguments."""
     dims = (row.inputs[0] or ()) if row.inputs else ()
@@ -104,24 +133,6 @@ def types_of(row: WorkRow) -> tuple[str, ...]:
     dims, types = (row.inputs[0] or (), row.inputs[1] or ()) if row.inputs else ((), ())
     found = zip(dims, types, strict=False)
     return tuple(str(name).removeprefix("c10::").lower() for dim, name in found if dim and isinstance(name, str))
-
-
-def list_evidence(rows: Sequence[WorkRow], steps: int) -> tuple[str, ...]:
-    """Return the longest rows as text."""
-    return tuple(_describe(row, steps) for row in sorted(rows, key=lambda row: -row.kernel_ns)[:3])
-
-
-def _describe(row: WorkRow, steps: int) -> str:
-    shapes = " ".join("x".join(map(str, shape)) for shape in shapes_of(row)[:3])
-    what = f"{row.op or row.kernel} {shapes} {' '.join(types_of(row)[:1])}".strip()
-    calls = format_quantity(max(row.kernels // steps, 1), "kernel")
-    return f"{what}: {calls}, {format_seconds(row.kernel_ns / 1e9 / steps)} ({row.kernel[:60]})"
-
-
-def describe_idle(rows: Sequence[IdleRow], steps: int) -> tuple[str, ...]:
-    """Return the longest idle rows as text."""
-    longest = sorted(rows, key=lambda row: -row.ns)[:3]
-    return tuple(f"{row.name}: {format_seconds(row.ns / 1e9 / steps)} idle" for row in longest)
 
 
 Findings = Iterator[Finding]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, describe_idle
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings
 from fvflops.explain.step_records import IdleRow
-from fvflops.units import format_quantity, format_seconds
+from fvflops.units import format_quantity
 
-_COMPILES = re.compile(r"dynamo|inductor|compiled_?fx|_compile|aot_?autograd|triton.*(compile|jit)", re.IGNORECASE)
-_COLLECTS = re.compile(r"gc\.collect|function collect>|garbage|gc_collect", re.IGNORECASE)
-_SAVES = re.compile(r"torch/serialization|checkpoint.*save|save.*checkpoint|torch\.save|_save\b", re.IGNORECASE)
+# Cause → code of the reason.
+_CODES = {
+    "data": "data_loading",
+    "compilation": "compilation",
+    "garbage": "garbage_collection",
+    "saving": "checkpoint_saving",
+    **dict.fromkeys(("launch", "start", "queue"), "launch_bound"),
+    "synchronisation": "synchronisation",
+    "runtime": "allocation",
+    "host": "host_work",
+}
 _READ, _MANY_READS = "aten::_local_scalar_dense", 500
 _SHORT_NS = 100_000  # from op to op, in Python
 _DISPATCH = 0.15  # share of a step on the CPU that Python takes between ops, with the profiler
-_LAUNCH = ("launch", "start", "queue")
-# Code → what the host did, and what to do about it.
+# Code → the host's activity, and the remedy.
 _REASONS = {
     "data_loading": (
         "the GPU waits for the data loader",
@@ -56,7 +62,7 @@ def find_idle(evidence: Evidence) -> Findings:
     groups: dict[str, list[IdleRow]] = defaultdict(list)
     reads = evidence.each(sum(row.calls for row in evidence.work if row.op == _READ))
     for row in evidence.idle:
-        code = _reason(row)
+        code = _CODES.get(row.cause, "")
         if code == "host_work":
             is_short = row.ns < _SHORT_NS * row.intervals
             if evidence.on_gpu:
@@ -71,28 +77,15 @@ def find_idle(evidence: Evidence) -> Findings:
         if code not in _REASONS or ns <= least:
             continue
         what, advice = _REASONS[code]
+        what = what if evidence.on_gpu else what.replace("the GPU", "the step")
         name = max(rows, key=lambda row: row.ns).name
-        text = f"{what}: {format_seconds(evidence.seconds(ns))} idle"
+        text = f"{what}: {evidence.time(ns)} idle"
         if code == "launch_bound":
             text += f" between {format_quantity(kernels, 'kernel')} of a step"
         elif code == "item_calls":
             text += f", with {format_quantity(reads, 'call')} of .item()"
         elif name:
             text += f", most at {name}"
-        yield Finding(code, text, evidence.seconds(ns), describe_idle(rows, evidence.steps), advice, MEASURED)
-
-
-def _reason(row: IdleRow) -> str:
-    """Return the code of a row's reason, "" of one that is known by its cause only."""
-    if row.cause == "data":
-        return "data_loading"
-    for code, pattern in (
-        ("compilation", _COMPILES),
-        ("garbage_collection", _COLLECTS),
-        ("checkpoint_saving", _SAVES),
-    ):
-        if pattern.search(row.name):
-            return code
-    if row.cause in _LAUNCH:
-        return "launch_bound"
-    return {"synchronisation": "synchronisation", "runtime": "allocation", "host": "host_work"}.get(row.cause, "")
+        longest = sorted(rows, key=lambda row: -row.ns)[:3]
+        shown = tuple(f"{row.name}: {evidence.time(row.ns)} idle" for row in longest)
+        yield Finding(code, text, evidence.seconds(ns), shown, advice, MEASURED)

@@ -7,23 +7,14 @@ import re
 from collections import defaultdict
 from statistics import median
 
-from fvflops.explain.findings.finding import (
-    MEASURED,
-    Evidence,
-    Finding,
-    Findings,
-    Group,
-    list_evidence,
-    shapes_of,
-    types_of,
-)
+from fvflops.explain.findings.finding import Evidence, Findings, Group, shapes_of, types_of
 from fvflops.explain.step_records import WorkRow
-from fvflops.units import format_quantity, format_seconds
+from fvflops.units import format_quantity
 
 _OF_FSDP = re.compile(r"^fsdp::|chunk_cat|split_with_sizes_copy")
 _COPIES = re.compile(r"::(copy_|clone|contiguous|_to_copy|to|cat|stack|repeat\w*|constant_pad_nd|pad)$")
 _LAYOUTS = re.compile(r"nchwtonhwc|nhwctonchw", re.IGNORECASE)
-# Code → what it is, and what to do.
+# Code → the work, and the remedy.
 _REASONS = {
     "copies": (
         "copies of tensors in another order of memory",
@@ -60,8 +51,7 @@ def find_memory(evidence: Evidence) -> Findings:
             continue
         what, advice = _REASONS[code]
         number = format_quantity(max(evidence.each(sum(row.kernels for row in rows)), 1), "kernel")
-        text = f"{what}: {format_seconds(evidence.seconds(ns))} in {number}"
-        yield Finding(code, text, evidence.seconds(ns), list_evidence(rows, evidence.steps), advice, MEASURED)
+        yield evidence.finding(code, f"{what}: {evidence.time(ns)} in {number}", ns, rows, advice)
     yield from _judge_optimizer(evidence)
 
 
@@ -100,11 +90,8 @@ def _judge_optimizer(evidence: Evidence) -> Findings:
     once = median(by_op.values()) if by_op else 1.0
     moved = 3 * (sum(by_op.values()) if by_op else passes)
     saved = ns * max(0.0, 1 - _STATES * once / moved)
-    text = (
-        f"optimizer: {format_quantity(evidence.each(kernels), 'kernel')} of {passes} ops, "
-        f"{format_seconds(evidence.seconds(ns))}: not one fused kernel"
-    )
-    yield Finding(
-        *("unfused_optimizer", text, evidence.seconds(saved + gaps), list_evidence(rows, evidence.steps)),
-        *("pass fused=True to the optimizer", "from the tensors that a fused kernel reads and writes"),
-    )
+    number = format_quantity(evidence.each(kernels), "kernel")
+    text = f"optimizer: {number} of {passes} ops, {evidence.time(ns)}: not one fused kernel"
+    certainty = "from the tensors that a fused kernel reads and writes"
+    advice = "pass fused=True to the optimizer"
+    yield evidence.finding("unfused_optimizer", text, saved + gaps, rows, advice, certainty)

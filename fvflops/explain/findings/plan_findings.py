@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, list_evidence
+from fvflops.explain.findings.finding import Evidence, Finding, Findings
 from fvflops.explain.findings.planned_step import PlannedStep, measure_kernels
 from fvflops.units import format_seconds, format_share
 
@@ -14,28 +14,24 @@ _MORE = 1.02  # times the planned multiply-adds
 def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
     """Yield findings of work that the plan does not have."""
     recomputed = [row for row in evidence.work if row.phase == "recompute"]
-    seconds = evidence.seconds(sum(row.ns for row in recomputed))
-    expected = sum(time for (_, phase), time in planned.kernels.items() if phase == "recompute")
-    if seconds > expected:
-        text = f"recomputation of activations: {format_seconds(seconds)}, planned {format_seconds(expected)}"
-        yield Finding(
-            *("unplanned_recomputation", text, seconds - expected, list_evidence(recomputed, evidence.steps)),
-            *("checkpoint fewer modules, if memory allows: see `fvflops memory`", MEASURED),
-        )
+    ns = sum(row.ns for row in recomputed)
+    expected = 1e9 * evidence.steps * sum(time for (_, phase), time in planned.kernels.items() if phase == "recompute")
+    if ns > expected:
+        text = f"recomputation of activations: {evidence.time(ns)}, planned {evidence.time(expected)}"
+        advice = "checkpoint fewer modules, if memory allows: see `fvflops memory`"
+        yield evidence.finding("unplanned_recomputation", text, ns - expected, recomputed, advice)
     products = [row for row in evidence.work if row.kind in ("matmul", "convolution", "experts") and row.macs]
     products = [row for row in products if row.phase != "recompute"]
     macs = sum(row.macs or 0 for row in products) / evidence.steps
     if planned.macs and macs > _MORE * planned.macs:
         share = 1 - planned.macs / macs
-        seconds = evidence.seconds(sum(row.ns for row in products)) * share
+        more_ns = sum(row.ns for row in products) * share
         text = (
             f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} "
             f"multiply-adds, planned {planned.macs:,}"
         )
-        yield Finding(
-            *("more_work", text, seconds, list_evidence(products, evidence.steps)),
-            *("look for padding in batches, longer sequences, or a model that differs from the plan's", MEASURED),
-        )
+        advice = "look for padding in batches, longer sequences, or a model that differs from the plan's"
+        yield evidence.finding("more_work", text, more_ns, products, advice)
 
 
 def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:

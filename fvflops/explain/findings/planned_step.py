@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.findings.finding import Evidence, gather_evidence
 from fvflops.explain.kernel_kinds import KINDS, kind_of_op
+from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.pass_program import Launch, Run
 from fvflops.plan.step_time.step_estimate import StepEstimate, divide_rank
@@ -39,13 +40,16 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """The expected seconds of a rank's step by (class, phase) of kernels.
+    """The expected seconds of a rank's step by (class, phase) of kernels, and by (module, phase).
 
-    `parts` are those that findings may name, by code, "exposed" of all collectives; `macs` are of products.
+    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are of products.
+    `classes` are the modules of each class in the order of their first calls.
     """
 
     seconds: float
     kernels: Mapping[tuple[str, str], float]
+    modules: Mapping[tuple[str, str], float]
+    classes: Mapping[str, tuple[str, ...]]
     parts: Mapping[str, float]
     macs: int
     error: str
@@ -64,11 +68,13 @@ def expect_step(
     ranks = {plan.rank: number for number, plan in enumerate(estimate.plans)}
     index = estimate.slowest if rank is None else ranks.get(rank, estimate.slowest)
     kernels: dict[tuple[str, str], float] = defaultdict(float)
+    modules: dict[tuple[str, str], float] = defaultdict(float)
     parts: dict[str, float] = defaultdict(float)
     macs = 0
     for launch, count in _list_launches(program, index):
         seconds = count * timer.seconds(launch.kernel)
         kernels[_class_of(launch), launch.phase] += seconds
+        modules[launch.module, launch.phase] += seconds
         if launch.phase == "optimizer":
             parts["unfused_optimizer"] += 0.0 if "_fused_" in launch.op else seconds
         elif launch.kernel.kind == "matmul":
@@ -79,7 +85,23 @@ def expect_step(
     parts["exposed"] = sum(times["exposed"].values())
     parts["pipeline_bubble"] = times["bubble"] + times["sending"]
     parts["launch_bound"] = times["launching"] + estimate.between
-    return PlannedStep(estimate.seconds, kernels, parts, macs, estimate.error.text)
+    classes = _list_classes(estimate.plans[index])
+    return PlannedStep(estimate.seconds, kernels, modules, classes, parts, macs, estimate.error.text)
+
+
+def _list_classes(plan: RankPlan) -> dict[str, tuple[str, ...]]:
+    """Return the called modules of each class, without FSDP2's prefix, in the order of their first calls."""
+    classes: dict[str, dict[str, None]] = defaultdict(dict)
+    for action in plan.step.actions:
+        if action.kind == "forward" and not action.microbatch:
+            recorded = plan.step.pass_of(action)
+            trace = recorded.trace
+            for event in (trace.events or ())[recorded.begin : recorded.end]:
+                region = trace.regions[event.item] if event.kind == "enter" else None
+                if region is not None and region.kind == "module" and region.name in trace.modules.by_name:
+                    kind = trace.modules.by_name[region.name].class_name.removeprefix("FSDP")
+                    classes[kind][region.name] = None
+    return {kind: tuple(names) for kind, names in classes.items()}
 
 
 def _list_launches(program: StepProgram, rank: int) -> Iterator[tuple[Launch, int]]:
@@ -117,7 +139,7 @@ def compare_step(trace: ExplainedTrace, planned: PlannedStep) -> list[ComparedRo
         ComparedRow(BUBBLE, "", planned.parts["pipeline_bubble"], evidence.seconds(pairs[True])),
         ComparedRow(IDLE, "", planned.parts["launch_bound"], idle),
     ]
-    return sorted((row for row in rows if row.expected or row.measured), key=lambda row: -row.lost)
+    return sorted((row for row in rows if max(row.expected, row.measured) >= 1e-9), key=lambda row: -row.lost)
 
 
 def measure_kernels(evidence: Evidence) -> dict[tuple[str, str], float]:

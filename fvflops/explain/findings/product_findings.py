@@ -9,22 +9,25 @@ from collections.abc import Sequence
 
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product
-from fvflops.explain.findings.finding import (
-    MEASURED,
-    Evidence,
-    Finding,
-    Findings,
-    Group,
-    list_evidence,
-    shapes_of,
-    types_of,
-)
+from fvflops.explain.findings.finding import MEASURED, Evidence, Finding, Findings, Group, shapes_of, types_of
 from fvflops.explain.step_records import WorkRow
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.units import format_quantity, format_seconds
 
 _NO_TF32 = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
 _DTYPES = {"bfloat16": "bfloat16", "half": "float16", "float": "float32", "double": "float64"}
+# Code → the products' dtype, the next faster one, and what to do.
+_SLOW_DTYPES = {
+    "float64_products": (
+        *("fp64", "bf16"),
+        "use float32 or bfloat16: look for NumPy arrays and Python floats that make doubles",
+    ),
+    "float32_without_tf32": (
+        *("fp32", "tf32"),
+        'call torch.set_float32_matmul_precision("high"), or use bfloat16',
+    ),
+    "float32_products": ("tf32", "bf16", "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy"),
+}
 _PRODUCTS = ("matmul", "convolution")
 _SHORT_NS, _MANY, _KINDS_OF_ROWS = 30_000, 200, 8
 _ALIGNED, _SLOW, _FEW_ROWS = 64, 1.15, 128
@@ -73,17 +76,15 @@ def _judge_attention(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     measured = sum(row.ns for row in rows)
     expected = _fused_ns(evidence, rows)
     certainty = evidence.certainty("attention")
-    if expected is None:  # the products remain, what reads and writes scores goes
+    if expected is None:  # the products remain, the other ops on scores go
         expected, certainty = sum(row.ns for row in rows if "mm" in row.op), MEASURED
     if measured > expected:
         text = (
-            f"attention: {format_seconds(evidence.seconds(measured))}, expected "
-            f"{format_seconds(evidence.seconds(expected))}: separate products and softmax, not a fused kernel"
+            f"attention: {evidence.time(measured)}, expected {evidence.time(expected)}: separate products and softmax, "
+            "not a fused kernel"
         )
-        yield Finding(
-            *("unfused_attention", text, evidence.seconds(measured - expected), list_evidence(rows, evidence.steps)),
-            *("call scaled_dot_product_attention with inputs that flash or cuDNN kernels take", certainty),
-        )
+        advice = "call scaled_dot_product_attention with inputs that flash or cuDNN kernels take"
+        yield evidence.finding("unfused_attention", text, measured - expected, rows, advice, certainty)
 
 
 def _fused_ns(evidence: Evidence, rows: Sequence[WorkRow]) -> float | None:
@@ -102,7 +103,7 @@ def _fused_ns(evidence: Evidence, rows: Sequence[WorkRow]) -> float | None:
         shape = Attention(*(1, queries, keys, shapes[0][0], shapes[0][0], size, False), element_bytes=2, key_bytes=2)
         products = 2 if kind == "attention" else 5
         kernel = Kernel(kind, products * each, 4 * 2 * shapes[0][0] * queries * size, "bfloat16", shape)
-        # The first forward product stands for both, as one of four backward ones for all.
+        # A fused kernel does two separate products forward and four backward: each has an equal part of its time.
         total += row.calls * timer.seconds(kernel) * 1e9 / (2 if kind == "attention" else 4)
     return total
 
@@ -117,40 +118,20 @@ def _judge_dtypes(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
             groups["float32_without_tf32" if _NO_TF32.search(row.kernel) else "float32_products"].append(row)
     for code, found in groups.items():
         ns = sum(row.ns for row in found)
-        saved = ns * (1 - _speedup(evidence, code))
-        dtype = code.partition("_")[0]
+        slow, fast, advice = _SLOW_DTYPES[code]
         how = " without TF32" if "without" in code else ""
-        advice = {
-            "float64_products": "use float32 or bfloat16: look for NumPy arrays and Python floats that make doubles",
-            "float32_without_tf32": 'call torch.set_float32_matmul_precision("high"), or use bfloat16',
-            "float32_products": "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy",
-        }[code]
-        text = f"matrix products in {dtype}{how}: {format_seconds(evidence.seconds(ns))}"
-        yield Finding(
-            code,
-            text,
-            evidence.seconds(saved),
-            list_evidence(found, evidence.steps),
-            advice,
-            evidence.certainty("product"),
-        )
+        text = f"matrix products in {code.partition('_')[0]}{how}: {evidence.time(ns)}"
+        saved = ns * (1 - _speedup(evidence, slow, fast))
+        yield evidence.finding(code, text, saved, found, advice, evidence.certainty("product"))
 
 
-def _speedup(evidence: Evidence, code: str) -> float:
-    """Return the time in the next faster dtype as a share of the time now, by the device's peaks."""
+def _speedup(evidence: Evidence, slow: str, fast: str) -> float:
+    """Return the time in the faster dtype as a share of the time in the slower one, by the device's peaks."""
     if evidence.device is None:
         return 0.5
-    slow, fast = {
-        "float64_products": ("float64", "bfloat16"),
-        "float32_without_tf32": ("float32", "tf32"),
-        "float32_products": ("tf32", "bfloat16"),
-    }[code]
     known = {**evidence.device.vector, **evidence.device.matrix}
-    own = evidence.device.vector if code == "float32_without_tf32" else known
-    short = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "tf32": "tf32"}
-    if short[slow] not in own or short[fast] not in known:
-        return 0.5
-    return max(0.1, own[short[slow]] / known[short[fast]])
+    own = evidence.device.vector if slow == "fp32" else known
+    return max(0.1, own[slow] / known[fast]) if slow in own and fast in known else 0.5
 
 
 def _find_loops(evidence: Evidence, rows: Sequence[WorkRow]) -> list[list[WorkRow]]:
@@ -185,20 +166,12 @@ def _judge_loop(evidence: Evidence, rows: list[WorkRow]) -> Finding:
     expected = flops * 1e9 / fastest if fastest else 0.0
     text = (
         f"{rows[0].op} in a loop: {format_quantity(evidence.each(calls), 'call')} of "
-        f"{format_seconds(ns / 1e9 / max(calls, 1))}, {format_seconds(evidence.seconds(ns))}; one product takes "
-        f"{format_seconds(evidence.seconds(expected))}"
+        f"{format_seconds(ns / 1e9 / max(calls, 1))}, {evidence.time(ns)}; one product takes {evidence.time(expected)}"
     )
     share = ns / max(sum(row.kernel_ns for row in evidence.work), 1)
     saved = max(ns - expected, 0.0) + gaps * share
     advice = "batch the products: one bmm or grouped_mm for all experts, heads or time steps"
-    return Finding(
-        "product_loop",
-        text,
-        evidence.seconds(saved),
-        list_evidence(rows, evidence.steps),
-        advice,
-        evidence.certainty("product"),
-    )
+    return evidence.finding("product_loop", text, saved, rows, advice, evidence.certainty("product"))
 
 
 def _peak_of(evidence: Evidence, dtype: str) -> float:
@@ -245,10 +218,9 @@ def _judge_alignment(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
             shown[odd[0]].append(row)
     for length, ns in groups.items():
         if ns > 0:
-            text = f"{length:,} is not a multiple of 64: {format_seconds(evidence.seconds(ns))} in its products"
+            text = f"{length:,} is not a multiple of 64: {evidence.time(ns)} in its products"
             advice = f"pad it to {math.ceil(length / _ALIGNED) * _ALIGNED:,}"
-            found = list_evidence(shown[length], evidence.steps)
-            yield Finding("unaligned_size", text, evidence.seconds(ns), found, advice, evidence.certainty("product"))
+            yield evidence.finding("unaligned_size", text, ns, shown[length], advice, evidence.certainty("product"))
 
 
 def _judge_rows(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
@@ -263,13 +235,11 @@ def _judge_rows(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
         least = min(min(_product_of(row) or (0,)) for row in small)
         ns = sum(row.kernel_ns for row in small)
         text = (
-            f"products of {least} rows: {format_seconds(evidence.seconds(ns))}, as long as reading their weights; "
-            f"in larger batches the same work takes {format_seconds(evidence.seconds(ns - saved))}"
+            f"products of {least} rows: {evidence.time(ns)}, as long as reading their weights; in larger batches the "
+            f"same work takes {evidence.time(ns - saved)}"
         )
-        yield Finding(
-            *("small_batch", text, evidence.seconds(saved), list_evidence(small, evidence.steps)),
-            *("use larger batches or longer sequences for each GPU", evidence.certainty("product")),
-        )
+        advice = "use larger batches or longer sequences for each GPU"
+        yield evidence.finding("small_batch", text, saved, small, advice, evidence.certainty("product"))
 
 
 def _judge_clock(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
@@ -282,13 +252,8 @@ def _judge_clock(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     measured = sum(row.modelled_ns for row in rows)
     if expected and measured > _SLOW * expected:
         text = (
-            f"matrix products: {format_seconds(evidence.seconds(measured))}, expected "
-            f"{format_seconds(evidence.seconds(expected))}: all are {measured / expected:.2f} times as long"
+            f"matrix products: {evidence.time(measured)}, expected {evidence.time(expected)}: all are "
+            f"{measured / expected:.2f} times as long"
         )
-        yield Finding(
-            *("slow_products", text, evidence.seconds(measured - expected), list_evidence(rows, evidence.steps)),
-            *(
-                "look at clocks and power (nvidia-smi -q -d CLOCK,PERFORMANCE) while it trains",
-                evidence.certainty("product"),
-            ),
-        )
+        advice = "look at clocks and power (nvidia-smi -q -d CLOCK,PERFORMANCE) while it trains"
+        yield evidence.finding("slow_products", text, measured - expected, rows, advice, evidence.certainty("product"))

@@ -284,7 +284,7 @@ def has_unknown_mask(signature: Signature) -> bool:
 def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | None) -> list[tuple[int, int]] | None:
     """Return the numbers of queries and keys of each sequence, None where they are not known for all.
 
-    `queries` and `keys` are those of each sequence in a padded batch.
+    `queries` and `keys` are numbers for each sequence in a padded batch.
     """
     if queries is None:
         query_lengths = _lengths(call, _QUERIES_USED, _STARTS)

@@ -32,9 +32,9 @@ def count_ptflops_linear(call: Call) -> Cost:
 def count_ptflops_convolution(call: Call) -> Cost:
     """Return the cost of a convolution by ptflops 0.7.5: kernel * in_channels * out_channels / groups per position.
 
-    Positions are those of the output, or of the input of a transposed class. A bias adds the elements of the output, a
-    deformable convolution the sampling of the input per position. An input [C, *spatial] is treated as a
-    batch, as in ptflops. Source: conv_flops_counter_hook and deformable_conv_flops_counter_hook.
+    Positions are the output's, or the input's for a transposed class. A bias adds the elements of the output, a
+    deformable convolution the sampling of the input per position. An input [C, *spatial] is treated as a batch, as in
+    ptflops. Source: conv_flops_counter_hook and deformable_conv_flops_counter_hook.
 
     >>> attributes = {"kernel_size": (3,), "in_channels": 4, "out_channels": 6, "groups": 2, "bias": TensorSpec((6,))}
     >>> inputs = {"input": TensorSpec((1, 4, 8))}
@@ -169,8 +169,7 @@ def count_torchinfo_layer(call: Call) -> Cost:
     A parameter named `weight` or `bias` counts its elements per index of the output's first dimension, and in a class
     with "Conv" in its name per position of the output, channels second. One with "weight" or "bias" inside its name, as
     in recurrent layers, counts them per index of the output's first two dimensions. Other parameters count nothing. The
-    class name is that of the table's row. Source: torchinfo/layer_info.py,
-    calculate_macs.
+    class name is the table row's. Source: torchinfo/layer_info.py, calculate_macs.
 
     >>> linear = {"weight": TensorSpec((5, 8)), "bias": TensorSpec((5,))}
     >>> count_torchinfo_layer(Call("torch.nn.Linear", {}, (TensorSpec((2, 7, 5)),), attributes=linear)).macs

@@ -18,9 +18,8 @@ from fvflops.trace import tensors_in
 def count_mamba_inner(call: Call) -> Cost:
     """Return the cost of Mamba's inner function: its convolution, three projections and the scan.
 
-    The tensors are xz [B, 2D, L], the convolution's weight [D, 1, W], those of the projections [R + 2N, D], [D, R] and
-    [E, D], and A [D, N], in this order; biases may be between them. Source: arXiv:2312.00752, and `MambaInnerFn` of
-    mamba_ssm.
+    The tensors are xz [B, 2D, L], the convolution's weight [D, 1, W], the projections' [R + 2N, D], [D, R] and [E, D],
+    and A [D, N], in this order; biases may be between them. Source: arXiv:2312.00752, and `MambaInnerFn` of mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
     >>> sizes = (2, 8, 5), (4, 1, 3), (7, 4), (4, 1), (6, 4), (4, 3)

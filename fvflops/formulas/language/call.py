@@ -21,11 +21,11 @@ class Call:
     """One call, as passed to a formula (`return Cost(macs=call.out.numel)`) or a handle (`return call.out.numel`).
 
     `op` is the full name (`aten::addmm`). `arguments` maps every argument name of the op's schema to its value,
-    defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an
-    absent one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A
-    module or an `autograd.Function` has its input tensors as arguments `input`, `input_1`, `input_2` ... `attributes`
-    are a module's public numbers, strings and parameters by name, empty for everything else; `constants` are those of
-    the table, such as the cost of an exponential.
+    defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an absent
+    one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A module or an
+    `autograd.Function` has its input tensors as arguments `input`, `input_1`, `input_2` ... `attributes` are a module's
+    public numbers, strings and parameters by name, empty for everything else; `constants` are the table's, such as the
+    cost of an exponential.
 
     >>> spec = TensorSpec((2, 3))
     >>> call = Call("aten::relu", {"self": spec}, (spec,), "aten::relu(Tensor self) -> Tensor")
@@ -83,7 +83,7 @@ class Call:
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor argument; the errors are those of `tensor`."""
+        """Return the shape of a tensor argument; errors are as for `tensor`."""
         return self.tensor(name).shape
 
     def integer(self, name: str) -> int:

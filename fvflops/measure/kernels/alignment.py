@@ -35,11 +35,11 @@ _Key = Callable[[RecordedCall], Hashable]
 def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[RecordedCall]) -> Pairs:
     """Return the alignment of two ordered lists as pairs of positions.
 
-    Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
+    Events nested in an aligned one, up to its end, are not aligned. Events with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
-    place if no dispatch mode is active. Calls of modules and those that have FLOPs are aligned first: an event of
-    attention is not lost to the transposes inside it. Events of compiled code, of kind "compiled", are
-    aligned with ops that may have the same work.
+    place if no dispatch mode is active. Calls of modules and calls that have FLOPs are aligned first: an event of
+    attention is not lost to the transposes inside it. Events of compiled code, of kind "compiled", are aligned with ops
+    that may have the same work.
     """
     keys: list[tuple[_Key, _Key]] = [(_name, _name)]
     if any(event.kind == "compiled" for event in events):

@@ -77,7 +77,7 @@ class AnnotatedTrace(Displayed):
         return divide_time(self.match, self.events.graph_kernels)
 
     def about(self) -> list[str]:
-        """Return a summary in lines: the steps, their FLOPs and FLOP/s, and what could not be matched."""
+        """Return a summary in lines: the steps, their FLOPs and FLOP/s, and unmatched ops."""
         steps, nanoseconds = self.match.clock()
         ledger = self.match.ledger
         flops = self.work().flops
@@ -161,8 +161,8 @@ def _read_trace(counted: FlopCountAnalysis | Trace | None, stops: StopsAt) -> Tr
         return None
     trace = trace_of(counted)
     if trace.events is None:
-        raise TraceError("the Trace has no events, since it is aggregated: pass that of a single step")
-    # An op that the Trace has as a whole, though the table counts those inside, is counted by the ops inside its event.
+        raise TraceError("the Trace has no events, since it is aggregated: pass the Trace of a single step")
+    # An op that the Trace has as a whole, though the table counts ops inside it, is counted by the ops in its event.
     if missing := sorted({packet_of(name) for name in trace.decomposed if name in stops}):
         raise TraceError(
             f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"

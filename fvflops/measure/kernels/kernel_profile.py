@@ -45,10 +45,10 @@ _LOGGER = logging.getLogger("fvflops")
 class KernelProfile:
     """A context manager that runs torch.profiler and adds modules, FLOPs and FLOP/s to its events.
 
-    The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
+    The arguments are as for `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
     with this profile. Calls of `model`'s modules are marked as ranges; nothing else is instrumented, so the times are
-    torch.profiler's. A wrapper for data parallelism has no row. An event of the backward pass belongs to
-    the module whose forward pass created it.
+    torch.profiler's. A wrapper for data parallelism has no row. An event of the backward pass belongs to the module
+    whose forward pass created it.
 
     MACs and FLOPs (2 per multiply-add and all other operations), of the ops that `table` counts, come from a recording
     of one step. With a schedule that has a step before its first active one, that step is recorded (for compiled code

@@ -188,7 +188,7 @@ def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns:
     return event._replace(**medians)
 
 
-# What rows can be sorted by; torch.profiler's older names with "cuda" for the device are accepted too.
+# Sort keys of rows; torch.profiler's older names with "cuda" for the device are accepted too.
 SORTS = (
     *(
         field.name

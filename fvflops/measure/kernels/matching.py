@@ -16,7 +16,7 @@ from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
-_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, as that of AccumulateGrad
+_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, such as AccumulateGrad
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -288,7 +288,7 @@ class _StepMatcher:
         return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
-        """Append an op or a module with the ops nested in it, and for each the position where those nested in it end.
+        """Append an op or a module with the ops nested in it, and for each the position where its nested ops end.
 
         Events in a module call are matched with that call; of compiled code only ops with work are listed.
         """
@@ -313,7 +313,7 @@ class _StepMatcher:
             ends[position] = len(candidates)
 
     def _list_counted(self, event_index: int) -> Iterator[int]:
-        """Yield the outermost ops in compiled code that have work: those that are called as such, not fused."""
+        """Yield the outermost ops in compiled code that have work: ops that are called as such, not fused."""
         for inner in self._children[event_index]:
             event = self._events[inner]
             if event.kind == "op" and self._has_work(inner):
@@ -368,7 +368,7 @@ class _StepMatcher:
         return around
 
     def _is_decomposed(self, event_index: int) -> bool:
-        """Return whether an event's work is that of the ops inside it: one of ATen without a formula, or no op."""
+        """Return whether the ops inside an event do its work: it is an op of ATen without a formula, or no op."""
         event = self._events[event_index]
         if event.kind != "op":
             return True

@@ -254,7 +254,7 @@ def _encloses(outer: _Span, inner: _Span) -> bool:
 
 
 def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> list[int]:
-    """Set the parents of device events, and the device times of the ops that launched them; return those of graphs."""
+    """Set the parents of device events, and the device times of ops that launched them; return the events of graphs."""
     ops: dict[int, int] = {}
     launches: dict[int, int] = {}
     graphs: set[int] = set()

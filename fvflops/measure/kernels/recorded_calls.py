@@ -82,8 +82,8 @@ class RecordedCall:
 def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
     """Return the nested calls of a Trace, all threads merged in the order of the Trace.
 
-    Threads of the backward pass run while the calling thread waits; those that a model starts may run concurrently.
-    The work of a region that is not a module is attributed to the enclosing module.
+    Threads of the backward pass run while the calling thread waits; a model's own may run concurrently. The work of a
+    region that is not a module is attributed to the enclosing module.
     """
     root = RecordedCall("root", "")
     costs = region_costs(trace, cost_model)
@@ -161,22 +161,23 @@ class ShapeCosts:
 
     def work(self, event_index: int) -> Work | None:
         """Return the work of an event; None if unknown."""
-        name, args = self._events[event_index]
-        row = self._table.row(name)
+        row = self._table.row(self._events[event_index][0])
         if row is None or row.kind == "decompose":
             return None
-        signature = self._sign(name, args)
+        signature = self.signature(event_index)
         return None if signature is None else work_of(self._cost_model.op_cost(signature))
 
     def nbytes(self, event_index: int) -> int | None:
         """Return the bytes that an event reads and writes; None if unknown."""
-        signature = self._sign(*self._events[event_index])
+        signature = self.signature(event_index)
         if signature is None:
             return None
         traffic = self._traffic.op_traffic(signature)
         return None if traffic is None else sum(traffic)
 
-    def _sign(self, name: str, args: Mapping[str, Any]) -> Signature | None:
+    def signature(self, event_index: int) -> Signature | None:
+        """Return the signature of an event's call; None if unknown."""
+        name, args = self._events[event_index]
         if "Input Dims" not in args or "Input type" not in args:
             return None
         inputs = args["Input Dims"], args["Input type"], args.get("Concrete Inputs")

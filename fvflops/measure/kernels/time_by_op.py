@@ -109,7 +109,7 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def _list_times(match: KernelMatch, on_device: bool) -> Iterator[tuple[int, int]]:
-    """Yield the events whose times are divided, with them: kernels, or what ops and the events in them take alone."""
+    """Yield the events whose times are divided, with their times: of kernels, or of ops and their events alone."""
     events = match.run.events
     in_op = bytearray(len(events))
     for index, event in enumerate(events):

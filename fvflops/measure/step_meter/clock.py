@@ -17,7 +17,7 @@ class WallClock:
     """The wall clock, for models on the CPU."""
 
     def read(self) -> Any:
-        """Return a reading: the current time, or what will say it later."""
+        """Return a reading: the current time, or an event that has it later."""
         return time.perf_counter()
 
     def seconds_between(self, start: Any, stop: Any) -> float | None:
@@ -61,18 +61,18 @@ def clock_of(models: Iterable[nn.Module]) -> WallClock:
 
 
 def find_mismatch(models: Iterable[nn.Module], peaks: Device) -> str:
-    """Return why the peaks of a known accelerator are not those of the models' device, "" where they may be."""
+    """Return why the peaks of a known accelerator cannot be the models' device's, "" where they may be."""
     device = _device_of(models)
     if device is None or not peaks.vendor:
         return ""
     if device.type == "cpu":
-        return f"the peaks are those of {peaks.name}, but the parameters are on the CPU"
+        return f"the peaks are of {peaks.name}, but the parameters are on the CPU"
     if device.type != "cuda":
         return ""
     name = torch.cuda.get_device_name(device)
     known, given = _known_name(name), _known_name(peaks.name)
     is_other = known and given and known != given  # a GPU that is not listed may have a similar one's peaks
-    return f"the peaks are those of {peaks.name}, but the parameters are on {name}" if is_other else ""
+    return f"the peaks are of {peaks.name}, but the parameters are on {name}" if is_other else ""
 
 
 def _known_name(name: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +26,15 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
 from fvflops.measure.step_meter.meter_report import meter_report
-from fvflops.measure.step_meter.metered_calls import CallObserver, ModelCall, describe, sizes_of
+from fvflops.measure.step_meter.metered_calls import (
+    CallObserver,
+    ModelCall,
+    describe,
+    sizes_of,
+    unwrap_model,
+    unwrap_optimizer,
+)
+from fvflops.measure.step_meter.planned_time import JUDGED, read_planned
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.reports.document import Document
@@ -35,6 +43,9 @@ from fvflops.reports.terminal.terminal_line import TerminalLine
 from fvflops.text import short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
+
+if TYPE_CHECKING:
+    from fvflops.plan.step_time.step_estimate import StepEstimate
 
 _LOGGER = logging.getLogger("fvflops")
 _MOST_SECONDS = 10.0  # for the calls that are left to count at the end
@@ -78,20 +89,21 @@ class StepMeter:
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
     runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. Where there
-    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: what is not counted
-    yet is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts so
-    far. A call that needs values is counted by recording the next step that has one. Work between the models' forward
-    passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work.
-    What a model computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another
+    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: a figure without a
+    count is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts
+    so far. A call that needs values is counted by recording the next step that has one. Work between the models'
+    forward passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its
+    work. A model's work may depend on its inputs, modes and trainable parameters; after adding adapters, make another
     meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in
     `mfu`. Each process meters its own work: figures are of one device. On CUDA times are read from events on the
     current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
-    nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
-    `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
-    it is no terminal.
+    nothing raises: an unknown figure is NaN, with one warning that says why; with `strict` it raises UtilisationError.
+    `live` shows the last step of rank 0 in one line of the terminal, on standard error or a stream; nothing if it is
+    no terminal. `expected` is the time of a step as planned, a StepEstimate or seconds: after 20 steps, and in
+    the summary, the meter says which share of the time it does not explain.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -114,15 +126,17 @@ class StepMeter:
         strict: bool = False,
         live: bool | TextIO = False,
         history: int = 10_000,
+        expected: StepEstimate | float | None = None,
     ) -> None:
         if not models:
             raise ValueError("there is no model to meter: pass the modules that the loop calls")
         for model in models:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
-        models = tuple(map(_unwrap, models))
+        models = tuple(map(unwrap_model, models))
         wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-        optimizers = [_unwrap_optimizer(item) for item in wrapped]
+        optimizers = [unwrap_optimizer(item) for item in wrapped]
+        self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")
         self._strict = strict
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
@@ -153,6 +167,7 @@ class StepMeter:
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
+        self._is_compared = is_first and expected is not None
         self._live = TerminalLine(sys.stderr if live is True else live) if live and is_first else None
         self._begun = time.perf_counter()
 
@@ -212,8 +227,8 @@ class StepMeter:
     def end(self, *, samples: float | None = None, tokens: float | None = None) -> None:
         """End a step; without `begin` nothing happens.
 
-        `samples` and `tokens` are those that it processed: by default the rows of the first tensor of the batch or of
-        the first model's inputs, and its elements if they are token ids (`input_ids`, or integers of two dimensions).
+        `samples` and `tokens` are by default the rows of the first tensor of the batch or of the first model's inputs,
+        and its elements if they are token ids (`input_ids`, or integers of two dimensions).
         """
         if self._start is None:
             return
@@ -325,7 +340,7 @@ class StepMeter:
         return tuple(map(self._figures, self._steps))
 
     def close(self) -> None:
-        """Remove all hooks, and count what is not counted yet; the figures stay.
+        """Remove all hooks, and count the pending calls; the figures stay.
 
         Counting may take 10 seconds, or 1 % of the loop's time if that is more.
         """
@@ -398,6 +413,8 @@ class StepMeter:
                 return
             step.seconds, step.memory_peak, step.start, step.stop = seconds, self._clock.memory_peak(), None, None
             self._steps.append(self._untimed.popleft())
+            if step.number == JUDGED and self._is_compared:
+                self._planned.compare(list(map(self._figures, self._steps)))
 
     def _figures(self, step: _Step) -> StepFigures:
         """Return the figures of a timed step, as far as its cost is known."""
@@ -413,6 +430,7 @@ class StepMeter:
                 samples=step.samples,
                 tokens=step.tokens,
                 memory_peak=step.memory_peak,
+                expected_seconds=self._planned.seconds,
             )
         return step.figures
 
@@ -430,16 +448,3 @@ class StepMeter:
         if figure not in self._warned:
             self._warned.add(figure)
             _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the model that a data-parallel wrapper calls: its own hooks run for each call."""
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        model = model.module
-    return model
-
-
-def _unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer

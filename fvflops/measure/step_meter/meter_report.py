@@ -22,7 +22,15 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.trace.module_tree import modules_above
-from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
+from fvflops.units import (
+    format_percent,
+    format_quantity,
+    format_ratio,
+    format_seconds,
+    format_share,
+    format_short,
+    format_thousands,
+)
 
 _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
@@ -98,6 +106,9 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
         ("peak memory, measured (B)", total.memory_peak, format_short),
         ("peak memory, predicted (B)", summary.memory_predicted, format_short),
     ]
+    if not math.isnan(total.unexplained):
+        planned = ("time, planned", total.expected_seconds, format_seconds)
+        rates[1:1] = [planned, ("time, not explained by the plan", total.unexplained, format_share)]
     rows = [(name, "unknown" if math.isnan(value) else form(value)) for name, value, form in rates]
     return Table("figures", (text_column("figure"), text_column("mean")), rows, title="Mean step", noun="figure")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fvflops.capture.model.read_module_tree import unwrap_compiled
@@ -68,7 +69,7 @@ class ModelCall:
 
     @property
     def kind(self) -> Hashable:
-        """What calls that differ in shapes alone have in common."""
+        """Key of calls that differ in shapes alone."""
         return self.key[0], frozenset(self.gradients)
 
     @property
@@ -234,3 +235,16 @@ def describe(value: Any, depth: int = 0) -> Hashable:
     if attributes and depth < _DEPTH and not callable(value):
         return type(value).__qualname__, tuple([(name, describe(item, depth + 1)) for name, item in attributes.items()])
     return type(value).__qualname__
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model that a data-parallel wrapper calls: its own hooks run for each call."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    return model
+
+
+def unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer

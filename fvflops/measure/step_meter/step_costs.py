@@ -180,7 +180,7 @@ _MOST_WAITING = 500  # calls whose inputs are held
 
 
 class StepWork(NamedTuple):
-    """What a step consists of: the numbers of its calls and of its optimizers, each with how often.
+    """Parts of a step: the numbers of its calls and of its optimizers, each with how often.
 
     `recorded` is the key of the step if it is recorded: its batch's key, or its calls.
     """
@@ -274,7 +274,7 @@ class StepCosts:
                 return
 
     def _count_next(self, *, interpolated: bool = True) -> bool:
-        """Count the most informative pending call, or of those not `interpolated`; return whether there was one."""
+        """Count the most informative pending call, of all or without `interpolated` ones; return if there was one."""
         start = time.perf_counter()
         gaps = self._families.gaps(self._waiting, self._counted)
         for number in [number for number, gap in gaps.items() if not gap]:

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from fvflops.text import short_repr
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
-from fvflops.units import format_bytes, format_percent, format_quantity, format_ratio, format_seconds
+from fvflops.units import format_bytes, format_percent, format_quantity, format_ratio, format_seconds, format_share
 
 
 class StepCost(NamedTuple):
     """Cost of some work on one device; a multiply-add is 2 FLOPs.
 
-    The model FLOPs are those of forward and backward passes, without recomputation and optimizers; the hardware FLOPs
-    are all executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
+    The model FLOPs are of forward and backward passes, without recomputation and optimizers; the hardware FLOPs are all
+    executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
     """
 
     macs: float = 0
@@ -61,7 +61,8 @@ class StepFigures:
     are the sums over several. `macs` and `model_flops` (a multiply-add is 2 FLOPs) are the forward and backward passes
     of the models, without recomputation and optimizers, `hardware_flops` all executed FLOPs. `tflops_per_device` is
     model_flops / devices / seconds / 10^12. `mfu` and `hfu` are shares of the device's peak, 0 to 1. `memory_peak` is
-    the most memory allocated on a CUDA device since the process started, in bytes.
+    the most memory allocated on a CUDA device since the process started, in bytes. `expected_seconds` is the time of
+    the step as planned, and `unexplained` the share of `seconds` beyond it, negative if the step is faster.
 
     >>> figures = StepFigures(1, 0.5, macs=1e12, model_flops=2e12, hardware_flops=2e12, mfu=0.25, hfu=0.25, tokens=4096)
     >>> figures.tflops_per_device, figures.tokens_per_second
@@ -81,6 +82,12 @@ class StepFigures:
     tokens: float = math.nan
     memory_peak: float = math.nan
     devices: int = 1
+    expected_seconds: float = math.nan
+
+    @property
+    def unexplained(self) -> float:
+        """Share of the step's time that the plan does not account for."""
+        return 1 - _rate(self.expected_seconds, self.seconds)
 
     @property
     def tflops_per_device(self) -> float:
@@ -99,7 +106,8 @@ class StepFigures:
 
     def as_dict(self) -> dict[str, float]:
         """Return the known figures by name, for a logger; `devices` if there are several."""
-        rates = {name: getattr(self, name) for name in ("tflops_per_device", "samples_per_second", "tokens_per_second")}
+        names = ("tflops_per_device", "samples_per_second", "tokens_per_second", "unexplained")
+        rates = {name: getattr(self, name) for name in names}
         known = {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
         return {name: value for name, value in known.items() if (name, value) != ("devices", 1)}
 
@@ -128,11 +136,28 @@ class StepFigures:
             for name, share in (("MFU", self.mfu), ("HFU", self.hfu))
             if not math.isnan(share)
         ]
+        if self.unexplained > 0:
+            texts.append(f"{format_share(self.unexplained)} unexplained")
         return ", ".join(texts)
 
 
+def describe_unexplained(expected: float, measured: float) -> str:
+    """Return the share of a step's seconds that a plan accounts for, as text.
+
+    >>> describe_unexplained(0.25, 0.4)
+    'the plan accounts for 62.5% of 400 ms a step; 37.5% is unexplained: run `fvflops explain` on a trace of it'
+    >>> describe_unexplained(0.5, 0.4)
+    'a step takes 400 ms, 80.0% of the planned 500 ms'
+    """
+    took, share = format_seconds(measured), _rate(expected, measured)
+    if share >= 1:
+        return f"a step takes {took}, {format_percent(measured, expected)} of the planned {format_seconds(expected)}"
+    left = f"{format_share(1 - share)} is unexplained: run `fvflops explain` on a trace of it"
+    return f"the plan accounts for {format_share(share)} of {took} a step; {left}"
+
+
 # Figures of a step that add up over steps and devices.
-_AMOUNTS = ("seconds", "macs", "model_flops", "hardware_flops", "samples", "tokens")
+_AMOUNTS = ("seconds", "macs", "model_flops", "hardware_flops", "samples", "tokens", "expected_seconds")
 
 
 def _rate(amount: float, seconds: float) -> float:
@@ -152,13 +177,15 @@ def mean_figures(figures: Sequence[StepFigures]) -> StepFigures | None:
 
 def sum_ranks(ranks: Sequence[StepFigures]) -> StepFigures:
     """Return the figures of all ranks of a step together: sums, the longest time, the largest peak of memory."""
-    seconds, devices = max(one.seconds for one in ranks), sum(one.devices for one in ranks)
+    seconds, expected = (max(getattr(one, name) for one in ranks) for name in ("seconds", "expected_seconds"))
+    devices = sum(one.devices for one in ranks)
     sums = {name: sum(getattr(one, name) for one in ranks) for name in _AMOUNTS}
     for name in ("mfu", "hfu"):
         least = sum(getattr(one, name) * one.seconds * one.devices for one in ranks)
         sums[name] = _rate(least, devices * seconds)
     peak = max((one.memory_peak for one in ranks), key=lambda peak: (math.isnan(peak), peak))
-    return StepFigures(ranks[0].step, **{**sums, "seconds": seconds}, memory_peak=peak, devices=devices)
+    times = {"seconds": seconds, "expected_seconds": expected}
+    return StepFigures(ranks[0].step, **{**sums, **times}, memory_peak=peak, devices=devices)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -210,4 +237,7 @@ class MeterSummary:
             lines += [f"rank {rank}: {figures.rates()}" for rank, figures in enumerate(self.ranks)]
         peaks = [("measured", self.total.memory_peak), ("predicted", self.memory_predicted)]
         known = [f"{format_bytes(round(peak))} {what}" for what, peak in peaks if not math.isnan(peak)]
-        return "\n".join(lines + [f"peak memory of a device: {', '.join(known)}"] * bool(known))
+        lines += [f"peak memory of a device: {', '.join(known)}"] * bool(known)
+        if not math.isnan(self.total.unexplained):
+            lines.append(describe_unexplained(self.total.expected_seconds, self.seconds))
+        return "\n".join(lines)

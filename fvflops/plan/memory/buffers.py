@@ -18,7 +18,7 @@ _COPY_GRADIENTS, _REDUCE = "fsdp::chunk_cat", "c10d::_reduce_scatter_base_"
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Storages that a run communicates: those that collectives read or write, and those that FSDP2 gathers.
+    """Storages that a run communicates: `sent` ones, which collectives read or write, and `gathered` ones of FSDP2.
 
     `sources` is a buffer of FSDP2 → the storages that are copied or reduced to it.
     """

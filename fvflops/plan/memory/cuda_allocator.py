@@ -10,16 +10,16 @@ from typing import NamedTuple
 from fvflops.plan.memory.buffers import find_streams
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
 
-# c10/cuda/CUDACachingAllocator: sizes are multiples of 512 bytes; blocks up to 1 MiB are in segments of 2 MiB, those
-# under 10 MiB in segments of 20 MiB, larger ones in their own, a multiple of 2 MiB. An expandable segment grows by
-# pages of 2 or 20 MiB.
+# c10/cuda/CUDACachingAllocator: sizes are multiples of 512 bytes; blocks up to 1 MiB are in segments of 2 MiB, under 10
+# MiB in segments of 20 MiB, larger ones in their own, a multiple of 2 MiB. An expandable segment grows by pages of 2 or
+# 20 MiB.
 _UNIT = 512
 _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
 _LARGE, _LARGE_SEGMENT = 10 * 2**20, 20 * 2**20
 
 
 class ReservedMemory(NamedTuple):
-    """The peak of the bytes that an allocator reserves, and what of it is allocated then.
+    """The peak of the bytes that an allocator reserves, and its allocated part.
 
     `by_stream` is the reserved bytes of each CUDA stream: memory that one has freed is not used for another.
     """
@@ -97,12 +97,12 @@ class _Pool:
 
 
 def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = False) -> ReservedMemory:
-    """Return what torch's caching allocator reserves on CUDA for a run, as torch.cuda.max_memory_reserved reports.
+    """Return the memory that torch's caching allocator reserves on CUDA for a run, as torch.cuda.max_memory_reserved.
 
     Blocks are allocated and freed in the order of the timeline, by best fit, in pools of each stream: FSDP2 gathers
-    parameters and reduces gradients in streams of their own. `expandable_segments` is the option of
-    PYTORCH_ALLOC_CONF. Memory that exists before the run is allocated first. Not included: what the allocator
-    keeps of earlier steps, and freeing cached memory when the device is full.
+    parameters and reduces gradients in streams of their own. `expandable_segments` is the option of PYTORCH_ALLOC_CONF.
+    Memory that exists before the run is allocated first. Not included: memory cached from earlier steps, and freeing
+    cached memory when the device is full.
 
     >>> import torch
     >>> from fvflops import TrainingStepAnalysis, predict_memory

@@ -1,4 +1,4 @@
-"""Report of predicted memory: the peak, its kinds and modules, the curve over the run, and what lowers the peak."""
+"""Report of predicted memory: the peak, its kinds and modules, the curve over the run, and changes that lower it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class MemoryPrediction(MemoryTimeline, Displayed):
         """Return the report as a document, which every format of a report can write.
 
         It has `depth` levels of modules, all if None; `collapsed` shows consecutive equal layers as one row. `savings`
-        are those of `memory_savings`, and `subject` is the name of the model.
+        is the result of `memory_savings`, and `subject` the name of the model.
         """
         return memory_report(self, savings=savings, depth=depth, collapsed=collapsed, subject=subject)
 
@@ -147,7 +147,7 @@ class MemoryPrediction(MemoryTimeline, Displayed):
 
 
 def printed(timeline: MemoryTimeline, settings: Mapping[str, Any]) -> MemoryPrediction:
-    """Return a timeline with other settings, as what prints its report."""
+    """Return a timeline with other settings, as a MemoryPrediction, which prints its report."""
     values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
     return MemoryPrediction(**{**values, "settings": settings})
 
@@ -163,7 +163,7 @@ def memory_report(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> Document:
-    """Return whether it fits, what that assumes, the peak with its kinds, phases and modules, the curve, the savings.
+    """Return whether it fits, the assumptions, the peak with its kinds, phases and modules, the curve, the savings.
 
     The arguments are as for `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
     `command` the command line of the report, and `notes` are further sentences.
@@ -359,7 +359,7 @@ def _describe_change(saving: MemorySaving) -> str:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return names of modules, one for those that differ only in the last of their numbers.
+    """Return names of modules, one for all that differ only in the last of their numbers.
 
     >>> _join_names(["h.0.mlp", "h.1.mlp", "layer1.0", "layer1.1", "layer2.0"])
     'h.0–1.mlp, layer1.0–1, layer2.0'
@@ -410,10 +410,10 @@ class MemorySaving(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemorySavings(Displayed):
-    """What lowers the peak memory of a training step, the largest saving first.
+    """Changes that lower the peak memory of a training step, the largest saving first.
 
     `peak` is the step's peak in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
-    lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
+    lower the peak, `failed` is change → error for changes that make the step raise, and `untried` names further ones.
     """
 
     _report = "fvflops.plan.memory.memory_report:savings_report"

@@ -1,4 +1,4 @@
-"""What lowers the peak memory of a training step: each change is predicted anew, and its FLOPs are counted."""
+"""Changes that lower the peak memory of a training step: each is predicted anew, and its FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fvflops.plan.pipeline_stages import Inputs
 from fvflops.trace import ModuleTree, Trace, TraceError
 from fvflops.trace.module_tree import modules_above
 
-CLASSES = 6  # classes of modules of which checkpointing is tried, those with most activations at the peak
+CLASSES = 6  # classes of modules of which checkpointing is tried, by their activations at the peak
 # Name → an optimizer with less state than Adam's 8 bytes a float32 parameter: 4 for momentum, 0 without it, and for
 # Adafactor a row and a column of each matrix.
 OPTIMIZERS: Mapping[str, Callable[[Iterable[torch.Tensor]], Optimizer]] = {
     "Adafactor": torch.optim.Adafactor,
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
 }
-# What a step of Adafactor assumes: it reads the norm of each parameter, which only scales its update.
+# Assumption for a step of Adafactor: it reads the norm of each parameter, which only scales its update.
 ADAFACTOR_ASSUMES: Mapping[str, float] = {"aten::_local_scalar_dense": 1.0}
 
 
@@ -56,7 +56,7 @@ class _Attempt(NamedTuple):
 
 
 def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
-    """Return what lowers the peak memory of a training step, and the FLOPs that it costs.
+    """Return changes that lower the peak memory of a training step, and the FLOPs that they cost.
 
     The step is predicted again with activation checkpointing of each class of repeated modules (non-reentrant; in a
     step that already has checkpoints, instead of these), with weights and inputs in bfloat16, with the forward pass in
@@ -112,7 +112,7 @@ def find_savings(
     assume: Mapping[str, Any] | None = None,
     table: str,
 ) -> MemorySavings:
-    """Return what lowers the peak memory of the training step that `predict` predicts.
+    """Return changes that lower the peak memory of the training step that `predict` predicts.
 
     `predict` takes the changes to the step, with the names of TrainingStepAnalysis: `model`, `inputs`, `kwargs`,
     `checkpoint`, `optimizer`, `autocast` and `assume`. The other arguments describe the unchanged step.
@@ -156,7 +156,7 @@ def find_savings(
 def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, ...]]:
     """Return class → names of its modules, for classes with submodules and several called modules.
 
-    A module within another of its class is not listed, nor is the model itself. The classes are those in `modules`, a
+    A module within another of its class is not listed, nor is the model itself. The classes are taken from `modules`, a
     model that is not sharded: FSDP2 replaces them.
     """
     called = {region.name for region in trace.regions if region.kind == "module"}
@@ -176,7 +176,7 @@ def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, 
 def _rank_by_activations(
     timeline: MemoryTimeline, classes: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the classes, those with most activations at the peak first; equal ones in the order of the model."""
+    """Return the classes by activations at the peak, the most first; equal ones in the order of the model."""
     peak = timeline.at_peak().event
     activations: Counter[str] = Counter()
     for block in timeline.blocks:

@@ -10,11 +10,11 @@ from fvflops.text import suggest
 from fvflops.trace import Event, tensors_in
 from fvflops.units import format_bytes
 
-# What can be offloaded → how.
+# Offload → its method.
 OFFLOADS: Mapping[str, str] = {
     "optimizer": "the optimizer runs on the host, where its state and master weights are (ZeRO-Offload)",
     "gradients": "with the optimizer: each gradient is sent to the host when it is accumulated (ZeRO-Offload)",
-    "activations": "what a forward pass saves is on the host until the backward pass reads it (cpu_checkpointing, "
+    "activations": "saved activations are on the host until the backward pass reads them (cpu_checkpointing, "
     "save_on_cpu)",
 }
 _BACKWARD = ("backward", "recompute")

@@ -63,7 +63,7 @@ def predict_memory(
     `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
     `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
 
-    `offload` names what is on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
+    `offload` names the parts on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
 
     Of a model whose control flow follows random draws the largest of three runs is predicted: with the current draws,
     with all draws almost lowest, and with all almost highest. Its Trace's `about` has the three peaks.
@@ -90,7 +90,7 @@ def predict_memory(
 
 
 def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:
-    """Return what a prediction assumes; of a Trace alone only what it has."""
+    """Return the settings of a prediction; of a Trace alone only those that it has."""
     run = model_run(source) if isinstance(source, ModelAnalysis) else None
     if run is None or not isinstance(run.model, nn.Module):
         return {**given(inputs=trace.info.inputs or None), **settings_of_trace(trace, {})}

@@ -1,7 +1,7 @@
-"""Memory of a rank's training step: a walk over its actions, each of which allocates and frees what its pass did.
+"""Memory of a rank's training step: a walk over its actions, which repeat the allocations and frees of their passes.
 
-A pass that several actions share was recorded once: each action has storages of its own, and frees the oldest of those
-that are like the ones its pass freed. So every microbatch in flight holds the activations that its forward pass left.
+A pass that several actions share was recorded once: each action has storages of its own, and frees the oldest storages
+like the ones its pass freed. So every microbatch in flight holds the activations that its forward pass left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BEFORE = -1  # event index of blocks that exist before the step
 
 
 class _Likeness(NamedTuple):
-    """What blocks have in common that are freed in place of each other."""
+    """Key of interchangeable blocks: any of them may be freed in place of another."""
 
     kind: str
     module: str
@@ -53,9 +53,9 @@ class StepMemory:
 
 
 class _PassMemory(NamedTuple):
-    """What a pass does: blocks that it allocates and frees, allocates and keeps, frees; events count from its first.
+    """Blocks that a pass allocates and frees, allocates and keeps, or frees; events count from its first.
 
-    A block that is freed later is `alike` others by a number, which those that are freed in place of each other share.
+    The number of a kept or freed block is its `_Likeness`, from `_number`.
     """
 
     events: Sequence[Event]
@@ -104,7 +104,7 @@ class _Walk:
         return tuple(self._changes)
 
     def run(self, item: _PassMemory, *, shown: bool) -> None:
-        """Do what a pass did; if it is not `shown`, it takes no events."""
+        """Repeat a pass; if it is not `shown`, it takes no events."""
         start = len(self.events)
         if shown:
             self.events += item.events
@@ -113,7 +113,7 @@ class _Walk:
                 for storage, nbytes, kind, module, op, begin, end in item.within
                 if end is not None
             ]
-        # Before `kept`: a pass frees what it allocated only as `within`.
+        # Before `kept`: a pass frees its own blocks only as `within`.
         freed = [(start + at * shown, self._take(block, number)) for at, block, number in item.freed]
         self._ended += [Block(*block[:-1], at) for at, block in freed if block is not None and block.begin < at]
         for block, number in item.kept:
@@ -122,7 +122,7 @@ class _Walk:
             self._changes[number] += 1
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, those that are alive at the end last."""
+        """Return all blocks, the ones alive at the end last."""
         return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
 
     def _take(self, block: Block, number: int) -> Block | None:
@@ -147,7 +147,7 @@ def _number(block: Block, alike: dict[_Likeness, int]) -> int:
 def _read_passes(
     timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]], alike: dict[_Likeness, int]
 ) -> dict[tuple[int, int], _PassMemory]:
-    """Return what each pass does; `ranges` are the events of each, which do not overlap; number blocks in `alike`."""
+    """Return the memory of each pass; `ranges` are its events, which do not overlap; number blocks in `alike`."""
     events = tuple(timeline.trace.events or ())
     passes = sorted(ranges)
     begins = [begin for begin, _ in passes]
@@ -214,10 +214,10 @@ def _measure(
 
 
 def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
-    """Return the timeline of a recording with what replicas reduce gradients in, if the step has them.
+    """Return the timeline of a recording with the buffers in which replicas reduce gradients, if there are any.
 
     DistributedDataParallel's buckets are a copy of all gradients (gradient_as_bucket_view=False, the default). A
-    sharded optimizer pads the buffers in which gradients are accumulated, and those of the parameters.
+    sharded optimizer pads the buffers of accumulated gradients and of parameters.
     """
     padding = [
         Block(None, nbytes, kind, "", "", _BEFORE, None)

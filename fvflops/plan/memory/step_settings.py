@@ -1,4 +1,4 @@
-"""What a report of a prediction begins with: whether it fits, and what it assumes, as text and as data."""
+"""The head of a prediction's report: whether it fits, and its assumptions, as text and as data."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def settings_of_inputs(inputs: Any) -> dict[str, Any]:
 def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizer, the attention, the kernels and the assumed values of a recorded step.
 
-    `settings` are those known before it ran: weights of more bits than the compute are their own master weights, and
-    where nothing was to be checkpointed, the model did what was run again.
+    `settings` are known before the run: weights of more bits than the compute are their own master weights, and
+    recomputation that was not asked for is the model's own.
     """
     about, weights, compute = trace.about, settings.get("weights"), settings.get("compute")
     is_own = settings.get("checkpointing") == NO_CHECKPOINTING and "recompute" in {phase for *_, phase in trace.calls}

@@ -82,7 +82,7 @@ class MemoryMoment(NamedTuple):
 class MemoryTimeline:
     """The memory of a run on one device, at each event of its Trace; all values in bytes.
 
-    `blocks` are all allocations; every other value derives from them. `settings` are what the run assumes, by name.
+    `blocks` are all allocations; every other value derives from them. `settings` are the run's assumptions, by name.
     `unseen` is op → calls for ops with an unknown workspace; the peak may be higher by those workspaces.
 
     >>> import torch
@@ -174,8 +174,8 @@ def read_memory(
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
 
-    The arguments are as for `predict_memory`. `run_end` is the number of events of the run: those that follow are
-    frees by the recorder. By default these are the frees at the end, but for those in a backward pass or an optimizer.
+    The arguments are as for `predict_memory`. `run_end` is the number of events of the run: later ones are frees by the
+    recorder. By default these are the frees at the end, except in a backward pass or an optimizer.
     """
     if trace.events is None:
         raise TraceError(
@@ -196,7 +196,7 @@ def read_memory(
 
 
 def _devices(trace: Trace) -> dict[str, int]:
-    """Return device → bytes of its storages; first the emulated device, or in real execution that with the most."""
+    """Return device → bytes of its storages; first the emulated device, or in real execution the one with the most."""
     emulated = _emulated_device(trace)
     devices = Counter({emulated: 0} if emulated else {})
     for storage in trace.storages:
@@ -252,7 +252,7 @@ class _Lifetimes:
         self._buffers = find_buffers(trace)
 
     def blocks(self, first_step: bool) -> list[Block]:
-        """Return the storages as blocks; unless `first_step`, with what the previous step leaves allocated."""
+        """Return the storages as blocks; unless `first_step`, with memory left by the previous step."""
         found = (self._block(index) for index, on_device in enumerate(self._on_device) if on_device)
         blocks = [block for block in found if block is not None]
         trains = any(event.kind == "op" and event.phase != "forward" for event in self._events)
@@ -372,7 +372,7 @@ class _Lifetimes:
         return [block]
 
     def _replaced_at(self, created: int) -> int:
-        """Return the event at which a step replaces what the last step created at an event: in its first microbatch."""
+        """Return the event at which a step replaces the last step's storage of an event: in its first microbatch."""
         exits = self._exits
         if not exits or created < exits[-1]:
             return exits[0] if exits else created + 1

@@ -36,9 +36,9 @@ def _convolution_on_cpu(call: Call) -> int | None:
 def _convolution_backward_on_cpu(call: Call) -> int | None:
     """Return the workspace in bytes of the backward pass of oneDNN's convolution.
 
-    It computes first the input's gradient, from blocked copies of the result's gradient and of the weight, then those
-    of the weight and the bias, from copies of the result's gradient and of the input, while the input's gradient is
-    alive (mkldnn_convolution_backward in mkldnn/Conv.cpp).
+    It computes first the input's gradient, from blocked copies of the result's gradient and of the weight, then the
+    weight's and the bias's, from copies of the result's gradient and of the input, while the input's gradient is alive
+    (mkldnn_convolution_backward in mkldnn/Conv.cpp).
     """
     gradient, weight = call.arguments["grad_output"], call.arguments["weight"]
     if not (isinstance(gradient, TensorSpec) and isinstance(weight, TensorSpec) and _is_onednn(call)):

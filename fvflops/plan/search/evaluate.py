@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -16,15 +16,18 @@ from fvflops.devices.devices import Device
 from fvflops.garbage_collector import gc_paused
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.parallel_axes import count_shares
-from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
+from fvflops.plan.pipeline_schedules import rank_of_stage
+from fvflops.plan.pipeline_stages import Inputs, PipelineStages, divide_layers, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
+from fvflops.plan.rank_model import ShortStage
 from fvflops.plan.rank_plan import StepPlan, plan_ranks
 from fvflops.plan.rank_step import Action
 from fvflops.plan.search.candidates import Candidate, LayoutResult
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.sharding.tensor_parallel import find_sharding
 from fvflops.plan.step_time.calibration import Network, Timing
-from fvflops.plan.step_time.pass_program import Collective
+from fvflops.plan.step_time.pass_program import Collective, Run
+from fvflops.plan.step_time.schedule_simulation import time_collective
 from fvflops.plan.step_time.step_estimate import estimate_program
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.plan.step_time.step_tables import read_memories
@@ -33,6 +36,9 @@ from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_bytes
 
 T = TypeVar("T")
+
+# The least time of a further sample in a larger microbatch, as a share of its time in a smaller one.
+_GROWTH = 0.9
 
 # Kinds of memory that are sharded: each rank has the total divided by the number of ranks that share it.
 _STATES = ("parameter", "gradient", "optimizer state")
@@ -97,6 +103,7 @@ class Workload:
     inputs: Inputs
     options: PlanOptions
     timing: Timing
+    _short: dict[Hashable, ShortStage] = field(default_factory=dict, repr=False)
 
     @cached_property
     def stages(self) -> PipelineStages | str:
@@ -130,7 +137,7 @@ class Workload:
         """Plan a step of all pipeline ranks in a layout; raises the errors of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
-        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
+        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True, short=self._short))
 
     def measure(self, layout: Candidate) -> MicrobatchCost:
         """Return the cost of a microbatch, from the plan of a layout that `Candidate.measured_on` returned."""
@@ -153,8 +160,12 @@ class Workload:
             and 0 <= block.begin < length
             and (block.end is None or block.end >= length)
         )
+        first, layers, last = self._time_parts(alone)
         return MicrobatchCost(
             seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
+            first=first,
+            layer=layers / max(1, self.layers),
+            last=last,
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
             states=sum(at_end[kind] for kind in _STATES) * shards,
@@ -163,6 +174,30 @@ class Workload:
             moments=_find_moments(timeline, shards),
             settings=plan.settings,
         )
+
+    def _time_parts(self, program: StepProgram) -> tuple[float, float, float]:
+        """Return the seconds of the modules of the first pipeline stage, of all layers, and of all else.
+
+        They are kernels and collectives one after the other, without the host and FSDP2's copies.
+        """
+        if isinstance(self.stages, str):
+            return 0.0, 0.0, 0.0
+        timer, sums = self.timing.timer(), [0.0, 0.0, 0.0]
+        prefixes = {f"{self.blocks}.": 1, **{f"{name}.": 0 for name in self.stages.first}}
+
+        def add(module: str, seconds: float) -> None:
+            sums[next((part for prefix, part in prefixes.items() if f"{module}.".startswith(prefix)), 2)] += seconds
+
+        for _, index in program.ranks[0]:
+            launches = program.programs[index].launches
+            seconds = [timer.seconds(launch.kernel) * (not launch.op.startswith("fsdp::")) for launch in launches]
+            for item in program.programs[index].items:
+                if isinstance(item, Run):
+                    for number in item.items:
+                        add(launches[number].module, seconds[number])
+                elif isinstance(item, Collective):
+                    add(item.module, time_collective(item, timer.efficiency, self.timing.network))
+        return sums[0], sums[1], sums[2]
 
     @gc_paused()
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
@@ -192,14 +227,19 @@ def describe_shortage(nbytes: int, device: Device, mesh: Mapping[str, int], *, a
 class MicrobatchCost:
     """The cost of a microbatch on a rank that has all layers.
 
-    `seconds` is the time of its passes without FSDP2's collectives; `gathered` and `reduced` are the bytes of
-    parameters and gradients that these collectives send in each pass. `states` are the bytes of parameters, gradients
-    and optimizer state over all ranks that share them, `optimizer` those of the last, `kept` is a lower bound of the
-    bytes of activations that are saved by a layer's forward pass. `moments` are bytes that are allocated together: of
-    these states over all ranks, of all else, and of that without FSDP2's buffers. `settings` are the plan's.
+    `seconds` is the time of its passes without FSDP2's collectives. Kernels and other collectives of the modules of the
+    first pipeline stage take `first`, of each layer `layer`, and all else, in the last stage, `last`. FSDP2 sends
+    `gathered` bytes of parameters and `reduced` bytes of gradients in each pass. `states` are the bytes of parameters,
+    gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is a lower
+    bound of the bytes of activations that a layer's forward pass saves. `moments` are bytes that are allocated
+    together: of these states over all ranks, of all else, and of all else without FSDP2's buffers.
+    `settings` are the plan's.
     """
 
     seconds: float
+    first: float
+    layer: float
+    last: float
     gathered: int
     reduced: int
     states: int
@@ -207,6 +247,16 @@ class MicrobatchCost:
     kept: float
     moments: tuple[tuple[int, int, int], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def extrapolate(self, smaller: MicrobatchCost, size: int, own_size: int, larger_size: int) -> MicrobatchCost:
+        """Return the cost with the least times of a larger microbatch, from the cost of a smaller one.
+
+        The time is about linear in the number of samples; `_GROWTH` allows for larger kernels' better use of a GPU.
+        """
+        share = _GROWTH * (larger_size - own_size) / (own_size - size)
+        names = ("seconds", "first", "layer", "last")
+        known = [(name, getattr(self, name), getattr(smaller, name)) for name in names]
+        return replace(self, **{name: own + share * max(0.0, own - before) for name, own, before in known})
 
 
 def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int, int], ...]:
@@ -240,17 +290,35 @@ def _payload(program: StepProgram, collective: str, axis: str) -> int:
     )
 
 
-def least_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:
-    """Return a lower bound of the time of a layout's step, assuming equal stages and overlapped communication.
+def least_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int, timing: Timing) -> float:
+    """Return a lower bound of the time of a layout's step, assuming overlapped communication.
 
     It is the larger of two times: the passes of all microbatches with the schedule's smallest bubble, and FSDP2's
     collectives, one after the other.
     """
-    stages = candidate.size("pp")
-    each = cost.seconds / stages
-    bubble = 0.0 if candidate.schedule in ("zero-bubble", "zbv", "dualpipev") else (stages - 1) * each
-    passes = candidate.microbatches * each + bubble / candidate.stages_per_rank
-    return max(passes, _collective_seconds(candidate, cost, network))
+    collectives = _collective_seconds(candidate, cost, timing.network)
+    passes = candidate.microbatches * cost.seconds
+    if candidate.schedule:
+        # The first stage gathers before its first pass, and reduces after its last.
+        passes = _pipeline_seconds(candidate, cost, layers) + collectives / candidate.stages_per_rank
+    return max(passes, collectives) + timing.efficiency.step
+
+
+def _pipeline_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int) -> float:
+    """Return the time of the kernels of all microbatches on the pipeline rank that ends last.
+
+    Its first pass waits for the stages before it, which also follow its last pass, unless the schedule fills that time
+    with other work.
+    """
+    ranks = candidate.size("pp")
+    stages = [cost.layer * count for count in divide_layers(layers, ranks * candidate.stages_per_rank)]
+    stages[0] += cost.first
+    stages[-1] += cost.last
+    work = [0.0] * ranks
+    for stage, seconds in enumerate(stages):
+        work[rank_of_stage(candidate.schedule, stage, ranks)] += candidate.microbatches * seconds
+    has_bubble = candidate.schedule not in ("zero-bubble", "zbv", "dualpipev")
+    return max(work[rank] + sum(stages[:rank]) * has_bubble for rank in range(ranks))
 
 
 def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:

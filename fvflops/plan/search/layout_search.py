@@ -35,13 +35,16 @@ from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timi
 from fvflops.text import require_int
 from fvflops.units import format_seconds
 
-Numbered = Iterator[tuple[int, Any]]
+Job = tuple[Any, Any]  # what identifies a result, and the argument of the call that gives it
+Results = Iterator[Job]
 # id → function that forked processes call, so that the model need not be pickled.
 _SHARED: dict[int, Callable[[Any], Any]] = {}
 
 
-def _run_in_pool(function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs: int, pending: Numbered) -> Numbered:
-    running: dict[Future[Any], int] = {}
+def _run_in_pool(
+    function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs: int, pending: Iterator[Job | None]
+) -> Results:
+    running: dict[Future[Any], Any] = {}
     while True:
         while len(running) < jobs and (call := next(pending, None)) is not None:
             running[pool.submit(_call, id(function), call[1])] = call[0]
@@ -53,15 +56,16 @@ def _run_in_pool(function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs
 
 
 @contextmanager
-def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Numbered], Numbered]]:
+def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Iterator[Job | None]], Results]]:
     """Start processes that call `function`; with one job or without fork, this process calls it.
 
     So it does, with a warning, if its autograd has threads, which forked processes would lack. The yielded function
-    takes numbered arguments, which are read when a call can start, and yields the number and the result of each call.
+    takes jobs, which are read when a call can start, None while there is none, and yields the key and the result of
+    each call.
     """
 
-    def run_here(pending: Numbered) -> Numbered:
-        return ((number, function(item)) for number, item in pending)
+    def run_here(pending: Iterator[Job | None]) -> Results:
+        return ((job[0], function(job[1])) for job in pending if job is not None)
 
     if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield run_here
@@ -130,10 +134,11 @@ def search_layouts(
     The search covers all combinations of `CHOICES`, where `choices` replaces the values of some, such as
     {"pp": [1, 2]}, and for fsdp both ZeRO-2 and ZeRO-3. `args` and `kwargs` are the inputs of a replica, whose first
     dimension is replaced by the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs.
-    A layer is recorded once for each way to compute a microbatch, which gives lower bounds of the time and memory of
-    each layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, lowest bound first,
-    until the `best` fastest are known. `jobs` processes share the work. The other arguments are as for `plan_step` and
-    `estimate_step`. A model that fails in every layout raises PlanError.
+    Recordings of microbatches give lower bounds of the time and memory of the layouts that compute them so, and of
+    layouts with larger microbatches or more recomputation. The layout with the lowest bound comes next: its microbatch
+    is recorded, or it is planned as by `plan_step` and simulated as by `estimate_step`, until the `best` fastest are
+    known. `jobs` processes share the work. The other arguments are as for `plan_step` and `estimate_step`. A model that
+    fails in every layout raises PlanError.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
@@ -200,21 +205,27 @@ class _Search:
         self._gpus = count_ranks(candidates[0].mesh)
         self._progress = progress
         self._results: dict[int, LayoutResult] = {}
-        self._bounds: dict[int, tuple[float, int]] = {}
+        self._bounds = dict.fromkeys(range(len(candidates)), (0.0, 0))
         self._like: dict[Hashable, list[int]] = {}  # layouts that differ in microbatches and recomputation only
         for number, candidate in enumerate(candidates):
             self._like.setdefault(_key_without_microbatches(candidate), []).append(number)
-        self._costs: dict[str, MicrobatchCost | str] = {}  # of the largest microbatches so far
+        measured_on = [candidate.measured_on(self._gpus) for candidate in candidates]
+        self._keys = [layout.command() for layout in measured_on]
+        self._recordings = dict(zip(self._keys, measured_on, strict=True))
+        self._sizes: dict[Hashable, list[str]] = {}  # recordings that differ in the size of the microbatch only
+        for key, layout in sorted(self._recordings.items(), key=lambda item: item[1].micro_batch):
+            self._sizes.setdefault(_key_without_size(layout), []).append(key)
+        self._costs: dict[str, MicrobatchCost | str] = {}
         self.settings: dict[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in the order of the candidates."""
         with workers(self._run, jobs) as run:
-            # Of larger microbatches only those are recorded that may fit.
-            for size in sorted({candidate.micro_batch for candidate in self._candidates}):
-                self._measure([n for n, candidate in enumerate(self._candidates) if candidate.micro_batch == size], run)
-            for number, result in run(self._list_pending()):
-                self._add(number, result)
+            for source, result in run(self._list_pending()):
+                if isinstance(source, Candidate):
+                    self._add_cost(source, result)
+                else:
+                    self._add(source, result)
         return [self._results[number] for number in range(len(self._candidates))]
 
     def _run(self, item: Candidate | tuple[Candidate, float | None]) -> Any:
@@ -226,56 +237,84 @@ class _Search:
         except (ValueError, TypeError, RuntimeError, ExecutionError) as error:
             return str(error).partition("\n")[0] or type(error).__name__
 
-    def _measure(self, numbers: Sequence[int], run: Callable[[Numbered], Numbered]) -> None:
-        """Record a microbatch for some layouts, unless these are settled, and compute their bounds."""
-        self._bound_by_smaller(numbers)
-        measured_on = {
-            number: self._candidates[number].measured_on(self._gpus)
-            for number in numbers
-            if number not in self._results
-        }
-        layouts = list({layout.command(): layout for layout in measured_on.values()}.values())
-        costs: dict[str, MicrobatchCost | str] = {}
-        for index, cost in run(enumerate(layouts)):
-            costs[layouts[index].command()] = cost
-            self._costs[replace(layouts[index], micro_batch=1).command()] = cost
-            if not isinstance(cost, str):
-                self.settings = self.settings or _settings_of_all(cost.settings, layouts[index])
-                if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
-                    self.settings["checkpointing"] = OWN_CHECKPOINTING
-            self._progress("recording", len(layouts) - len(costs))
-        self._bound({number: costs[layout.command()] for number, layout in measured_on.items()})
-        for number in numbers:
-            if number in self._bounds and number in self._results:
-                self._settle_larger(self._candidates[number], self._results[number])
+    def _list_pending(self) -> Iterator[Job | None]:
+        """Yield what the layout with the lowest bound needs: a recording or a plan; None while all of it is running.
 
-    def _bound_by_smaller(self, numbers: Sequence[int]) -> None:
-        """Settle layouts that do not fit with the memory of the largest microbatch that was recorded so far."""
-        workload = self._workload
-        for number in numbers:
-            candidate = self._candidates[number]
-            cost = self._costs.get(replace(candidate.measured_on(self._gpus), micro_batch=1).command(), "")
-            if number not in self._results and not isinstance(cost, str):
-                peak = least_peak(candidate, cost, workload.layers)
-                lack = describe_shortage(peak, workload.timing.device, candidate.mesh, at_least=True)
-                if lack:
-                    self._bounds[number] = 0.0, peak
-                    self._decide(number, "does not fit", lack)
-
-    def _bound(self, costs: Mapping[int, MicrobatchCost | str]) -> None:
-        """Compute the bounds of layouts; settle layouts whose recording failed or whose memory cannot fit."""
-        workload = self._workload
-        for number, cost in costs.items():
-            candidate = self._candidates[number]
-            if isinstance(cost, str):
-                self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost)
+        Once the lowest bound is above the time of the best layouts, settle the others.
+        """
+        started: set[int | str] = set()
+        while unknown := [number for number in range(len(self._candidates)) if number not in self._results]:
+            needed = {number: self._find_needed(number) for number in unknown if number not in started}
+            waiting = [n for n, key in needed.items() if key is None or key not in started]
+            limit = self._find_limit()
+            if not waiting:
+                yield None
                 continue
-            seconds = least_seconds(candidate, cost, workload.timing.network)
-            peak = least_peak(candidate, cost, workload.layers)
+            number = min(waiting, key=self._priority)
+            key = needed[number]
+            if limit is not None and self._bounds[number][0] >= limit:
+                for number in waiting:
+                    self._decide(number, "slower", f"at least {format_seconds(self._bounds[number][0])}")
+            elif key is None:
+                started.add(number)
+                self._progress("planning", len(unknown))
+                yield number, (self._candidates[number], limit)
+            else:
+                started.add(key)
+                self._progress("recording", len(unknown))
+                yield self._recordings[key], self._recordings[key]
+
+    def _find_needed(self, number: int) -> str | None:
+        """Return the recording that a layout needs next, None if it has its own; the two smallest ones come first."""
+        own = self._keys[number]
+        if own in self._costs:
+            return None
+        for key in self._sizes[_key_without_size(self._recordings[own])][:2]:
+            if key not in self._costs:
+                return key
+        return own
+
+    def _priority(self, number: int) -> tuple[float, int, int]:
+        seconds, peak = self._bounds[number]
+        return seconds, self._candidates[number].micro_batch, peak
+
+    def _add_cost(self, layout: Candidate, cost: MicrobatchCost | str) -> None:
+        """Bound the layouts of a recording, and layouts with larger microbatches or more recomputation.
+
+        Settle layouts whose recording failed or whose memory cannot fit.
+        """
+        self._costs[layout.command()] = cost
+        if isinstance(cost, str):
+            for number, key in enumerate(self._keys):
+                if key == layout.command() and number not in self._results:
+                    self._decide(number, "failed", cost)
+            return
+        self.settings = self.settings or _settings_of_all(cost.settings, layout)
+        if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
+            self.settings["checkpointing"] = OWN_CHECKPOINTING
+        workload, smaller = self._workload, self._smaller_cost(layout)
+        for number, candidate in enumerate(self._candidates):
+            if number in self._results or not _takes_longer(self._recordings[self._keys[number]], layout):
+                continue
+            seconds, peak = self._bounds[number]
+            grown = cost if smaller is None else cost.extrapolate(*smaller, layout.micro_batch, candidate.micro_batch)
+            seconds = max(seconds, least_seconds(candidate, grown, workload.layers, workload.timing))
+            if candidate.checkpoint == layout.checkpoint:
+                peak = max(peak, least_peak(candidate, cost, workload.layers))
             self._bounds[number] = seconds, peak
             lack = describe_shortage(peak, workload.timing.device, candidate.mesh, at_least=True)
             if lack:
                 self._decide(number, "does not fit", lack)
+                self._settle_larger(candidate, self._results[number])
+
+    def _smaller_cost(self, layout: Candidate) -> tuple[MicrobatchCost, int] | None:
+        """Return the cost of the largest smaller microbatch that was recorded of a layout, and its size."""
+        known: tuple[MicrobatchCost, int] | None = None
+        for key in self._sizes[_key_without_size(layout)]:
+            cost, size = self._costs.get(key, ""), self._recordings[key].micro_batch
+            if not isinstance(cost, str) and size < layout.micro_batch:
+                known = cost, size
+        return known
 
     def _decide(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
@@ -286,19 +325,6 @@ class _Search:
             least_seconds=seconds,
             least_peak=peak,
         )
-
-    def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:
-        """Yield the layouts to plan, lowest bound first; settle layouts that cannot be among the best."""
-        order = sorted(self._bounds, key=self._bounds.__getitem__)
-        for position, number in enumerate(order):
-            if number in self._results:
-                continue
-            limit, seconds = self._find_limit(), self._bounds[number][0]
-            if limit is not None and seconds >= limit:
-                self._decide(number, "slower", f"at least {format_seconds(seconds)}")
-                continue
-            self._progress("planning", sum(item not in self._results for item in order[position:]))
-            yield number, (self._candidates[number], limit)
 
     def _find_limit(self) -> float | None:
         """Return the time of the slowest of the best layouts, None while fewer are known."""
@@ -319,7 +345,6 @@ class _Search:
         """Settle the layouts that need at least as much memory as one that does not fit."""
         for number in self._like[_key_without_microbatches(smaller)]:
             if number not in self._results and needs_more(self._candidates[number], smaller):
-                self._bounds.setdefault(number, (0.0, result.least_peak))
                 reason = f"at least {result.reason.removeprefix('at least ')}, as with {smaller.command()}"
                 self._decide(number, "does not fit", reason)
 
@@ -333,6 +358,19 @@ def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str
 
 def _key_without_microbatches(candidate: Candidate) -> Hashable:
     return tuple(candidate.mesh.items()), candidate.schedule, candidate.reshard, candidate.sequence_parallel
+
+
+def _key_without_size(layout: Candidate) -> Hashable:
+    return _key_without_microbatches(layout), layout.checkpoint
+
+
+def _takes_longer(layout: Candidate, shorter: Candidate) -> bool:
+    """Return whether a layout is another one, or differs only in a larger microbatch and more recomputation."""
+    return (
+        layout.micro_batch >= shorter.micro_batch
+        and shorter.checkpoint in _NO_MORE_RECOMPUTATION.get(layout.checkpoint, (layout.checkpoint,))
+        and _key_without_microbatches(layout) == _key_without_microbatches(shorter)
+    )
 
 
 def needs_more(candidate: Candidate, smaller: Candidate) -> bool:

@@ -114,7 +114,7 @@ def make_expert_mesh(mesh: Mapping[str, int], rank: int) -> Any:
 
 
 def without_experts(model: nn.Module, sharding: Sharding, mesh: Mapping[str, int]) -> Sharding:
-    """Return a model's tensor-parallel sharding without what expert parallelism does instead."""
+    """Return a model's tensor-parallel sharding without the modules that expert parallelism shards."""
     if mesh.get("ep", 1) == 1:
         return sharding
     mixture = _pattern_of(model)
@@ -277,7 +277,7 @@ def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, in
 
 
 def describe_routing(routing: Routing) -> str:
-    """Return what a plan assumes of the tokens of each expert."""
+    """Return a plan's assumption on the tokens of each expert."""
     if routing is None:
         return "balanced routing, in which all experts get as many tokens"
     return "routing by the given numbers of tokens of each expert"

@@ -121,7 +121,7 @@ class GradientBuffers:
 
     @torch.no_grad()
     def reduce_partial_sums(self) -> None:
-        """Reduce gradients of which each rank of tp has a part, such as those of norms with sequence parallelism."""
+        """Reduce gradients of which each rank of tp has a part, such as a norm's with sequence parallelism."""
         from torch.distributed.tensor import DTensor
 
         for parameter, placements in self._placements.items():
@@ -183,7 +183,7 @@ def shard_optimizer(
 
 
 def _find_class(maker: Any) -> Any:
-    """Return the class of the optimizer that a partial makes, of master weights that of the copies."""
+    """Return the class of the optimizer that a partial makes; with master weights, the class for the copies."""
     while isinstance(maker, partial):
         maker = maker.keywords["make"] if maker.func is MasterWeights else maker.func
     return maker

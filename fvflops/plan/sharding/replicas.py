@@ -25,7 +25,7 @@ AVERAGING, GATHERING = ("allreduce", "reduce_scatter"), "all_gather"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The ranks that have equal parameters, over dp and cp: their group, and what they reduce of each stage.
+    """The ranks that have equal parameters, over dp and cp: their group, and the gradients that they reduce.
 
     `gradients` are for each stage its trainable parameters with their gradients, `parameters` the same with the specs
     of the parameters. Experts that only one rank has are among them, with one replica.
@@ -65,7 +65,7 @@ class Replicas:
 
 
 def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any) -> Replicas | None:
-    """Return the replicas of a rank, None if it has none, or FSDP2 does what they need."""
+    """Return the replicas of a rank; None if it has none, or FSDP2 communicates for them."""
     replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
     if replicas is None:
         return None

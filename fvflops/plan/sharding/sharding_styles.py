@@ -30,7 +30,7 @@ def parallelism_of(model: nn.Module) -> Any:
 
 
 class ModuleStyle:
-    """What becomes of a module's first input and its result, each with the mesh, and how its parameters are placed."""
+    """Changes of a module's first input and its result, each with the mesh, and the placement of its parameters."""
 
     def __init__(self, first: Change | None = None, result: Change | None = None, parameters: Any = None) -> None:
         self._first, self._result, self._parameters = first, result, parameters
@@ -146,7 +146,7 @@ class GroupedExperts:
 
 
 def styles_of_zoo() -> Mapping[str, Callable[[], Any]]:
-    """Return name → what makes the style, as of torch.distributed.tensor.parallel."""
+    """Return name → factory of the style, as of torch.distributed.tensor.parallel."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor import parallel as tp
 

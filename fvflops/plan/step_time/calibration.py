@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fvflops import paths
 from fvflops.devices.devices import Device, resolve_device, short_dtype
@@ -20,12 +20,10 @@ from fvflops.devices.kernel_models.fused_attention import (
 )
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
-from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.formulas.yaml_document import Node, read_entries
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace.process_group import ProcessGroupSpec
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Efficiency:
-    """How fast kernels are in a training step, and what launching them costs.
+    """How fast kernels are in a training step, and the cost of launching them.
 
     `kernels` are figures of the device's kernels, each measured alone; None stands for the bound: the longer of their
     FLOPs at the device's peak and their bytes at its bandwidth. `matmul`, `attention`, `attention_backward` and
@@ -231,7 +229,7 @@ class KernelTimer:
         assert self.efficiency.kernels is not None
         kind, of = kernel.figures_class, self.efficiency.kernels.of
         dtype = short_dtype(kernel.dtype) if kernel.shape else ""
-        if kind == "mixture":  # whose start is that of several kernels
+        if kind == "mixture":  # it starts as several kernels do
             return kind, replace(of(kind, dtype), start=of("product", dtype).start)
         return kind, of(kind, dtype)
 
@@ -259,9 +257,9 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
-    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says what
-    was taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises TableError
-    with the file and the line.
+    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says which
+    were taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises
+    TableError with the file and the line.
 
     >>> find_efficiency("A100", software="MPT 2023").kernels.devices["product"]
     'A100 SXM 80GB'
@@ -302,43 +300,31 @@ def find_network(name: str, *, file: str = NETWORKS) -> Network:
 @lru_cache(maxsize=8)
 def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, tuple[Efficiency, bool]]:
     """Return name → efficiency, and whether its fractions are of the speed of measured kernels."""
-    return _read_entries(file, "efficiencies", _read_efficiency)
+    return read_entries(file, "efficiencies", _read_efficiency)
 
 
 @lru_cache(maxsize=8)
 def load_networks(file: str = NETWORKS) -> Mapping[str, Network]:
-    return _read_entries(file, "networks", _read_network)
-
-
-def _read_entries(file: str, key: str, read: Callable[[Node, str], Read]) -> dict[str, Read]:
-    document = read_document(file)
-    entries = document.fields(f"a file of {key}", ("description", key))
-    if key not in entries:
-        raise document.error(f"there are no {key}: add {key}, and under it a name")
-    return {name: read(node, name) for name, node in entries[key].fields(key).items()}
+    return read_entries(file, "networks", _read_network)
 
 
 def _read_efficiency(node: Node, name: str) -> tuple[Efficiency, bool]:
-    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, _OF, "source"))
-    _require(node, found, name, "source")
-    numbers: dict[str, Any] = {key: _number(found[key], f"{key} of {name}") for key in _NUMBERS if key in found}
+    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, _OF, "source"), ("source",))
+    numbers: dict[str, Any] = {key: found[key].number(f"{key} of {name}") for key in _NUMBERS if key in found}
     of = found[_OF].text(f"{_OF} of {name}") if _OF in found else _REFERENCES[0]
     if of not in _REFERENCES:
         raise found[_OF].error(f"{_OF} of {name} must be {' or '.join(_REFERENCES)}; got {truncate(of)!r}")
-    try:
-        return Efficiency(source=found["source"].text(f"source of {name}"), **numbers), of == _REFERENCES[1]
-    except ValueError as error:
-        raise node.error(f"{name}: {error}") from None
+    source = found["source"].text(f"source of {name}")
+    return node.make(lambda: Efficiency(source=source, **numbers), name), of == _REFERENCES[1]
 
 
-# What fractions are of, in a file.
+# The reference of fractions, in a file.
 _OF, _REFERENCES = "of", ("peaks", "kernels")
 
 
 def _read_network(node: Node, name: str) -> Network:
     keys = ("gpus_per_node", "inside", "between", "source")
-    found = node.fields(f"the network {name}", (*keys, "gpus"))
-    _require(node, found, name, *keys)
+    found = node.fields(f"the network {name}", (*keys, "gpus"), keys)
     gpus = found["gpus"].items(f"gpus of {name}", "[B100, B200]") if "gpus" in found else ()
     return Network(
         name=name,
@@ -351,12 +337,11 @@ def _read_network(node: Node, name: str) -> Network:
 
 
 def _read_inside(node: Node, what: str) -> Link | NodeLink:
-    """Return a link inside a node: that which collectives reach, or the nominal one with figures of its collectives."""
+    """Return a link inside a node: its speed in collectives, or its nominal speed with figures of its collectives."""
     if _COLLECTIVES not in node.fields(what):
         return _read_link(node, what)
     keys = ("bandwidth", "adds", _COLLECTIVES)
-    found = node.fields(what, keys)
-    _require(node, found, what, *keys)
+    found = node.fields(what, keys, keys)
     adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
     if adds not in _TRUTH:
         raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
@@ -364,7 +349,7 @@ def _read_inside(node: Node, what: str) -> Link | NodeLink:
     if name not in measured:
         hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
         raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
-    fabric = Fabric(_number(found["bandwidth"], f"bandwidth, {what}"), _TRUTH[adds])
+    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds])
     return NodeLink(fabric, measured[name].of("collective", ""))
 
 
@@ -374,34 +359,13 @@ _TRUTH = {"true": True, "false": False}
 
 def _read_link(node: Node, what: str) -> Link:
     keys = ("bandwidth", "latency")
-    found = node.fields(what, keys)
-    _require(node, found, what, *keys)
-    try:
-        return Link(*(_number(found[key], f"{key}, {what}") for key in keys))
-    except ValueError as error:
-        raise node.error(str(error)) from None
-
-
-def _require(node: Node, found: Mapping[str, Node], what: str, *keys: str) -> None:
-    for key in keys:
-        if key not in found:
-            remedy = ": say where its figures are from" if key == "source" else ""
-            raise node.error(f"{what} has no {key}{remedy}")
-
-
-def _number(node: Node, what: str) -> float:
-    text = node.text(what)
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6")
-    return number
+    found = node.fields(what, keys, keys)
+    bandwidth, latency = (found[key].number(f"{key}, {what}") for key in keys)
+    return node.make(lambda: Link(bandwidth, latency))
 
 
 def _integer(node: Node, what: str) -> int:
-    number = _number(node, what)
+    number = node.number(what)
     if not number.is_integer() or number < 1:
         raise node.error(f"{what} is {number:g}: write an integer of at least 1")
     return int(number)

@@ -134,7 +134,7 @@ def _has_gathered_keys(signature: Signature) -> bool:
 
 
 def _skipping(signature: Signature) -> Signature:
-    """Return the call without the values of mask tensors: kernels skip what causal masks and windows mask only."""
+    """Return the call without the values of mask tensors: kernels skip only pairs outside causal masks and windows."""
     inputs = [
         replace(value, values=None) if isinstance(value, TensorSpec) and name in MASKS else value
         for name, value in zip(signature.names, signature.inputs, strict=True)

@@ -10,6 +10,7 @@ import torch
 
 from fvflops.analysis.table_examples import NotRunnable, overloads_of
 from fvflops.capture.recorder.tensor_specs import describe_call
+from fvflops.capture.unseen.fake_tensors import fake_execution
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.devices.kernel_models.figures import find_figures
 from fvflops.devices.measured_errors import ErrorEstimate, expect_kernel_error
@@ -19,6 +20,7 @@ from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, data_only, number_column, text_column
 from fvflops.text import short_repr, truncate
+from fvflops.torch_internals import FakeTensorMode
 from fvflops.trace import Signature
 from fvflops.units import format_percent, format_seconds
 
@@ -109,10 +111,18 @@ def _sign(op: str, values: Sequence[Any], arguments: Mapping[str, Any]) -> Signa
     refused = ""
     for overload in overloads:
         try:
-            return describe_call(overload, tuple(values), dict(arguments), overload(*values, **arguments))
+            return describe_call(overload, tuple(values), dict(arguments), _run(overload, values, arguments))
         except (RuntimeError, TypeError) as error:
             refused = refused or " ".join(str(error).split())
     raise ValueError(f"{op} refuses these arguments: {truncate(refused, 200)}")
+
+
+def _run(overload: Any, values: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return overload(*values, **arguments)
+    except AttributeError:  # torch's shape rules of some ops read an attribute of FakeTensors
+        with fake_execution(FakeTensorMode(), (values, arguments)) as (fake_values, fake_arguments):
+            return overload(*fake_values, **fake_arguments)
 
 
 def op_report(estimate: OpEstimate) -> Document:

@@ -41,11 +41,10 @@ class Run(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective; `number` identifies it in the program, `gate` is the one whose end of waiting it waits for.
+    """A collective; `number` identifies it in the program, `gate` is the collective whose Wait it follows.
 
     Collectives of one group run one after the other. With `after` it starts when that collective has ended, since it
-    sends its result. Without a gate it starts when all kernels launched before it, which write what it sends, have
-    ended.
+    sends its result. Without a gate it starts when all kernels launched before it, which write its input, have ended.
     """
 
     number: int
@@ -64,7 +63,7 @@ class StreamRun(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The next kernel reads what a collective writes; with a `group` it is one of the stage's gathering action."""
+    """The next kernel reads a collective's result; with a `group` it is one of the stage's gathering action."""
 
     number: int
     group: ProcessGroupSpec | None = None
@@ -75,10 +74,10 @@ Item = Run | Collective | StreamRun | Wait
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a pass does on the host's queue, in order; `launches` are its distinct kernels.
+    """Items of a pass on the host's queue, in order; `launches` are its distinct kernels.
 
-    `unknown` is op → calls of those that take no time here, because neither their bytes nor their multiply-adds are
-    known, or because they communicate and have no rule. `bytes_only` is op → calls of those without a formula, which
+    `unknown` is op → calls for ops that take no time here, because neither their bytes nor their multiply-adds are
+    known, or because they communicate and have no rule. `bytes_only` is op → calls for ops without a formula, which
     take the time of their bytes.
     """
 
@@ -101,14 +100,14 @@ def read_program(
 ) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
-    `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
-    of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
-    and writes the results that later ops read.
+    `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call of such a module,
+    other than products and collectives, are one kernel, which reads the call's inputs from outside and writes the
+    results that later ops read.
 
     Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
     `beside` is number of events → calls that follow these, for whose collectives only the end of the pass `waits`, or
-    only the optimizer's step. `awaited` is position of an event → gathers of an earlier action that it waits for.
-    Those among the ops of a fused module follow its kernel.
+    only the optimizer's step. `awaited` is position of an event → gathers of an earlier action that it waits for. Calls
+    among the ops of a fused module follow its kernel.
 
     A Trace without ordered events raises TraceError.
     """
@@ -129,7 +128,7 @@ class _Compiler:
         self._items: list[Item] = []
         self._run: list[int] = []
         self._writers: dict[int, int] = {}  # storage → outstanding collective
-        self._reductions: set[int] = set()  # of FSDP2, and what sends their results
+        self._reductions: set[int] = set()  # of FSDP2, and collectives that send their results
         self._last_reduction: int | None = None
         self._collectives = 0
         self._delayed: list[Call] = []  # until the kernel of a fused module
@@ -265,7 +264,7 @@ class _Compiler:
             self._beside += range(first, self._collectives)
 
     def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
-        """Add calls that were not run; with `waits` what follows a collective waits for it."""
+        """Add calls that were not run; with `waits` later items wait for each collective."""
         for signature, phase, times in calls:
             call = collective_of(signature)
             kernel = kernel_of(signature) if call is None else None
@@ -301,7 +300,7 @@ class _Compiler:
         if is_reduction or after is not None:
             self._reductions.add(number)
         gate = None
-        # FSDP2 gathers with the op whose buffer it fills itself; other gathers send what kernels have written.
+        # FSDP2 gathers with the op whose buffer it fills itself; other gathers send results of kernels.
         if packet == "c10d::_allgather_base_":
             gate = self._last_gather.get(str(call.group), -1)
             self._last_gather[str(call.group)] = number

@@ -184,9 +184,9 @@ def _axis_of(stream: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimedProgram:
-    """A program with its times: each item's stream, its seconds, of kernels also those with the host, and the host's.
+    """A program with its times: each item's stream, its seconds, for kernels the seconds with the host, and the host's.
 
-    Those with the host are from its start to the end of the kernels.
+    The seconds with the host are from its start to the end of the kernels.
     """
 
     items: tuple[tuple[Item, str, float, float, float], ...]
@@ -194,7 +194,7 @@ class TimedProgram:
     def replay(self, clocks: Clocks, gathered: Mapping[int, float] | None = None) -> dict[int, float]:
         """Advance the clocks by one execution of the program; return the ends of its collectives.
 
-        `gathered` are those of the gathering action.
+        `gathered` are the ends of the gathering action's collectives.
         """
         ends: dict[int, float] = {}
         waited: dict[int, float] = {}

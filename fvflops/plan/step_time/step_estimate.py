@@ -35,8 +35,7 @@ class StepEstimate(Displayed):
 
     `plans` are the ranks of the pipeline that were simulated, first stage first; all other ranks do the same as one of
     them. `bound` is the time with an efficiency of 1: no kernel is faster than the device's peaks, and no launch takes
-    time; the network is the same. `device`, `efficiency` and `network` are what the times rest on, `assumptions` what
-    else does.
+    time; the network is the same. The times depend on `device`, `efficiency`, `network` and `assumptions`.
 
     In a step all ranks process `samples` samples: the first dimension of the first stage's first input, times the
     microbatches, times the ranks that have data of their own. If an input is a matrix of integers, these are token ids:
@@ -56,9 +55,9 @@ class StepEstimate(Displayed):
 
     `communication` is by mesh axis how long its collectives take, whether anything waits for them or not.
 
-    `unknown` is op → calls of those that take no time in the simulation: neither their bytes nor their multiply-adds
-    are known, or they communicate and have no rule. `bytes_only` is op → calls of those without a formula in the
-    convention `exact`, which take the time of their bytes. Both are sums over the steps of all `plans`.
+    `unknown` is op → calls for ops that take no time in the simulation: neither their bytes nor their multiply-adds are
+    known, or they communicate and have no rule. `bytes_only` is op → calls for ops without a formula in the convention
+    `exact`, which take the time of their bytes. Both are sums over the steps of all `plans`.
     """
 
     _report = "fvflops.plan.step_time.step_time_report:estimate_report"
@@ -158,7 +157,7 @@ class StepEstimate(Displayed):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the estimate assumes, by name: the settings of the plan, then of the time."""
+        """The estimate's assumptions, by name: the settings of the plan, then of the time."""
         first, network = self.plans[0].settings, self.network
         return {
             **first,
@@ -326,7 +325,7 @@ def divide_rank(step: StepProgram, simulation: Simulation, timer: KernelTimer, r
         "exposed": exposed,
         "communication": by_axis(clocks.busy),
         "launching": clocks.starved,
-        # What else the compute stream does is to send.
+        # The rest of the compute stream is sends.
         "sending": max(simulation.seconds - kernels - sum(exposed.values()) - clocks.starved - bubble, 0.0),
     }
 
@@ -397,7 +396,7 @@ def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
 
 
 def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
-    """Return the settings of the time, without those that do not apply."""
+    """Return the settings of the time that apply."""
     settings: dict[str, Any] = {"efficiency": timing.efficiency.source.partition(";")[0]}
     if timing.host_waits:
         settings["host_waits"] = True
@@ -421,7 +420,7 @@ def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str
     mesh = plans[0].mesh
     kinds = {action.kind for plan in plans for action in plan.step.actions}
     if plans[0].world > len(plans):
-        yield "ranks with other coordinates take as long as those simulated: no straggler, equal shares of the data"
+        yield "ranks with other coordinates take as long as the simulated ones: no straggler, equal shares of the data"
     yield "kernels run one after the other, each as long as the slower of its FLOPs and its bytes, none of them cached"
     yield f"kernels are PyTorch's on {plans[0].recorded.info.device}, not compiled"
     if timing.efficiency.launch:

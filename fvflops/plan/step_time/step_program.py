@@ -53,8 +53,8 @@ class StepProgram:
     def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
         """Return the step with other orders of its actions, such as for more microbatches.
 
-        The first and the last microbatch of an order have the programs of the first and the last here, the others that
-        of one between: this step needs three microbatches if the orders have more, and one if they have one.
+        The first and the last microbatch of an order have the programs of the first and the last here, the others the
+        program of one between: this step needs three microbatches if the orders have more, and one if they have one.
         """
         ranks = []
         for known, order in zip(self.ranks, orders, strict=True):
@@ -71,11 +71,11 @@ class StepProgram:
         return replace(self, programs=programs, places=places)
 
     def unknown(self) -> Counter[str]:
-        """Return op → calls of those that take no time here, in the steps of all its ranks."""
+        """Return op → calls for ops that take no time here, in the steps of all its ranks."""
         return self._sum(program.unknown for program in self.programs)
 
     def bytes_only(self) -> Counter[str]:
-        """Return op → calls of those that take the time of their bytes alone, in the steps of all its ranks."""
+        """Return op → calls for ops that take the time of their bytes alone, in the steps of all its ranks."""
         return self._sum(program.bytes_only for program in self.programs)
 
     def _sum(self, by_program: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -168,7 +168,7 @@ def read_step(
 
 
 def _find_overlapped(step: RankStep) -> dict[Action, tuple[str, tuple[Gradient, ...]]]:
-    """Return actions beside which replicas communicate → the kind of that communication, and what it is of.
+    """Return actions beside which replicas communicate → the kind of that communication, and its gradients.
 
     These are the last backward pass of each stage, and with a sharded optimizer its gathering, which begins when a
     stage before it begins, and its first forward pass, which waits for that.

@@ -286,7 +286,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
     notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory]
     otherwise = format_bytes(reserved_memory(fullest.timeline).peak)
     notes += [
-        "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "
+        "Fragmentation: memory that torch's allocator reserves beyond the tensors, simulated with expandable segments; "
         f"without them the total is {otherwise}.",
         f"Not included: the device's context and buffers of NCCL, for which {format_bytes(reserve)} are set aside.",
         describe_verdicts(),

@@ -65,7 +65,7 @@ def dump(value: Any) -> str:
 def write_stacks(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Yield the lines of the collapsed stacks, the format of flamegraph.pl, speedscope, inferno and others.
 
-    A line has the frames (phase, modules, op; outermost first), separated by semicolons, a blank and the weight; those
+    A line has the frames (phase, modules, op; outermost first), separated by semicolons, a blank and the weight; lines
     of weight 0 are dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b.
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".

@@ -26,7 +26,7 @@ _TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
 class _Terminal(NamedTuple):
-    """What can be shown: lines of a width (None is no limit), colours, and the characters of an encoding."""
+    """Abilities of an output: lines of a width (None is no limit), colours, and the characters of an encoding."""
 
     width: int | None
     colour: bool

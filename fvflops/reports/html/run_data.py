@@ -60,7 +60,7 @@ def _difference(first: Any, second: Any) -> int | None:
     return second - first if type(first) is int and type(second) is int else None
 
 
-# Limits of what a page holds: the longest calls, and the highest points of a curve.
+# Limits of a page's contents: the longest calls, and the highest points of a curve.
 MAX_SPANS = 20_000
 MAX_POINTS = 1_500
 
@@ -107,7 +107,7 @@ def _short(op: str) -> str:
 
 
 def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
-    """Return the longest calls; a call is at least as long as those inside of it, which are dropped first."""
+    """Return the longest calls; a call is at least as long as the calls inside of it, which are dropped first."""
     if len(placed) <= MAX_SPANS:
         return placed
     shortest = sorted((piece.end - piece.start for piece in placed), reverse=True)[MAX_SPANS]

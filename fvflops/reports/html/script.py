@@ -57,7 +57,7 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] = ()) -> str:
     """Return one script: a module of `scripts/`, after the modules that it and `views` import.
 
-    A module becomes a function that returns what it exports, so that its other names stay its own. `result` is an
+    A module becomes a function that returns its exports, so that its other names stay its own. `result` is an
     expression over `modules`, which maps the path of a module to its exports, that the script evaluates to.
     """
     parts = [_wrap(name) for name in order_modules(*(VIEWS[view] for view in views), entry)]

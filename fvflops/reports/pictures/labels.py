@@ -99,7 +99,7 @@ def place_labels(
 
 
 def _frames_of(label: Frame, point: Point) -> list[Frame]:
-    """Return what a label with padding and its leader occupy, without the marker of its point."""
+    """Return the area of a label with padding and its leader, without the marker of its point."""
     horizontal, vertical = PADDING
     left, bottom, right, top = label
     padded = Frame(left - horizontal, bottom - vertical, right + horizontal, top + vertical)

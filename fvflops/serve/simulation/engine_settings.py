@@ -29,9 +29,9 @@ class EngineSettings:
     earlier one runs: 1 with asynchronous (overlapped) scheduling.
 
     A waiting request is admitted when its whole prompt fits in the free pages beside `watermark` of all pages, with
-    `reserve_own` of the pages of its output and `reserve_running` of the pages that running requests may still take.
-    If pages run out, the last admitted request is preempted and computed again later, but for those of its pages that
-    are still in the prefix cache with `prefix_caching`.
+    `reserve_own` of the pages of its output and `reserve_running` of the pages that running requests may still take. If
+    pages run out, the last admitted request is preempted and computed again later, except its pages that are still in
+    the prefix cache with `prefix_caching`.
 
     `replicas` are attention data-parallel replicas, each with requests and pages of its own, whose steps last as long
     as the slowest one's.

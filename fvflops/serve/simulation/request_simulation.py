@@ -17,8 +17,8 @@ from fvflops.serve.simulation.step_times import StepTimes
 class Disaggregation:
     """Prefill on some engines and decoding on others, with a transfer of the cache in between.
 
-    The settings and step times given to `simulate` are those of each prefill engine; `settings` and `step_times` here
-    are those of each decode engine. A transfer takes `latency` seconds and `seconds_per_token` for each token.
+    The settings and step times given to `simulate` are for each prefill engine; `settings` and `step_times` here are
+    for each decode engine. A transfer takes `latency` seconds and `seconds_per_token` for each token.
     """
 
     prefill_engines: int
@@ -60,7 +60,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Engines:
-    """Engines that requests arrive at, and those that decode after a transfer."""
+    """Engines that requests arrive at, and engines that decode after a transfer."""
 
     first: list[Engine]
     second: list[Engine]

@@ -1,4 +1,4 @@
-"""One replica's scheduler: which sequences take part in the next step, and what they do to the cache."""
+"""One replica's scheduler: which sequences take part in the next step, and their changes of the cache."""
 
 from bisect import bisect_left
 from collections import deque
@@ -17,7 +17,7 @@ from fvflops.serve.simulation.sequences import Sequence, decode_steps
 
 @dataclass(slots=True)
 class Plan:
-    """What a replica does in one step, and which sequences get their first or last token by it."""
+    """Work of a replica in one step, and which sequences get their first or last token by it."""
 
     chunks: list[tuple[int, int]] = field(default_factory=list)
     decoding: int = 0
@@ -114,7 +114,7 @@ class Scheduler:
         return plan
 
     def leave(self, sequence: Sequence, end: float) -> None:
-        """Free what a finished sequence holds, once a step is planned at `end` or later."""
+        """Free the pages of a finished sequence, once a step is planned at `end` or later."""
         del self.running[sequence]
         held = self._held(sequence)
         self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
@@ -150,7 +150,7 @@ class Scheduler:
                 self.pages.decode_step(self._step)
 
     def _look(self, now: float) -> None:
-        """Take notice of what ended and arrived."""
+        """Take notice of ended and arrived requests."""
         self._release(now)
         while self._inbox and self._inbox[0].arrival <= now:
             sequence = self._inbox.popleft()
@@ -164,7 +164,7 @@ class Scheduler:
             self.pages.give_back(held)
 
     def _free(self) -> int:
-        """Return the free pages beside those of the next decode step."""
+        """Return the pages that are free after the next decode step takes its own."""
         return self.pages.free - self.pages.wanted(self._step + 1)
 
     def _make_room(self) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
             self._preempt(next(reversed(self.running)))
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Drop a sequence's cache; it is first among those that wait, and computes all its tokens again."""
+        """Drop a sequence's cache; it is first in the queue, and computes all its tokens again."""
         self.preemptions += 1
         del self.running[sequence]
         self._final_pages -= self.pages.of_tokens(sequence.final_tokens)

@@ -51,7 +51,7 @@ class Sequence:
     def page_steps(self, page_size: int, draft_tokens: int) -> Series[int]:
         """Return the decode steps that take a further page.
 
-        A step needs room for one token and the draft tokens after those that it found.
+        A step needs room for one token and the draft tokens after its cached tokens.
         """
         if self.steps == self.remaining and not draft_tokens:
             first = self.joined + 1 + self.pages * page_size - self.cached

@@ -1,4 +1,4 @@
-"""What a simulation of requests found: times of each request, and their statistics."""
+"""Result of a simulation of requests: times of each request, and their statistics."""
 
 import json
 from array import array
@@ -26,7 +26,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: "list[float] | array[float]") -> "Distribution":
-        """Return those of some values, all nan where there are none."""
+        """Return the distribution of some values, all nan where there are none."""
         if not values:
             return cls(nan, nan, nan, nan, nan)
         ordered = sorted(values)
@@ -50,7 +50,7 @@ def _tokens() -> "array[int]":
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Columns of the requests in order of arrival: token counts, and seconds of what happened to them.
+    """Columns of the requests in order of arrival: token counts, and seconds of their events.
 
     `queued` is when the scheduler saw a request, `scheduled` when it planned the first step of it, `first_token` and
     `last_token` when the steps that yield these ended.
@@ -93,10 +93,10 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Requests of a simulation, and what the engine did.
+    """Requests of a simulation, and statistics of the engines.
 
-    `idle_seconds` are those of all engines without a step, `steps` all their steps; `running` is the mean number of
-    requests in the batches; `peak_pages` the most pages in use in any replica, of `pages`.
+    `idle_seconds` is the time without a step, and `steps` the number of steps, summed over the engines; `running` is
+    the mean number of requests in the batches; `peak_pages` the most pages in use in any replica, of `pages`.
     """
 
     requests: RequestTimes

@@ -1,4 +1,4 @@
-"""Seconds of an engine's steps: what a simulation of requests asks of a model on a device."""
+"""Seconds of an engine's steps, for a simulation of requests to a model on a device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class StepTimes(Protocol):
 class LinearStepTimes:
     """Step times of five figures in seconds: a stand-in for a model, to fit measured steps with.
 
-    A step takes `step` (reading the weights, and what the host adds), `prompt_token` for each new token of a prompt,
+    A step takes `step` (reading the weights, and the host's overhead), `prompt_token` for each new token of a prompt,
     `attention` for each pair of such a token and one before it, and `cached_token` for each cached token that decoding
     reads, or `mixed_cached_token` where the step has prompts too: one attention kernel for both reads more slowly.
 

@@ -32,9 +32,9 @@ def list_names() -> Sequence[str]:
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
-    """Return a model of its class's default configuration, or of that in `options.config`.
+    """Return a model of its class's default configuration, or of the one in `options.config`.
 
-    `options.args` are settings of the configuration. The default one has those of model_tables.yaml, without which
+    `options.args` are settings of the configuration. The default one has settings of model_tables.yaml, without which
     some do not build. An Auto class needs a configuration with a model_type, which chooses the class.
     """
     transformers = import_library("transformers")

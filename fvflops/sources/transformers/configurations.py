@@ -59,7 +59,7 @@ def _long_defaults() -> dict[str, Any]:
 
 
 def make_config(model_type: str) -> tuple[Any, dict[str, Any]]:
-    """Return the default configuration of a model type, and setting → value of what had to be changed in it."""
+    """Return the default configuration of a model type, and setting → value of the necessary changes."""
     settings = default_settings(model_type)
     config = _config_mapping()[model_type](**copy.deepcopy(settings))
     return config, {**settings, **match_vision_width(config), **fix_special_tokens(config)}
@@ -74,7 +74,7 @@ def own_config(model_class: Any, config: Any) -> Any:
 
 
 def match_vision_width(config: Any) -> dict[str, Any]:
-    """Set the vision encoder's output width to the text model's hidden size, and return what was changed."""
+    """Set the vision encoder's output width to the text model's hidden size, and return the changes."""
     width = getattr(config.get_text_config(), "hidden_size", None) if hasattr(config, "text_config") else None
     vision = config.__dict__.get("vision_config")
     given = getattr(vision, "out_hidden_size", None)
@@ -85,7 +85,7 @@ def match_vision_width(config: Any) -> dict[str, Any]:
 
 
 def fix_special_tokens(config: Any) -> dict[str, Any]:
-    """Replace placeholder and padding ids that are not in the vocabulary, and return those that were changed.
+    """Replace placeholder and padding ids that are not in the vocabulary, and return the changes.
 
     In a default configuration the sub-configurations may be of two checkpoints: a placeholder of 151,655 in a
     vocabulary of 32,000.
@@ -197,7 +197,7 @@ def make_config_of_class(model_class: Any, options: SourceOptions) -> Any:
         config = own_config(model_class, make_config_of_type(settings, where))
         if not isinstance(config, config_class):
             raise ValueError(
-                f"{where}: model_type {settings['model_type']!r} is not that of {model_class.__name__}, "
+                f"{where}: model_type {settings['model_type']!r} is not {model_class.__name__}'s, "
                 f"{config_class.model_type!r}: name another class, such as transformers:AutoModel"
             )
     else:

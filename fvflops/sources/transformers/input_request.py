@@ -26,10 +26,10 @@ _RESERVED_POSITIONS = 4  # rows before the first position, such as the 2 of OPT 
 
 @dataclass(slots=True)
 class InputRequest:
-    """A model whose inputs are being made: `made` are those made so far, `accepted` its forward's parameters.
+    """A model whose inputs are being made: `made` so far; `accepted` are its forward's parameters.
 
-    `seq` (tokens) and `image_size` (height, width) are the user's choices, or None; `used` has the names of those that
-    an input depends on. `text` is the number of tokens otherwise, or fewer where the model has fewer positions.
+    `seq` (tokens) and `image_size` (height, width) are the user's choices, or None; `used` has the names of the choices
+    that an input depends on. `text` is the number of tokens otherwise, or fewer where the model has fewer positions.
     `preprocessor` are the settings of the checkpoint's image processor or feature extractor.
     """
 

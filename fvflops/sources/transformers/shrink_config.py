@@ -79,7 +79,7 @@ _MAX_WEIGHTS = 4 << 30  # bytes; beyond, inner widths are lowered too
 
 
 class ShrunkenModel(NamedTuple):
-    """The options with which the same class is built smaller, and what they change, as in `num_hidden_layers=2`."""
+    """The options with which the same class is built smaller, and their changes, as in `num_hidden_layers=2`."""
 
     options: SourceOptions
     changes: str

@@ -139,7 +139,7 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
 
 
 def make_fixed_inputs(request: InputRequest) -> dict[str, Any]:
-    """Return the inputs of a model type whose shape is fixed, and None for those that are omitted."""
+    """Return the inputs of a model type whose shape is fixed, None for omitted ones."""
     tables = read_tables()
     fixed = tables["fixed"].get(request.model_type, {})
     made: dict[str, Any] = {name: floats(request, *shape) for name, shape in fixed.items()}

@@ -105,7 +105,7 @@ def _set_padding(config: Any) -> None:
 
 
 def _repeat(value: Any, batch: int, name: str, axis: int) -> Any:
-    """Return an input for each sample: the axis is the batch, or what a processor concatenates, such as all patches."""
+    """Return an input for each sample: the axis is the batch, or an axis along which a processor concatenates."""
     if isinstance(value, torch.Tensor):
         return torch.cat([value] * batch, dim=axis)
     if isinstance(value, (bool, int)) or batch == 1:

@@ -16,9 +16,9 @@ from fvflops.sources.imports import add_current_folder
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
-# What pickled weights consist of: tensors in containers.
+# Contents of pickled weights: tensors in containers.
 _WEIGHTS = ("collections.", "torch._utils.", "torch.storage.", "torch._tensor.", "torch.nn.parameter.", "numpy.")
-# What a damaged file raises.
+# Errors that a damaged file raises.
 _DAMAGES = (ValueError, IndexError, UnicodeDecodeError, zipfile.BadZipFile)
 
 
@@ -67,7 +67,7 @@ def _read_globals(file: IO[bytes]) -> Iterator[str]:
     memo: dict[int, str] = {}
     for opcode, value, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":
-            # Names before protocol 3 are those of Python 2.
+            # Names before protocol 3 are Python 2's.
             yield str(value).replace(" ", ".").replace("__builtin__.", "builtins.")
         elif opcode.name == "STACK_GLOBAL":
             yield ".".join(texts[-2:])

@@ -171,7 +171,7 @@ def _fp_quant(settings: Mapping[str, Any]) -> Scheme | None:
 
 
 # Method → its scheme, or the function that reads it from the settings. Sources: the classes of
-# transformers.utils.quantization_config in 5.23 for names and defaults, and each library's layers for what they store.
+# transformers.utils.quantization_config in 5.23 for names and defaults, and each library's layers for their tensors.
 _READERS: Mapping[str, Scheme | Callable[[Mapping[str, Any]], Scheme | None]] = {
     **dict.fromkeys(("gptq", "awq", "auto-round", "autoround"), _gptq),
     "bitnet": Scheme("int2", torch.bfloat16, (0, 0), compute="int8"),

@@ -288,7 +288,7 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
 
 
 def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:
-    """Return the active stacks of the full model, also those without an op of their own."""
+    """Return the active stacks of the full model, also stacks without an op of their own."""
     active, added = set(), rows.run.added
     for stack in trace.active:
         period = rows.periods["stack"][stack]

@@ -42,7 +42,7 @@ def are_equal_runs(first: Trace, second: Trace) -> bool:
 
 
 def read_item(trace: Trace, table: str, index: int) -> Any:
-    """Return what an index of an event refers to: a "stack", or an item by the kind of the event."""
+    """Return the object at an index of an event: a "stack", or an item by the kind of the event."""
     if table == "stack":
         return tuple([trace.regions[region] for region in trace.stacks[index]])
     if table == "enter":
@@ -166,7 +166,7 @@ class RecordedRows:
         )
 
     def looks_like(self, first: Event, second: Event, step: int) -> bool:
-        """Return whether an event is the same as an earlier one, one layer later, by those storages that are known."""
+        """Return whether an event is the same as an earlier one, one layer later, by its known storages."""
         if first.kind != second.kind or not self.is_equal("stack", first.stack, second.stack, step):
             return False
         if first.kind != "free" and not self.is_equal(first.kind, first.item, second.item, step):
@@ -232,7 +232,7 @@ class RecordedRows:
     def _count_storages(self) -> list[int]:
         """Return the number of storages that exist before each event, and after the last one.
 
-        Indexes are in the order of creation: those below a storage that was read or written existed then. One that no
+        Indexes are in the order of creation: storages below one that was read or written existed then. One that no
         event has named yet counts as created later, in each period alike.
         """
         counts = [count_registered(self.storages)]

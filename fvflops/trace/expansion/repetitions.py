@@ -25,8 +25,8 @@ def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, Li
 class ListCall:
     """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
 
-    `reads` and `writes` are the repetitions in the event's storages, `elements` those in each list. The result of
-    aten::stack is no list, but a vector: it grows with its input.
+    `reads` and `writes` are the repetitions in the event's storages, `elements` in each list. The result of aten::stack
+    is no list, but a vector: it grows with its input.
     """
 
     def __init__(self, rows: RecordedRows, position: int) -> None:
@@ -233,7 +233,7 @@ class _Finder:
     def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
         """Give storages places that were created for all layers at once, such as an optimizer's state.
 
-        Those of two periods are equally far from each other. Return whether they are.
+        Return whether the storages of two periods are equally far from each other, as they should be.
         """
         if not pairs:
             return True
@@ -274,7 +274,7 @@ class _Finder:
         return all(follows(*pair, repetition, unplaced) for pair in pairs)
 
     def _end_of(self, repetition: Repetition) -> int:
-        """Return where events end to look like those a period earlier; none of them begins another repetition."""
+        """Return where events end to repeat the events a period earlier; none of them begins another repetition."""
         position, events = repetition.end, self._events
         while position < len(events) and self._rows.looks_like(
             events[position - repetition.length], events[position], repetition.step

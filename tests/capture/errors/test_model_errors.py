@@ -53,7 +53,7 @@ def build():
             ["--input", "1,16"],
             "Embedding 'wte' expects integer indices, got float32[1, 16]; pass --input 1,16:int64",
         ),
-        # The input of an inner module is not that of the model: no shape to pass.
+        # The input of an inner module is not the model's: no shape to pass.
         (
             "zoo:lenet5",
             ["--input", "1,1,40,40"],

@@ -99,13 +99,8 @@ def make_subjects() -> list[Subject]:
     return [
         Subject(case, make(), x)
         for case, make in (
-            (by_shapes, Block),
-            (for_real, Block),
-            (by_shapes, Training),
-            (for_real, Training),
-            (training_step, Training),
-            (recorded, Plain),
-            (recorded_by_shapes, Plain),
+            *((by_shapes, Block), (for_real, Block), (by_shapes, Training), (for_real, Training)),
+            *((training_step, Training), (recorded, Plain), (recorded_by_shapes, Plain)),
         )
     ]
 
@@ -229,7 +224,7 @@ def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case: Case) -> 
         torch.set_grad_enabled(not torch.is_grad_enabled())
         torch.autocast("cpu", dtype=torch.float16).__enter__()
         torch.inference_mode().__enter__()
-        if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # those of torch 2.7 cannot be seen
+        if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # torch 2.7's cannot be seen
             torch._C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambda x: x)
         torch._C._functorch._vmap_increment_nesting(2, "error")
         torch.device("cpu").__enter__()

@@ -791,7 +791,7 @@ def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Return the calls in a row's example that real execution supports on this machine."""
     runnable = []
     if row.name.startswith(("bitsandbytes::", "torchao::")):
-        return []  # their kernels crash on values that are not those of a quantized tensor
+        return []  # their kernels crash on values that no quantized tensor has
     try:
         overloads = overloads_of(row.name)
     except NotRunnable:

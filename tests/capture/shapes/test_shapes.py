@@ -25,7 +25,7 @@ from fvflops.capture.shapes.rules.assumptions import can_be_assumed
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Trace, tensors_in
-from tests.support.models.layers import LAYERS
+from tests.support.models.layers import LAYERS, Swish
 from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import MODELS, build_case
 from tests.support.old_torch import OLDER, VERSION
@@ -42,16 +42,8 @@ OTHER_OPS: Mapping[str, frozenset[str]] = {
     "one_hot": frozenset(
         f"aten::{op}"
         for op in (
-            "aminmax",
-            "min",
-            "max",
-            "_local_scalar_dense",
-            "zeros",
-            "scatter_",
-            "arange",
-            "eq",
-            "_to_copy",
-            "unsqueeze",
+            *("aminmax", "min", "max", "_local_scalar_dense", "zeros"),
+            *("scatter_", "arange", "eq", "_to_copy", "unsqueeze"),
         )
     ),
 }
@@ -195,19 +187,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
-
-
-class Swish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        return grad * (s + x * s * (1 - s))
 
 
 class Doubled(torch.autograd.Function):
@@ -524,22 +503,9 @@ def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: 
 @pytest.mark.parametrize(
     "name",
     [
-        "lstm, deep",
-        "gru",
-        "attention, grouped queries",
-        "encoder, train",
-        "encoder, eval",
-        "batch norm, train",
-        "dropout, train",
-        "checkpoint",
-        "autograd function",
-        "custom op",
-        "tied weights",
-        "bags, mean",
-        "conv transpose 2d",
-        "spectral norm, train",
-        "losses",
-        "key-value cache",
+        *("lstm, deep", "gru", "attention, grouped queries", "encoder, train", "encoder, eval", "batch norm, train"),
+        *("dropout, train", "checkpoint", "autograd function", "custom op", "tied weights", "bags, mean"),
+        *("conv transpose 2d", "spectral norm, train", "losses", "key-value cache"),
     ],
 )
 def test_small_model_has_the_same_costs_on_the_meta_device(name: str, backward: bool):
@@ -797,7 +763,7 @@ def test_values_of_small_integer_inputs_are_known(name: str, loss: Any, log: pyt
 
 
 def test_values_of_a_float_buffer_are_unknown_after_a_write():
-    """Shape execution does not update a float buffer, so that its values differ from those of real execution."""
+    """Shape execution does not update a float buffer, so that its values differ from real execution's."""
 
     class Counting(nn.Module):
         def __init__(self, read_value: Callable[[torch.Tensor], float]) -> None:

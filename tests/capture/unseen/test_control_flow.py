@@ -337,7 +337,7 @@ def test_a_run_without_draws_is_recorded_once():
 
 
 class MixedLayerDrop(Layers):
-    """Layers kept by low and by high draws are not told apart: with one polarity the peak is that of all layers."""
+    """Layers kept by low and by high draws are not told apart: with one polarity the peak is of all layers."""
 
     def __init__(self, drawn: Callable[[], Any], probability: float) -> None:
         super().__init__(8)

@@ -24,7 +24,7 @@ def run(*blocks):
 
 
 CASES = {
-    # Blocks of 10 MiB and more have a segment each, a multiple of 2 MiB; those of less share 20 MiB. A segment that
+    # Blocks of 10 MiB and more have a segment each, a multiple of 2 MiB; smaller ones share 20 MiB. A segment that
     # grows has pages of 20 MiB.
     "segments": ([(30.5, 0, None), (9, 1, None), (9, 2, None)], 32 + 20, 60),
     "small": ([(0.5, 0, None), (0.5, 1, None), (1, 2, None), (1, 3, None)], 4, 4),

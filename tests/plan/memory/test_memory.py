@@ -75,8 +75,7 @@ def test_backward_finds_the_activations_that_the_layers_saved():
 def test_the_peak_of_a_backward_pass():
     timeline = predict_step()
     gradients = ITEM * (WEIGHTS["4"] + WEIGHTS["2"])
-    # The first ReLU's result and the loss that the program has, the gradients of two layers, and those of what went
-    # into the second Linear and came out of it.
+    # The program's first ReLU result and loss, gradients of two layers, and of the second Linear's input and output.
     assert timeline.peak - timeline.baseline == HIDDEN + 2 * SCALAR + gradients + 2 * HIDDEN
     assert timeline.at_peak()[1:4] == ("aten::sum.dim_IntList", "2", "backward")
 
@@ -158,7 +157,7 @@ def test_micro_batches_run_beside_the_gradients_of_the_first():
     one, two = predict_step(), predict_step(micro_batches=2)
     assert one.by_phase()["forward"] == one.baseline + 3 * HIDDEN
     assert two.by_phase()["forward"] == one.by_phase()["forward"] + PARAMETERS
-    assert made(two, "gradient") == PARAMETERS  # those of the second are added to them
+    assert made(two, "gradient") == PARAMETERS  # the second's are added to them
 
 
 def test_a_frozen_layer_has_no_gradient():
@@ -239,7 +238,7 @@ def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
         if (event.kind, event.phase) == ("op", "backward")
         and timeline.trace.signatures[event.item].op == "aten::add.Tensor"
     }
-    assert len(sums) == 2  # of the result's two gradients as a factor, and of those of what went into the block
+    assert len(sums) == 2  # of the result's two gradients as a factor, and of the block's input's
     for index, event in sums.items():
         assert not set(event.writes) & set(event.reads)
         assert totals[index + 1] == totals[index]
@@ -260,7 +259,7 @@ def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
     timeline = predict_step(Autocast(), torch.ones(BATCH, 8), optimizer=SGD)
     moment = timeline.at(first_op(timeline, "backward"))
     half = ITEM // 2
-    # One copy of the weight for three calls, that of the input, two results that are saved, the loss and its gradient.
+    # One copy of the weight for three calls, one of the input, two saved results, the loss and its gradient.
     assert moment.by_kind["activation"] == half * (8 * 8 + BATCH * 8 * (1 + 2) + 2)
     assert timeline.at_peak().by_kind["parameter"] == ITEM * 8 * 8
 
@@ -401,7 +400,7 @@ def test_what_a_composite_op_hides_is_told_or_looked_into():
     assert looked_into.peak - hidden.peak == ITEM * 6 * 50 + ITEM  # the logarithms, and the loss' total weight
 
 
-# --- What it refuses -----------------------------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------------------------
 
 
 def test_refusals():

@@ -71,7 +71,7 @@ def _torchvision(name: str) -> nn.Module:
 
 
 def tokens(kind: str, head: str, shape: tuple[int, int], labels: torch.Tensor | None = None, **config: Any) -> Case:
-    """Return a model of transformers whose own loss is that of its labels, by default its tokens."""
+    """Return a model of transformers with its own loss of its labels, by default its tokens."""
     transformers = pytest.importorskip("transformers")
     model = getattr(transformers, f"{kind}{head}")(getattr(transformers, f"{kind}Config")(**config))
     ids = torch.randint(0, model.config.vocab_size, shape)

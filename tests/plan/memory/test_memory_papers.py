@@ -20,7 +20,7 @@ STATISTICS = {"cpu": 2 * 2 * 2 * S * B, "cuda": 2 * 2 * 4 * S * B}
 
 
 def kept_by_one_layer(predict):
-    """Return the bytes that the backward pass finds of a layer: those of two less those of one."""
+    """Return the bytes that the backward pass finds of a layer: of two layers less one's."""
     kept = []
     for layers in (1, 2):
         timeline = predict(layers)

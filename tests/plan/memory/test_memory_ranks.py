@@ -43,8 +43,8 @@ def test_fsdp_holds_its_shards_and_gathers_one_block_at_a_time(ranks):
     timeline = plan({"fsdp": ranks}).memory()
     assert timeline.at(-1).by_kind["parameter"] == (LAYERS * BLOCK + HEAD) // ranks
     # When the next block is gathered: the root's parameters, which stay gathered, the buffer and the copy of the last
-    # block, and those of this block. The last block's copy is freed when its forward returns, and its buffer after the
-    # next copy is made, in torch 2.15 before.
+    # block, and this block's. The last block's copy is freed when its forward returns, and its buffer after the next
+    # copy is made, in torch 2.15 before.
     forward = timeline.curve("communication")[: first_op(timeline, "backward")]
     assert max(forward) == HEAD + (2 if torch.__version__ >= "2.15" else 3) * BLOCK
     gradients = timeline.at(len(timeline.trace.events) - 1).by_kind["gradient"]

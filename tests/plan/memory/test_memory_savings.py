@@ -13,6 +13,7 @@ from fvflops.plan.plans import plan_savings
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import measure_steps
+from tests.support.models.parts import Parts
 from tests.support.old_torch import needs
 
 ROWS, WIDTH, HIDDEN, BLOCKS = 1024, 32, 128, 4
@@ -184,11 +185,7 @@ class Joins(nn.Module):
         return self.fc(torch.cat(results, 1))
 
 
-class Dense(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.joins = nn.ModuleList(Joins(number) for number in (1, 2, 3))
-
+class Dense(Parts):
     def forward(self, x):
         results = [x]
         for join in self.joins:
@@ -197,7 +194,7 @@ class Dense(nn.Module):
 
 
 def test_what_torch_refuses_is_listed_with_its_error():
-    model = Dense()
+    model = Dense(joins=nn.ModuleList(Joins(number) for number in (1, 2, 3)))
     savings = memory_savings(step_of(model, torch.ones(2, 8)))
     for join in model.joins:
         join.forward = partial(checkpoint, join.forward, use_reentrant=False)

@@ -15,10 +15,10 @@ from fvflops import estimate_step, find_device, plan_step
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search import layout_search
-from fvflops.plan.search.candidates import Space
-from fvflops.plan.search.evaluate import Workload, resize_inputs
+from fvflops.plan.search.candidates import Candidate, LayoutResult, Space
+from fvflops.plan.search.evaluate import MicrobatchCost, Workload, least_seconds, resize_inputs
 from fvflops.plan.search.layout_search import ADAMW, needs_more, search_layouts
-from fvflops.plan.step_time.calibration import PEAK, Timing
+from fvflops.plan.step_time.calibration import PEAK, Timing, resolve_timing
 from fvflops.zoo import build
 from tests.support.checkout import ROOT
 
@@ -94,6 +94,57 @@ def test_the_best_are_those_of_planning_every_layout(exhaustive):
     limit = found.best()[-1].seconds
     slower = [item for item in found.results if item.status == "slower"]
     assert slower and all((item.seconds or item.least_seconds) >= limit for item in slower)
+
+
+def test_few_recordings_suffice_to_find_the_best_of_many_layouts(monkeypatch):
+    recorded, planned = [], []
+    costs = {"none": 1.0, "selective": 1.1, "full": 1.3}
+
+    def measure(self, layout):
+        recorded.append(layout)
+        tp, size = layout.size("tp"), layout.micro_batch
+        seconds = costs[layout.checkpoint] * (0.01 + size * (1 + 0.1 * tp) / tp)
+        return MicrobatchCost(
+            *(seconds, 0.0, seconds / 2, 0.0),
+            gathered=0,
+            reduced=0,
+            states=10**9,
+            optimizer=0,
+            kept=1.0,
+            moments=((10**9, 0, 0),),
+        )
+
+    def plan(self, candidate, limit=None):
+        planned.append(candidate)
+        seconds = 1.01 * least_seconds(candidate, measure(self, candidate), self.layers, self.timing)
+        recorded.pop()
+        return LayoutResult(candidate=candidate, status="fits", seconds=seconds, peak=1)
+
+    monkeypatch.setattr(Workload, "measure", measure)
+    monkeypatch.setattr(Workload, "evaluate", plan)
+    found = search(gpus=64, global_batch=1024, choices={}, best=5)
+    times = sorted(plan(found_workload(), item.candidate).seconds for item in found.results)
+    assert [item.seconds for item in found.best()] == times[:5]
+    ways = {repr(item.candidate.measured_on(64)) for item in found.results}
+    assert len(recorded) < len(ways) / 3 and len(found.results) > 500 > 10 * (len(planned) - len(found.results))
+
+
+def found_workload():
+    timing = resolve_timing(H100, None, None, 64, fused=(), bucket_cap_mb=None)
+    return Workload(build("llama_tiny", device="meta"), ((TOKENS,), {}), PlanOptions(mesh={}), timing)
+
+
+def test_the_times_of_a_larger_microbatch_are_bounded_by_smaller_ones():
+    workload = Workload(
+        build("llama_tiny", device="meta"),
+        ((LONG,), {}),
+        PlanOptions(mesh={}, optimizer=ADAMW, device="cuda"),
+        found_workload().timing,
+    )
+    one, two, eight = (workload.measure(Candidate({"fsdp": 4}, size, 1)) for size in (1, 2, 8))
+    bound = two.extrapolate(one, 1, 2, 8)
+    for name in ("seconds", "first", "layer", "last"):
+        assert getattr(two, name) < getattr(bound, name) <= getattr(eight, name), name
 
 
 def test_the_figures_are_those_of_a_plan_of_the_layout(exhaustive):

@@ -19,8 +19,8 @@ from tests.support.processes.start import run_ranks
 from tests.support.processes.zero_worker import ADAMW, CASES, WHOLE, cases_of
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
-# Bytes of the number that AdamW adds to its count of steps on the CPU: as int64, and as the count's float32. Those of
-# clipping are as many, and its result is alive.
+# Bytes of the number that AdamW adds to its count of steps on the CPU: as int64, and as the count's float32. Clipping
+# takes as many, and its result is alive.
 COUNT, CLIPPING = 12, 16
 COMPARED = [
     (ranks, f"{whose}, {name}")

@@ -165,7 +165,7 @@ def test_fused_modules_stay_one_kernel():
 
 
 class Unordered(nn.Module):
-    """Layers that are called in another order than that of their parameters, one of them twice."""
+    """Layers that are called in another order than their parameters', one of them twice."""
 
     def __init__(self):
         super().__init__()

@@ -66,6 +66,15 @@ def test_products_with_weights_in_int8_read_half_of_the_bytes():
     assert one.seconds == pytest.approx(plain.seconds, rel=0.05)
 
 
+def test_an_op_whose_shapes_torch_finds_with_fake_tensors_only():
+    """Products with weights in int4: each is half a byte, with a scale and a zero for 32 of them."""
+    packed = torch.empty(512, 32, 32, 4, dtype=torch.int32, device="meta")
+    found = estimate_op("aten::_weight_int4pack_mm", [(8, 4096), packed, 32, (128, 4096, 2)], device="H100")
+    weights = 4096 * 4096 // 2 + 128 * 4096 * 2 * 2
+    assert found.kernel.macs == 8 * 4096 * 4096
+    assert found.kernel.nbytes == weights + 2 * 8 * 4096 * 2
+
+
 def test_operands_in_a_list_are_those_of_a_product():
     operands = [meta(8, 512, 512), meta(8, 512, 512)]
     assert estimate_op("aten::einsum", ["bij,bjk->bik", operands], device="H100").kernel.macs == 8 * 512**3

@@ -16,6 +16,7 @@ from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.plan.step_time.pass_program import Collective, Run, StreamRun, Wait, read_program
 from fvflops.trace import TraceError
 from fvflops.zoo import build
+from tests.support.models.parts import Parts
 
 TOKENS = torch.ones(1, 16, dtype=torch.int64)
 
@@ -25,11 +26,7 @@ class Norm(nn.Module):
         return x * (x * x).mean(-1, keepdim=True).rsqrt()
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.norm, self.down = nn.Linear(16, 64), Norm(), nn.Linear(64, 16)
-
+class Net(Parts):
     def forward(self, x):
         return self.down(self.norm(self.up(x)))
 
@@ -90,7 +87,7 @@ def test_attention_computes_the_pairs_that_its_kernel_does_not_skip(keys, option
 
 
 def test_the_ops_of_a_fused_module_are_one_kernel():
-    trace = record_call(Net(), (torch.ones(4, 16),))
+    trace = record_call(Net(up=nn.Linear(16, 64), norm=Norm(), down=nn.Linear(64, 16)), (torch.ones(4, 16),))
     name = f"{Norm.__module__}.{Norm.__qualname__}"
     plain, fused = read_program(trace), read_program(trace, fused=[name])
     assert Counter(launch.module for launch in launches(plain))["norm"] > 1

@@ -58,7 +58,7 @@ def test_a_prefetched_gather_starts_when_the_one_before_it_was_waited_for():
 
 
 def test_a_stage_waits_for_its_own_gathers_which_began_with_the_stage_before():
-    # Parameters of stage 0 are gathered from 0 to 4, those of stage 1 from 4 to 10, beside stage 0's kernel.
+    # Parameters of stage 0 are gathered from 0 to 4, of stage 1 from 4 to 10, beside stage 0's kernel.
     timer, group = KernelTimer(DEVICE, PEAK), collective(0, 4).call.group
     gathers = [(Action("all_gather", stage), (collective(0, seconds),)) for stage, seconds in enumerate((4, 6))]
     passes = [(Action("forward", stage, 0), (Wait(0, group), RUN)) for stage in range(2)]

@@ -241,7 +241,7 @@ NOT_COUNTED = {
     "granitemoehybrid": "the default configuration has no attention layer, whose cache the mask asks for",
     "jetmoe": "routing splits tokens by value",
     "longcat_flash": "routing selects tokens by value",
-    "reformer": "the default configuration is that of an encoder",
+    "reformer": "the default configuration is an encoder's",
 }
 
 

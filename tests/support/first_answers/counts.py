@@ -59,7 +59,7 @@ def describe(analysis: Any) -> dict[str, Any]:
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return a Trace as data, without the list of composite ops, which is the table's.
 
-    Storages that are freed together, as those of autocast's cache, are in the order of their addresses: sort them.
+    Storages that are freed together, such as autocast's cache, are in the order of their addresses: sort them.
     """
     data = {**json.loads(trace.to_json()), "stops_at": None, "checksum": None}
     kinds, items = data["events"]["kind"], data["events"]["item"]

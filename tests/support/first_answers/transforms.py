@@ -171,12 +171,8 @@ CASES = {
     **{
         f"{name}, training": partial(differentiate, *FUNCTIONS[name])
         for name in (
-            "vmap",
-            "compiled in forward",
-            "compiler imported",
-            "script",
-            "functional call",
-            "gradient in forward",
+            *("vmap", "compiled in forward", "compiler imported"),
+            *("script", "functional call", "gradient in forward"),
         )
     },
     **{

@@ -24,8 +24,7 @@ _GROWN = 3  # the size that an axis of one element is repeated to, as norms and 
 class Made:
     """A module, and its multiply-adds forward and backward by closed forms; None where there is none.
 
-    Backward has several where kernels differ. By default it is twice the forward: one product for the gradient of each
-    factor of each product.
+    Backward has several where kernels differ. By default it is twice the forward: a product for each factor's gradient.
     """
 
     module: nn.Module

@@ -148,7 +148,7 @@ def unfold_and_fold(draw: Draw) -> Made:
 
 
 def sample_grid(draw: Draw) -> Made:
-    """A grid, 2 × 3 numbers by three coordinates of each place, and values between those of the places it names."""
+    """A grid, 2 × 3 numbers by three coordinates of each place, and values between those at the places it names."""
     n, _, h, w = draw.shape
     mode, edges, corners = draw.of("bilinear", "nearest"), draw.of("zeros", "border", "reflection"), draw.flag()
 

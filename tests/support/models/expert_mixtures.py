@@ -1,6 +1,6 @@
 """Mixtures of experts as people write them: the same experts, routed in one way after the other.
 
-Each has `EXPERTS` experts, of whom a token meets `MET`. The forward of each is that of the code named beside it.
+Each has `EXPERTS` experts, of whom a token meets `MET`. The forward of each is from the code named beside it.
 """
 
 import torch
@@ -239,12 +239,6 @@ class RowsHandedOver(Mixture):
 
 # Written in several ways, all of which let a token meet MET of EXPERTS.
 WAYS = (
-    EachExpertInTurn,
-    TokensRepeated,
-    TokensSorted,
-    PickedTwice,
-    SliceInTurn,
-    WeightsGathered,
-    WeightsStacked,
-    RowsHandedOver,
+    *(EachExpertInTurn, TokensRepeated, TokensSorted, PickedTwice),
+    *(SliceInTurn, WeightsGathered, WeightsStacked, RowsHandedOver),
 )

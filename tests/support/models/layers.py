@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,33 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Case
+
+
+class Swish(torch.autograd.Function):
+    """A region of its own, with a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s + x * s * (1 - s))
+
+
+class Net(nn.Module):
+    """A Linear(8, 16), a ReLU and a Linear(16, 4); for 2 rows 256 and 128 multiply-adds, 544, 32 and 264 FLOPs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
 
 
 class Packed(nn.Module):

@@ -66,7 +66,7 @@ def check_product(
     products: bool = True,
     tolerance: float = 1e-9,
 ) -> Tally:
-    """Assert that a program's result is torch's, its multiply-adds those of `default` and its tally that of `exact`.
+    """Assert that a program's result is torch's, its multiply-adds `default`'s and its tally `exact`'s.
 
     The program takes a tally and the tensors as nested lists of numbers; `function` takes the tensors. `expected`
     computes the result where the op has no kernel on a CPU. With `products=False` the op is no product to `default`,
@@ -80,7 +80,7 @@ def check_product(
 
 
 def compare_results(mine: Any, expected: Any) -> None:
-    """Assert that a program's numbers, rounded to its dtype, are those of torch's tensor, or of its several tensors."""
+    """Assert that a program's numbers, rounded to its dtype, equal torch's tensor, or its several tensors."""
     pairs = [(mine, expected)] if isinstance(expected, torch.Tensor) else zip(mine, expected, strict=True)
     for own, other in pairs:
         own = torch.tensor(values(own), dtype=other.dtype).reshape(other.shape)

@@ -133,8 +133,7 @@ def convolution_backward(
 ) -> tuple[Any, Any, Any]:
     """Return the gradients of a convolution's input, weight and bias, where `mask` asks for them.
 
-    Each pair that met in the forward run is met again, once for the input and once for the weight; the bias's gradient
-    is a sum.
+    Each pair of the forward run is met again, once for the input and once for the weight; the bias's gradient is a sum.
     """
     spatial, kernel = shape_of(images)[2:], shape_of(weight)[2:]
     batch, first, second = len(images), len(weight), len(weight[0])
@@ -151,7 +150,7 @@ def convolution_backward(
         [{p: tally.zero() for p in indexes(shape_of(c))} for c in sample] for sample in (images if transposed else met)
     ]
     wanted_weight = {place: tally.zero() for place in indexes(shape_of(weight))}
-    # `still` are the channels that the kernel's first dimension names, `met` those of the second, one group at a time.
+    # `still` are the channels that the kernel's first dimension names, `met` the second's, one group at a time.
     per_group = first // window.groups
     for b, f, s, p, k in itertools.product(range(batch), range(first), range(second), indexes(steps), indexes(kernel)):
         channel = f // per_group * second + s
@@ -268,7 +267,7 @@ def deformable_convolution_backward(
         start, first = window.meet(p, k), 2 * (g * volume + i)
         y, x = (at(offsets[b][first + axis], p) + (start[axis] - window.padding[axis]) for axis in range(2))
         corners = _corners(y, x)
-        # The distances to both sides are there already: those of which the weights were made.
+        # The distances to both sides are there already: the weights were made of them.
         below, right = (Number(number.value % 1, tally) for number in (y, x))
         above, before = (Number(1 - number.value, tally) for number in (below, right))
         for c in range(g * per_offset, (g + 1) * per_offset):

@@ -14,7 +14,7 @@ from tests.support.models.whole_models import Function
 from tests.support.oracle.claim import DEFAULT, EXACT, check_results
 from tests.support.oracle.number import Tally
 
-# A program takes a tally and the gradient of the result, and returns those of the tensors that are asked for.
+# A program takes a tally and the gradient of the result, and returns gradients of the requested tensors.
 Program = Callable[[Tally, Any], Sequence[Any]]
 
 

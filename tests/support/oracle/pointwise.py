@@ -286,7 +286,7 @@ def gelu_backward(g: Number, x: Number) -> Number:
 
 
 def gelu_tanh_backward(g: Number, x: Number) -> Number:
-    """Return g times the derivative of gelu_tanh, a product: half of 1 + t, and x/2 times that of t."""
+    """Return g times the derivative of gelu_tanh, a product: half of 1 + t, and x/2 times t's derivative."""
     c, k = math.sqrt(2 / math.pi), 0.044715
     square = x * x
     t = tanh(c * (x + k * (square * x)))

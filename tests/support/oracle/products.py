@@ -186,9 +186,8 @@ def bilinear(tally: Tally, left: Matrix, right: Matrix, weight: list[Matrix], bi
 def einsum(tally: Tally, equation: str, *operands: Any) -> Any:
     """Return an einsum, operands multiplied in pairs from the left.
 
-    An index that one operand alone still has, and the output lacks, is summed before the product; what both share and
-    nobody needs any more is summed by it, in multiply-adds; a product that sums nothing is multiplications. An index
-    of size 1 is none.
+    An index that one operand alone still has, and the output lacks, is summed before the product; a shared one that
+    nobody needs any more is summed by it, in multiply-adds; a product without sums multiplies. Size 1 is no index.
     """
     inputs, output = equation.split("->")
     terms = inputs.split(",")
@@ -283,7 +282,7 @@ def _distance(tally: Tally, one: Vector, other: Vector, p: float) -> Number:
 
 
 def cdist_backward(tally: Tally, grad: Matrix, left: Matrix, right: Matrix, p: float, distances: Matrix) -> Matrix:
-    """Return the gradient of the left rows: that of each distance times what it changes by, summed over the right."""
+    """Return the gradient of the left rows: each distance's, times its derivative, summed over the right."""
     result = []
     for i, one in enumerate(left):
         row = []

@@ -134,8 +134,8 @@ def lstm_backward(
 ) -> Gradients:
     """Return the gradients of an LSTM layer's input, of its two weights and, if there are any, biases and projection.
 
-    It is one sample's; `grads` are those of the outputs, `last` those of the last hidden state and cell. The gates are
-    there from the forward run, and cost nothing here.
+    It is one sample's; `grads` are of the outputs, `last` of the last hidden state and cell. The gates are there from
+    the forward run, and cost nothing here.
     """
     projection = weights[4] if len(weights) > 4 else None
     saved = _saved_gates(xs, state, weights, tally)
@@ -229,9 +229,8 @@ def layers_backward(
 ) -> tuple[list[Row], list[Gradients]]:
     """Return the gradients of the input of a stack of layers, and of the weights of each layer and direction.
 
-    One sample's, as `lstm_backward`; `states` and `last` have one entry for each layer and direction. What reaches an
-    input from two directions is added. `dropped` says of each layer but the last which of its outputs dropout kept, and
-    by what it multiplied them.
+    One sample's, as `lstm_backward`; `states` and `last` have one entry for each layer and direction. Gradients of
+    an input from two directions are added. `dropped` has dropout's mask and factor for each layer but the last.
     """
     directions = 2 if bidirectional else 1
     spent = Counter(tally.done)
@@ -277,7 +276,7 @@ def _layer_backward(tally: Tally, kind: str, *arguments: Any) -> Gradients:
 def _weight_gradients(
     tally: Tally, xs: list[Row], hidden: list[Row], weights: Weights, of_input: list[Row], of_hidden: list[Row]
 ) -> Gradients:
-    """Return the gradients from those of the gates' sums, as far as these come from the input and the hidden state."""
+    """Return the gradients from the gates' sums', as far as these come from the input and the hidden state."""
     grad_x = [[tally.dot(row, column) for column in transpose(weights[0])] for row in of_input]
     first, second = transpose(of_input), transpose(of_hidden)
     grad_ih = [[tally.dot(gate, column) for column in transpose(xs)] for gate in first]

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import io
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
+from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader, Dataset
 
 Step = Callable[[], None]
 Maker = Callable[[], Step]
 
 
 class CpuDefect(NamedTuple):
-    """What makes a step with the defect, and the clean step; the code of the finding."""
+    """What makes a step with the defect, and the clean step; the code of the finding.
+
+    Traces have stacks if the defect is known by Python functions.
+    """
 
     name: str
     code: str
     make: Maker
     clean: Maker
+    with_stack: bool = False
 
 
 def run(make: Maker, path: Path, *, steps: int = 2, with_stack: bool = False) -> str:
@@ -123,12 +133,9 @@ def infer(work: Callable[[], object]) -> Step:
     return step
 
 
-_A, _B = torch.Size((512, 512)), torch.Size((512, 512))
-
-
 def _products(dtype: torch.dtype) -> Maker:
     def make() -> Step:
-        a, b = torch.randn(_A, dtype=dtype), torch.randn(_B, dtype=dtype)
+        a, b = torch.randn(2, 512, 512, dtype=dtype)
         return infer(lambda: [a @ b for _ in range(20)])
 
     return make
@@ -179,14 +186,47 @@ def _copies(kind: str) -> Callable[[Tensor], Tensor]:
     return copy
 
 
-def _load(seconds: float) -> Step:
-    """A data loader in the main process, whose samples take long."""
+class _Samples(Dataset[Tensor]):
+    """Samples that take long to load."""
 
-    def step() -> None:
-        with record_function("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
-            _busy(seconds)
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
-    return step
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(self.seconds)
+        return torch.zeros(16)
+
+    def __len__(self) -> int:
+        return 64
+
+
+def _load(seconds: float, workers: int = 0, **options: Any) -> Maker:
+    """Return a training step with a batch of two samples, loaded in the main process or by workers."""
+
+    def make() -> Step:
+        batches = iter(DataLoader(_Samples(seconds), batch_size=2, num_workers=workers))
+        return train(before=lambda: next(batches), **options)
+
+    return make
+
+
+def _compile(rows: Iterable[int]) -> Maker:
+    """Return a step of a compiled model, which is compiled anew for each number of rows."""
+
+    def make() -> Step:
+        torch._dynamo.reset()
+        model = torch.compile(
+            nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256)), backend="aot_eager", dynamic=False
+        )
+        numbers = iter(rows)
+        return lambda: model(torch.ones(next(numbers), 256)).sum().backward()
+
+    return make
+
+
+def _collect(**options: Any) -> Step:
+    held = [[number] for number in range(500_000)]
+    return train(before=lambda: gc.collect() if held else None, **options)
 
 
 def _busy(seconds: float) -> None:
@@ -229,94 +269,6 @@ def _adam(**options: bool) -> Callable[[Sequence[nn.Parameter]], torch.optim.Opt
     return lambda parameters: torch.optim.AdamW(parameters, **options)
 
 
-def _defects() -> list[CpuDefect]:
-    clean = train
-    found = [
-        CpuDefect(
-            "separate attention",
-            "unfused_attention",
-            lambda: train(separate, shape=(2, 512), width=128),
-            lambda: train(shape=(2, 512), width=128),
-        ),
-        CpuDefect(
-            "masked attention",
-            "unfused_attention",
-            lambda: train(masked, shape=(2, 512), width=128),
-            lambda: train(shape=(4, 256)),
-        ),
-        CpuDefect(
-            "separate attention of long sequences",
-            "unfused_attention",
-            lambda: train(separate, shape=(1, 1024), width=128),
-            lambda: train(shape=(1, 1024), width=128),
-        ),
-        CpuDefect("float64 products", "float64_products", _products(torch.float64), _products(torch.float32)),
-        CpuDefect("float64 model", "float64_products", lambda: train(dtype=torch.float64), lambda: train(width=320)),
-        CpuDefect("token by token", "product_loop", _tokens_one_by_one(True), _tokens_one_by_one(False)),
-        CpuDefect("loop over experts", "product_loop", _experts(True), _experts(False)),
-        CpuDefect(
-            "foreach optimizer off",
-            "unfused_optimizer",
-            lambda: train(optimizer=_adam(foreach=False), shape=(1, 16), width=512),
-            lambda: train(shape=(1, 400), width=512),
-        ),
-        CpuDefect(
-            "foreach optimizer",
-            "unfused_optimizer",
-            lambda: train(optimizer=_adam(foreach=True), shape=(1, 16), width=512),
-            lambda: train(shape=(2, 400), width=512),
-        ),
-        CpuDefect(
-            "RMSprop",
-            "unfused_optimizer",
-            lambda: train(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), shape=(1, 16), width=512),
-            lambda: train(shape=(3, 400), width=512),
-        ),
-        CpuDefect("data loading", "data_loading", lambda: train(before=_load(0.05)), lambda: train(shape=(3, 300))),
-        CpuDefect("slow samples", "data_loading", lambda: train(before=_load(0.12)), lambda: train(shape=(4, 200))),
-        CpuDefect(
-            "recompilation",
-            "compilation",
-            lambda: train(before=_named("_compile.compile_inner (dynamo_timed)", 0.1)),
-            lambda: train(shape=(2, 320)),
-        ),
-        CpuDefect(
-            "garbage collection",
-            "garbage_collection",
-            lambda: train(before=_named("gc.collect", 0.1)),
-            lambda: train(shape=(5, 128)),
-        ),
-        CpuDefect(
-            "saving",
-            "checkpoint_saving",
-            lambda: train(before=_named("torch.save", 0.1)),
-            lambda: train(shape=(6, 128)),
-        ),
-        CpuDefect("Python work", "host_work", lambda: train(before=lambda: _busy(0.1)), lambda: train(shape=(7, 96))),
-        CpuDefect(
-            "Python work in a range",
-            "host_work",
-            lambda: train(before=_named("make_batch", 0.1)),
-            lambda: train(shape=(8, 96)),
-        ),
-        CpuDefect(
-            ".item() of each value",
-            "item_calls",
-            lambda: train(after=_read_items, shape=(1, 64)),
-            lambda: train(shape=(1, 256)),
-        ),
-        CpuDefect("index_select", "indexing", lambda: train(around=_index), lambda: train(shape=(2, 448))),
-        CpuDefect(
-            "filling", "zeroing", lambda: train(after=_zero, width=512, shape=(1, 32)), lambda: train(shape=(1, 512))
-        ),
-    ]
-    names = {"contiguous": "copies", "clone": "copies", "pad": "copies", "repeat": "copies"}
-    for kind, code in {**names, "casts": "casts", "half casts": "casts"}.items():
-        found.append(CpuDefect(kind, code, lambda kind=kind: train(around=_copies(kind)), clean))  # type: ignore[misc]
-    found.append(CpuDefect("8 rows, head by head", "product_loop", lambda: _heads(True), lambda: _heads(False)))
-    return found
-
-
 def _heads(loop: bool) -> Step:
     weights, x = torch.randn(64, 64, 64), torch.randn(64, 64, 64)
     return infer(
@@ -326,4 +278,65 @@ def _heads(loop: bool) -> Step:
     )
 
 
-CPU_DEFECTS = _defects()
+def _save(model: nn.Module) -> None:
+    for _ in range(6):
+        torch.save(model.state_dict(), io.BytesIO())
+
+
+of = partial(partial, train)  # options → what makes such a training step
+_SMALL: dict[str, Any] = {"shape": (1, 16), "width": 512}
+CPU_DEFECTS = [
+    CpuDefect(
+        "separate attention",
+        "unfused_attention",
+        of(separate, shape=(2, 512), width=128),
+        of(shape=(2, 512), width=128),
+    ),
+    CpuDefect("masked attention", "unfused_attention", of(masked, shape=(2, 512), width=128), of(shape=(4, 256))),
+    CpuDefect(
+        "separate attention of long sequences",
+        "unfused_attention",
+        of(separate, shape=(1, 1024), width=128),
+        of(shape=(1, 1024), width=128),
+    ),
+    CpuDefect("float64 products", "float64_products", _products(torch.float64), _products(torch.float32)),
+    CpuDefect("float64 model", "float64_products", of(dtype=torch.float64), of(width=320)),
+    CpuDefect("token by token", "product_loop", _tokens_one_by_one(True), _tokens_one_by_one(False)),
+    CpuDefect("loop over experts", "product_loop", _experts(True), _experts(False)),
+    CpuDefect("8 rows, head by head", "product_loop", partial(_heads, True), partial(_heads, False)),
+    CpuDefect(
+        "foreach optimizer off",
+        "unfused_optimizer",
+        of(optimizer=_adam(foreach=False), **_SMALL),
+        of(shape=(1, 400), width=512),
+    ),
+    CpuDefect(
+        "foreach optimizer",
+        "unfused_optimizer",
+        of(optimizer=_adam(foreach=True), **_SMALL),
+        of(shape=(2, 400), width=512),
+    ),
+    CpuDefect(
+        "RMSprop",
+        "unfused_optimizer",
+        of(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), **_SMALL),
+        of(shape=(3, 400), width=512),
+    ),
+    CpuDefect("data loading", "data_loading", _load(0.05), _load(0, width=768, shape=(1, 300))),
+    CpuDefect(
+        "data loading by a worker",
+        "data_loading",
+        _load(0.2, workers=1),
+        _load(0, workers=1, width=768, shape=(1, 320)),
+    ),
+    CpuDefect("recompilation", "compilation", _compile(range(128, 1024, 8)), _compile(repeat(3072))),
+    CpuDefect("garbage collection", "garbage_collection", _collect, of(shape=(5, 128)), with_stack=True),
+    CpuDefect("saving", "checkpoint_saving", of(after=_save, **_SMALL), of(shape=(6, 128)), with_stack=True),
+    CpuDefect("Python work", "host_work", of(before=lambda: _busy(0.1)), of(shape=(7, 96))),
+    CpuDefect("Python work in a range", "host_work", of(before=_named("make_batch", 0.1)), of(shape=(8, 96))),
+    CpuDefect(".item() of each value", "item_calls", of(after=_read_items, shape=(1, 64)), of(shape=(1, 256))),
+    CpuDefect("index_select", "indexing", of(around=_index), of(shape=(2, 448))),
+    CpuDefect("filling", "zeroing", of(after=_zero, width=512, shape=(1, 32)), of(shape=(1, 512))),
+    *(CpuDefect(kind, "copies", of(around=_copies(kind)), train) for kind in ("contiguous", "clone", "pad", "repeat")),
+    *(CpuDefect(kind, "casts", of(around=_copies(kind)), train) for kind in ("casts", "half casts")),
+]

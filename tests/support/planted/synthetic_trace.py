@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class _Layout:
     """Clocks of the host and the streams, and the events so far; times in seconds."""
 
     rank: int
+    modules: Mapping[str, str]
+    sequences: dict[str, int] = field(default_factory=dict)  # module → number of a forward op, for its backward pass
     host: float = 0.0
     streams: dict[int, float] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
@@ -168,7 +170,12 @@ class _Layout:
         if work.sync:
             self.wait(work.sync, thread)
         end = self.host
-        args = {"Input Dims": [list(item) for item in work.dims], "Input type": list(work.types)} if work.dims else {}
+        args: dict[str, Any] = {"Input Dims": list(map(list, work.dims)), "Input type": list(work.types)}
+        args = args if work.dims else {}
+        module = self.modules.get(work.module)
+        if work.phase == "forward" and module is not None:
+            self.add("python_function", f"nn.Module: {module}", start, end, thread)
+            self.sequences[module] = args["Sequence number"] = number
         self.add("cpu_op", work.op, start + 2e-7, end - 2e-7, thread, **{"External id": number, **args})
         if work.inner:
             self.add("cpu_op", work.inner, start + 3e-7, end - 3e-7, thread, **{"External id": self.next()})
@@ -177,11 +184,18 @@ class _Layout:
             self.add(category, name, start, end, thread)
         if work.phase == "backward" and not work.around:
             name = f"autograd::engine::evaluate_function: {work.op.rpartition('::')[2].strip('_').title()}Backward0"
-            self.add("cpu_op", name, start, end, thread, **{"External id": self.next(), "Sequence number": number})
+            self.add(
+                "cpu_op",
+                name,
+                start,
+                end,
+                thread,
+                **{"External id": self.next(), "Sequence number": self.sequences.get(module or "", number)},
+            )
         elif work.phase == "recompute":
             name = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
             self.add("cpu_op", name, start, end, thread, **{"External id": self.next()})
-            self.add("python_function", f"nn.Module: {work.module}_0", start + 1e-7, end - 1e-7, thread)
+            self.add("python_function", f"nn.Module: {module or work.module + '_0'}", start + 1e-7, end - 1e-7, thread)
         elif work.phase == "optimizer" and not work.around:
             self.add("user_annotation", "Optimizer.step#AdamW.step", start, end, thread)
 
@@ -241,10 +255,19 @@ def _corr(number: int) -> dict[str, int]:
 
 
 def lay_out(
-    work: Sequence[Work], *, steps: int = 2, rank: int = 0, world: int = 1, gpu: str = "H100"
+    work: Sequence[Work],
+    *,
+    steps: int = 2,
+    rank: int = 0,
+    world: int = 1,
+    gpu: str = "H100",
+    modules: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a trace of some equal steps; after each the host reads the loss, so that it waits for the GPU."""
-    layout = _Layout(rank, streams={COMPUTE: 0.0})
+    """Return a trace of some equal steps; after each the host reads the loss, so that it waits for the GPU.
+
+    `modules` are the names that stacks give to modules.
+    """
+    layout = _Layout(rank, modules or {}, streams={COMPUTE: 0.0})
     for step in range(1, steps + 1):
         start = layout.host
         for item in work:

@@ -145,7 +145,7 @@ def watch_routing(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
 
 
 def count_sent(chosen: torch.Tensor, number: int, mesh: Mesh, rank: int) -> list[int]:
-    """Return how many tokens a rank sends to each expert: with ep and without etp, those of its slice over tp."""
+    """Return how many tokens a rank sends to each expert: with ep and without etp, the tokens of its slice over tp."""
     tp = mesh.get("tp", 1) if mesh.get("etp", 1) == 1 else 1
     return torch.bincount(chosen.chunk(tp)[rank % tp].flatten(), minlength=number).tolist()
 

@@ -30,7 +30,7 @@ def group_by_rank(name, tensor):
 
 
 def run_case(mesh, name, sequence):
-    """Return the loss, how far it and the gradients are from those of one process, and the work of this rank."""
+    """Return the loss, how far it and the gradients are from one process's, and the work of this rank."""
     model = build(name, **SIZES[name])
     with torch.no_grad():
         for parameter in model.parameters():

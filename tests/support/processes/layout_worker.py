@@ -64,7 +64,7 @@ LLAMA = Family(lambda: Llama(CONFIG), LAYERS)
 
 
 def make_mesh(mesh):
-    """Return torch's mesh of the axes but those of experts; process groups are made once."""
+    """Return torch's mesh of the axes except the experts'; process groups are made once."""
     dense = dense_axes(mesh)
     copies = RANKS // torch.Size(dense.values()).numel()
     return connect((copies, *dense.values()), ("copy", *dense))

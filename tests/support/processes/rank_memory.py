@@ -15,8 +15,8 @@ from tests.support.processes.start import run_ranks
 def compare_ranks(processes, cases):
     """Return (predicted, measured) bytes of the first and the second step, less parameters and inputs.
 
-    For each case, a mesh and the name of an optimizer, a list of each rank's steps, predicted by `plan_rank`; then that
-    of FSDP2 with mixed precision and checkpoints, predicted by each rank from its sharded model.
+    For each case, a mesh and the name of an optimizer, a list of each rank's steps, predicted by `plan_rank`; then the
+    list of FSDP2 with mixed precision and checkpoints, predicted by each rank from its sharded model.
     """
     measured = _measure(processes, cases)
     planned = [

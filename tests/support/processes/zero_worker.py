@@ -118,7 +118,7 @@ class OwnOptimizer:
         self.copy = self.inner = None
 
     def move(self, parameter):
-        """Return a parameter with its elements in the buffer, whose gradient is added to that of gradients."""
+        """Return a parameter with its elements in the buffer, whose gradient is added to the buffer of gradients."""
         view = local(parameter.detach())
         chunk = slice(self.offset, self.offset + view.numel())
         self.offset = chunk.stop
@@ -200,7 +200,7 @@ def make_pass(case, mesh):
 
 
 def make_own_step(case):
-    """Return what a step does before that of the optimizer, and the optimizer."""
+    """Return the function to call before the optimizer's step, and the optimizer."""
     axes = case.mesh or {"dp": dist.get_world_size()}
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     model, run = make_pass(case, mesh)

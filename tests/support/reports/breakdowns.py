@@ -181,3 +181,10 @@ def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
             for index, value in enumerate(pattern):
                 values.append(value + repetition * steps[0][index] if steps and steps[0][index] else value)
     return values
+
+
+def column(page: Any, table: str, index: int) -> list[str]:
+    """Return the texts of a column of a table in a browser's page."""
+    return page.eval_on_selector_all(
+        f"#{table} tbody tr", f"(rows) => rows.map((row) => row.children[{index}].textContent)"
+    )

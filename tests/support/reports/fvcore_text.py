@@ -14,8 +14,7 @@ TAKES_OPTION = "preserve_whitespace" in inspect.signature(tabulate.tabulate).par
 def print_as_fvcore(function, *args, **kwargs) -> str:
     """Return what a function of fvcore prints, with the indentation that it asks for.
 
-    fvcore asks through a setting of tabulate that tabulate 0.10 no longer obeys, so there it is given a tabulate that
-    does.
+    fvcore asks through a setting of tabulate that tabulate 0.10 no longer obeys: there it is given one that does.
     """
     if not TAKES_OPTION:
         return function(*args, **kwargs)

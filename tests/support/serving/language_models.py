@@ -29,7 +29,7 @@ def _complete(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """Return a small model of a class of transformers; options change those of its file."""
+    """Return a small model of a class of transformers; options change its file's."""
     define_torchvision_schemas()
     model_class = getattr(transformers, name)
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def _problem_with(name: Any, value: Any) -> str:
     if packet not in SIZE_RULES:
         names = sorted({*SIZE_RULES, *SCALAR_RESULTS})
         hint = suggest(str(name), names, separator="; ") or "."
-        return f"{name!r} is not an op whose result can be assumed{hint} Those that can: {', '.join(names)}"
+        return f"{name!r} is not an op whose result can be assumed{hint} Such ops: {', '.join(names)}"
     if isinstance(value, Integral) and not isinstance(value, bool):
         return "" if int(value) >= 0 else "a size must not be negative"
     if isinstance(value, Real) and not isinstance(value, bool):

@@ -253,7 +253,7 @@ _DECISIVE = {
     "aten::tensor_split.tensor_indices_or_sections": (1,),
     "aten::_ctc_loss.Tensor": (2, 3),
 }
-# Their results' sizes are those of the arguments.
+# Their results have the sizes of the arguments.
 _STATIC = frozenset({"aten::_to_dense", "aten::narrow.Tensor"})
 _MASKS = (torch.bool, torch.uint8)
 

@@ -1,4 +1,4 @@
-"""The shape rules of a run: those that replace torch's, and assumed sizes of data-dependent results."""
+"""The shape rules of a run: replacements of torch's, and assumed sizes of data-dependent results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ const FEWEST_ROTATED = 3; // cells for which a row is made higher
  * Return the cells of a node and all below it, which together are 1 wide: {kind, node, depth, x, w, count}.
  *
  * A "module" is a node; "own" is its value without its submodules, and "rest" are `count` modules too narrow to draw, of
- * which `node` is the first. `width` is that of the plot in pixels.
+ * which `node` is the first. `width` is the plot's in pixels.
  */
 export function layOut(nodes, zoomed, { own, total }, width) {
   const cells = [];

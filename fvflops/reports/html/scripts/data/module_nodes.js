@@ -78,7 +78,7 @@ export class ModuleNodes {
     this.root = new ModuleNode(report, [[0]], null);
   }
 
-  /** Tell modules apart by those of another report too, which are matched by name; null for none. */
+  /** Tell modules apart by another report's too, which are matched by name; null for none. */
   compareWith(other) {
     const { report } = this;
     this.listed = null;
@@ -124,7 +124,7 @@ export class ModuleNodes {
     return nodes;
   }
 
-  /** Return the node of a module as such, below those of the modules around it. */
+  /** Return the node of a module as such, below the nodes of the modules around it. */
   of(module) {
     let node = this.root;
     for (const above of this.report.ancestors(module).slice(1)) {
@@ -134,7 +134,7 @@ export class ModuleNodes {
     return node;
   }
 
-  /** Return the node of the modules of the same names as those of another report's node; undefined without them. */
+  /** Return the node of the modules of the same names as another report's node; undefined without them. */
   matching(node) {
     const parts = node.parts.map((part) => part.map((module) => this.report.find(node.report.paths[module])).filter((module) => module !== undefined));
     const found = parts.filter((part) => part.length);

@@ -38,7 +38,7 @@ export function drawSvg(boxes) {
   return new XMLSerializer().serializeToString(svg);
 }
 
-/** Copy an SVG chart with its colours, which are those of a style sheet. */
+/** Copy an SVG chart with its colours, which are a style sheet's. */
 function copyChart(chart) {
   return [...chart.children].map((element) => {
     const copy = element.cloneNode(true);

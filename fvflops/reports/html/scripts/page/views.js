@@ -64,7 +64,7 @@ function mark() {
 
 export const showModules = () => chosen !== "modules" && choose("modules");
 
-/** Draw the chosen view, unless it is that of the modules, which is always drawn. */
+/** Draw the chosen view, unless it is the modules', which is always drawn. */
 export function drawView() {
   const [report] = reports;
   if (chosen === "modules") {
