@@ -93,7 +93,7 @@ class EngineStep:
     def seconds(
         self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
     ) -> float:
-        """Return the seconds of a step, as `StepTimes.seconds`; without `everyone` replicas have as many tokens each."""
+        """Return the seconds of a step, as `StepTimes.seconds`."""
         work = Work(tuple(chunks), decoding, cached, self.draft_tokens, everyone)
         kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
         return kernels + self._engine_seconds(work, kernels)
@@ -101,7 +101,7 @@ class EngineStep:
     def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None = None) -> Tensor:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
 
-        `cached` does not fall. What depends on it is computed for a geometric series, with lines between these.
+        `cached` does not fall. Attention is timed for a geometric series of it, with lines between these.
         """
         work = Work((), decoding, 0.0, self.draft_tokens, everyone)
         points, values, slopes = self._table(decoding, float(cached[-1]) / decoding)
@@ -114,7 +114,7 @@ class EngineStep:
         return kernels * (1 + self.draft_tokens / self.model.layers) if work.decoding else kernels
 
     def _token_seconds(self, work: Work) -> float:
-        """Return the seconds of what depends on the number of tokens only; they are kept."""
+        """Return the seconds of kernels whose work depends on the number of tokens only; they are kept."""
         key = work.tokens, work.sequences, bool(work.chunks), work.everyone
         known = self._by_tokens.get(key)
         if known is None:

@@ -44,7 +44,9 @@ class LinearStepTimes:
     mixed_cached_token: float
     attention: float
 
-    def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None) -> float:
+    def seconds(
+        self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
+    ) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`; other replicas' tokens cost nothing."""
         if not chunks:
             return self.step + self.cached_token * cached
