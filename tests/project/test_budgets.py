@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84790, 490),
+    "fvflops": (84818, 490),
     "fvflops/analysis": (3033, 18),
     "fvflops/capture": (18787, 109),
     "fvflops/cli": (5711, 35),
@@ -27,13 +27,13 @@ LIMITS = {
     "fvflops/measure": (6142, 25),
     "fvflops/plan": (11460, 53),
     "fvflops/reports": (4989, 34),
-    "fvflops/serve": (3859, 25),
+    "fvflops/serve": (3887, 25),
     "fvflops/sources": (4462, 32),
     "fvflops/sweep": (2102, 11),
     "fvflops/trace": (3503, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72259, 419),
+    "tests": (72341, 420),
     "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
