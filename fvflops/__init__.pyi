@@ -33,6 +33,10 @@ from fvflops.devices.utilisation import mfu as mfu
 from fvflops.devices.utilisation import model_flops as model_flops
 from fvflops.explain.explained_trace import ExplainedTrace as ExplainedTrace
 from fvflops.explain.explained_trace import explain_trace as explain_trace
+from fvflops.explain.findings.find_losses import find_losses as find_losses
+from fvflops.explain.findings.finding import Finding as Finding
+from fvflops.explain.findings.planned_step import PlannedStep as PlannedStep
+from fvflops.explain.findings.planned_step import expect_step as expect_step
 from fvflops.formulas import Call as Call
 from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable

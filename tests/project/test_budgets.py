@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84818, 490),
+    "fvflops": (84844, 490),
     "fvflops/analysis": (3033, 18),
     "fvflops/capture": (18787, 109),
     "fvflops/cli": (5711, 35),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3503, 22),
     "fvflops/views": (712, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72341, 420),
+    "tests": (72345, 420),
     "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -194,6 +194,10 @@ def shown():
         "serving layout": fvflops.ServingLayout(),
         "serving load": fvflops.ServingLoad(),
         "latency limits": fvflops.LatencyLimits(),
+        "planned step": fvflops.expect_step(estimate),
+        "finding": fvflops.Finding(
+            "copies", "copies take 2 ms", 0.002, ("aten::copy_: 3 calls",), "remove them", "measured"
+        ),
         "op estimate": fvflops.estimate_op("mm", [(4, 8), (8, 4)], device="H100"),
         "training cost": estimate.cost_to_train(15e12, price=2.5, watts=700),
         "master weights": fvflops.MasterWeights(net.parameters(), torch.optim.AdamW),

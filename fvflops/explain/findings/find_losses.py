@@ -22,7 +22,18 @@ _FINDERS = (find_idle, find_communication, find_products, find_memory)
 def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> list[Finding]:
     """Return the losses of a step, the largest first, without losses under 2 % of it.
 
-    With a plan, expected time is no loss, and unplanned work is one.
+    With a plan, of `expect_step`, expected time is no loss, and unplanned work is one.
+
+    >>> import os, tempfile, torch
+    >>> from fvflops import explain_trace
+    >>> model, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+    >>> with torch.profiler.profile(record_shapes=True, with_stack=True) as profile:
+    ...     for _ in range(500):
+    ...         x = x + model(x).sum().item()
+    >>> path = os.path.join(tempfile.mkdtemp(), "trace.json")
+    >>> profile.export_chrome_trace(path)
+    >>> [finding.seconds > 0 and finding.advice != "" for finding in find_losses(explain_trace(path))][:1]
+    [True]
     """
     evidence = gather_evidence(trace, is_planned=planned is not None)
     found = [finding for find in _FINDERS for finding in find(evidence)]

@@ -14,7 +14,8 @@ from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.pass_program import Launch, Run
 from fvflops.plan.step_time.step_estimate import StepEstimate, divide_rank
 from fvflops.plan.step_time.step_program import StepProgram, read_step
-from fvflops.text import shown_by_fields
+from fvflops.text import short_repr, shown_by_fields
+from fvflops.units import format_seconds
 
 _OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
 BUBBLE, IDLE, COMMUNICATION = "pipeline bubble and sending", "idle", "exposed communication"
@@ -38,7 +39,7 @@ class ComparedRow:
         return self.measured - self.expected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlannedStep:
     """The expected seconds of a rank's step by (class, phase) of kernels, and by (module, phase).
 
@@ -54,6 +55,9 @@ class PlannedStep:
     macs: int
     error: str
 
+    def __repr__(self) -> str:
+        return short_repr(self, "", f"{format_seconds(self.seconds)} a step")
+
     def allowance(self, code: str) -> float:
         """Return the seconds that the plan has for the reason of a finding."""
         return self.parts.get("exposed" if code.startswith(EXPOSED) else code, 0.0)
@@ -62,7 +66,18 @@ class PlannedStep:
 def expect_step(
     estimate: StepEstimate, rank: int | None = None, *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
 ) -> PlannedStep:
-    """Return the expected seconds of a rank in an estimated step, by default of the slowest; the others as for it."""
+    """Return the expected seconds of a rank in an estimated step, by default of the slowest, to compare a trace with.
+
+    `fused` and `bucket_cap_mb` are as for `estimate_step`.
+
+    >>> import torch
+    >>> from fvflops import estimate_step, plan_step
+    >>> from fvflops.zoo import build
+    >>> plan = plan_step(build("llama_tiny", device="meta"), torch.ones(1, 16, dtype=torch.int64), mesh={"dp": 1})
+    >>> estimate = estimate_step(plan, device="H100")
+    >>> expect_step(estimate).seconds == estimate.seconds
+    True
+    """
     program = read_step(estimate.plans, fused=fused, bucket_cap_mb=bucket_cap_mb)
     timer = KernelTimer(estimate.device, estimate.efficiency)
     ranks = {plan.rank: number for number, plan in enumerate(estimate.plans)}
