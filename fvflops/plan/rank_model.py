@@ -238,7 +238,7 @@ class RankModel:
         return self._hidden
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
-        """Return stage → its receive and its send, for the stages of a rank."""
+        """Return stage → the hidden states that it receives and sends, for the stages of a rank."""
         if self._stages is None:
             return {0: StageLinks()}
         links = {}

@@ -16,7 +16,7 @@ from fvflops.devices.devices import Device
 from fvflops.garbage_collector import gc_paused
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.parallel_axes import count_shares
-from fvflops.plan.pipeline_schedules import rank_of_stage
+from fvflops.plan.pipeline_schedules import find_schedule, rank_of_stage
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, divide_layers, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_model import ShortStage
@@ -317,7 +317,7 @@ def _pipeline_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int) -
     work = [0.0] * ranks
     for stage, seconds in enumerate(stages):
         work[rank_of_stage(candidate.schedule, stage, ranks)] += candidate.microbatches * seconds
-    has_bubble = candidate.schedule not in ("zero-bubble", "zbv", "dualpipev")
+    has_bubble = not find_schedule(candidate.schedule).splits_backward
     return max(work[rank] + sum(stages[:rank]) * has_bubble for rank in range(ranks))
 
 

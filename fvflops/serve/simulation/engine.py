@@ -111,7 +111,7 @@ class Engine:
         return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)
 
     def _everyone(self, prompts: int, decoding: int) -> int | None:
-        """Return the new tokens of all replicas, None of one that stands for all."""
+        """Return the new tokens of all replicas; None if one is simulated, whose tokens all others have too."""
         return prompts + self.settings.decode_tokens * decoding if len(self.schedulers) > 1 else None
 
     def _end_run(self, count: int) -> None:
