@@ -12,7 +12,8 @@ from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
-from fvflops.serve.serving_model import ServingError, ServingModel, read_serving_model
+from fvflops.serve.read_serving_model import read_serving_model
+from fvflops.serve.serving_model import ServingError, ServingModel
 
 # Tokens of the recorded prompt, and of an encoder: 67 and 59 keys are in no other size of a model.
 _PROMPT, _ENCODED = 66, 59
