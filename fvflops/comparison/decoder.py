@@ -144,8 +144,11 @@ class EncoderDecoder(Decoder):
         parameters = inspect.signature(model.forward).parameters
         self._ids = "decoder_input_ids"
         self._has_position_ids = False
+        # Tokens that the encoder reads of any sample; 0 where it reads as many as it is given.
+        self.encoded = 0
         if "input_features" in parameters:
             config: Any = model.config
+            self.encoded = config.max_source_positions
             size = (batch, config.num_mel_bins, 2 * config.max_source_positions)
             dtype = next(model.parameters()).dtype
             self._encoded = {"input_features": torch.zeros(size, dtype=dtype, device=self._device)}

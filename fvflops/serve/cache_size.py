@@ -141,10 +141,17 @@ def _read_layer(
     return CacheLayer(kind, token, heads, window, state, shape)
 
 
-def sequence_bytes(layers: Sequence[CacheLayer], tokens: int, element: float = 2.0, *, ranks: int = 1) -> float:
+def sequence_bytes(
+    layers: Sequence[CacheLayer], tokens: int, element: float = 2.0, *, ranks: int = 1, encoded: int = 0
+) -> float:
     """Return the bytes of the cache of one sequence of `tokens` tokens, on one of `ranks` that divide the heads.
+
+    `encoded` of the tokens are an encoder's, which layers of cross attention keep, and others the rest.
 
     >>> sequence_bytes([CacheLayer("full", 2048, 8), CacheLayer("sliding window", 2048, 8, 128)], 1000)
     4620288.0
     """
-    return sum(layer.nbytes(tokens, element, ranks=ranks) for layer in layers)
+    own = tokens - encoded
+    return sum(
+        layer.nbytes(encoded if layer.kind == "cross attention" else own, element, ranks=ranks) for layer in layers
+    )

@@ -97,6 +97,13 @@ class EngineKernels:
         kind = "latent" if shape.values != shape.size else "attention"
         return attention_seconds(shape, *self._attention(kind, dtype))
 
+    def encoder(self, shape: Attention) -> float:
+        """Return the time of attention inside an encoder, in which each token attends to all."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            return 2 * shape.batch * shape.heads * shape.queries * shape.keys * (shape.size + shape.values) / gpu.peak
+        return attention_seconds(shape, *self._attention("encoder", "bf16"))
+
     def decode(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of one new token of each sequence to its cache."""
         gpu = self.processor("bf16")

@@ -21,7 +21,7 @@ from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayo
 from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 
 # Classes of a step's time.
-CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "engine")
+CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "encoder", "engine")
 _BF16 = WEIGHTS["bf16"]
 # `EngineStep.spread`: measured runs are best with it, between equally and very unevenly chosen experts.
 SPREAD = 0.7
@@ -31,13 +31,16 @@ _AHEAD = 5  # numbers more than needed, so that a longer cache seldom needs a ne
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
+# Attention to an encoder's tokens, which writes nothing, and its sum over parts; attention inside an encoder.
+_CROSS_KERNELS, _ENCODER_KERNELS = 2, 1
 
 
 class Work(NamedTuple):
     """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
     `cached` is the sum of the cached tokens of these sequences, each of which verifies `drafted` tokens too.
-    `everyone` are the new tokens of all replicas, which share the experts: without it each has as many.
+    `everyone` are the new tokens of all replicas, which share the experts: without it each has as many. `encoded` are
+    the tokens of each request that the encoder of a model with one reads in this step.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
@@ -45,6 +48,7 @@ class Work(NamedTuple):
     cached: float = 0.0
     drafted: int = 0
     everyone: int | None = None
+    encoded: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -71,7 +75,8 @@ class EngineStep:
     """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
 
     `spread` is the standard deviation of the logarithms of how often experts are chosen. Decoding sequences verify
-    `draft_tokens`, each of which takes the time of one layer to draft.
+    `draft_tokens`, each of which takes the time of one layer to draft. A model with an encoder and a decoder reads
+    prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first token of its own.
     """
 
     model: ServingModel
@@ -81,20 +86,37 @@ class EngineStep:
     spread: float = SPREAD
     is_asynchronous: bool = True
     draft_tokens: int = 0
+    encoded: int = 0
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
+    _encoder: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
     _by_tokens: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_products", _merge(self.model.projections, self.layout, bool(self.model.experts)))
+        for name, products in (("_products", self.model.projections), ("_encoder", self.model.encoder)):
+            object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
+
+    def work(
+        self,
+        chunks: Sequence[tuple[int, int]] = (),
+        decoding: int = 0,
+        cached: float = 0.0,
+        drafted: int = 0,
+        everyone: int | None = None,
+    ) -> Work:
+        """Return the work of a step, whose prompts and part of whose cached tokens an encoder reads if there is one."""
+        if not self.model.cross_attention:
+            return Work(tuple(chunks), decoding, cached, drafted, everyone)
+        own = max(0.0, cached - decoding * self.encoded)
+        return Work(((1, 0),) * len(chunks), decoding, own, drafted, everyone, tuple(new for new, _ in chunks))
 
     def seconds(
         self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
     ) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
-        work = Work(tuple(chunks), decoding, cached, self.draft_tokens, everyone)
+        work = self.work(chunks, decoding, cached, self.draft_tokens, everyone)
         kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
         return kernels + self._engine_seconds(work, kernels)
 
@@ -103,7 +125,7 @@ class EngineStep:
 
         `cached` does not fall. Attention is timed for a geometric series of it, with lines between these.
         """
-        work = Work((), decoding, 0.0, self.draft_tokens, everyone)
+        work = self.work((), decoding, 0.0, self.draft_tokens, everyone)
         points, values, slopes = self._table(decoding, float(cached[-1]) / decoding)
         index = torch.searchsorted(points, cached, right=True).sub_(1).clamp_(0, len(slopes) - 1)
         rest = self._with_drafts(work, self._token_seconds(work)) + self._engine_seconds(work, 0.0)
@@ -128,7 +150,7 @@ class EngineStep:
             last = math.ceil(math.log(max(keys, 2.0), _GRID)) + _AHEAD
             lengths = [0.0, *(_GRID**power for power in range(last))]
             points = torch.tensor([length * decoding for length in lengths], dtype=torch.float64)
-            works = [Work((), decoding, length * decoding, self.draft_tokens) for length in lengths]
+            works = [self.work((), decoding, length * decoding, self.draft_tokens) for length in lengths]
             seconds = [self._with_drafts(work, sum(self._dependent_classes(work).values())) for work in works]
             values = torch.tensor(seconds, dtype=torch.float64)
             known = self._tables[decoding] = points, values, values.diff() / points.diff()
@@ -138,14 +160,18 @@ class EngineStep:
         """Return class → seconds of kernels that depend on the number of tokens only."""
         computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
         return {
-            "products": computing * self._product_seconds(work.tokens, work.sequences),
+            "products": computing * self._product_seconds(self._products, work.tokens, work.sequences),
             "experts": experts * self._expert_seconds(work),
-            "memory-bound": self._moved_seconds(work.tokens),
+            "memory-bound": self._moved_seconds(self._products, work.tokens),
             "collectives": self._collective_seconds(work.tokens, self._everyone(work)),
         }
 
     def _dependent_classes(self, work: Work) -> dict[str, float]:
-        return {"attention": self._attention_seconds(work), "states": self._state_seconds(work)}
+        return {
+            "attention": self._attention_seconds(work) + self._cross_seconds(work),
+            "states": self._state_seconds(work),
+            "encoder": self._encoder_seconds(work),
+        }
 
     def _engine_seconds(self, work: Work, kernels: float) -> float:
         """Return the engine's seconds of a step over the seconds of its kernels."""
@@ -153,7 +179,8 @@ class EngineStep:
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
         gaps = figures.kernel * self.launches + figures.meet * self.collectives
         if work.chunks:
-            gaps = max(gaps, figures.launch * self.launches - kernels)
+            launches = self.launches + (self._encoder_launches if work.encoded else 0)
+            gaps = max(gaps, figures.launch * launches - kernels)
         return step + sequence * work.decoding + gaps
 
     def by_class(self, work: Work) -> dict[str, float]:
@@ -184,7 +211,10 @@ class EngineStep:
             if work.decoding:
                 pairs += work.decoding * layer.cache.kept(round(work.cached / work.decoding) + 1)
             total += count * layer.heads * (layer.key_size + layer.value_size) * pairs
-        return total * self.layout.data
+        for layer, count in model.cross_attention.items():
+            pairs = sum(work.encoded) + work.decoding * self.encoded
+            total += count * layer.heads * (layer.key_size + layer.value_size) * pairs
+        return (total + sum(model.encoder_macs(tokens) for tokens in work.encoded)) * self.layout.data
 
     @property
     def launches(self) -> int:
@@ -192,13 +222,19 @@ class EngineStep:
         model = self.model
         products = sum((2 if item.precision.nbytes < 2 else 1) * count for item, count in self._products.items())
         attention = _ATTENTION_KERNELS * sum(model.attention.values()) + _STATE_KERNELS * sum(model.states.values())
+        attention += _CROSS_KERNELS * sum(model.cross_attention.values())
         # Norms that wait for sums of other ranks are two kernels.
         norms = model.norms + (model.divided_norms if self.layout.tensor > 1 else 0)
         return products + attention + norms + model.activations + _ROUTER_KERNELS * model.mixtures
 
-    def _product_seconds(self, tokens: int, sequences: int) -> float:
+    @property
+    def _encoder_launches(self) -> int:
+        attention = _ENCODER_KERNELS * sum(self.model.encoder_attention.values())
+        return sum(self._encoder.values()) + attention + self.model.encoder_kernels
+
+    def _product_seconds(self, products: Mapping[_Merged, int], tokens: int, sequences: int) -> float:
         total = 0.0
-        for item, count in self._products.items():
+        for item, count in products.items():
             rows = sequences if item.per_sequence else tokens
             total += count * self.kernels.product(rows, item.columns, item.inner, item.precision)
         return total
@@ -213,6 +249,46 @@ class EngineStep:
                 keys = max(1, round(work.cached / work.decoding) + 1)
                 total += count * self.kernels.decode(self._decode(layer, work, keys), dtype)
         return total
+
+    def _cross_seconds(self, work: Work) -> float:
+        """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
+        total = 0.0
+        for layer, count in self.model.cross_attention.items():
+            for tokens in work.encoded:
+                total += count * self.kernels.decode(self._attend(layer, 1, 1, tokens), self.layout.cache)
+            if work.decoding:
+                shape = self._attend(layer, work.decoding, 1 + work.drafted, self.encoded)
+                total += count * self.kernels.decode(shape, self.layout.cache)
+        return total
+
+    def _encoder_seconds(self, work: Work) -> float:
+        """Return the time of the encoder, with the keys and values of attention to its tokens."""
+        tokens = sum(work.encoded)
+        if not tokens:
+            return 0.0
+        model, layout = self.model, self.layout
+        total = self._product_seconds(self._encoder, tokens, 0) + self._moved_seconds(self._encoder, tokens)
+        for layer, count in model.encoder_attention.items():
+            total += count * sum(self.kernels.encoder(self._attend(layer, 1, each, each)) for each in work.encoded)
+        for item, count in model.encoder.items():
+            if item.divided == "rows":
+                total += count * self.kernels.collective("all_reduce", layout.tensor, 2.0 * tokens * item.columns)
+        return total
+
+    def _attend(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
+        """Return attention to all of an encoder's tokens."""
+        heads, key_heads = self._heads(layer)
+        return Attention(
+            batch=batch,
+            queries=queries,
+            keys=keys,
+            heads=heads,
+            key_heads=key_heads,
+            size=layer.key_size,
+            causal=False,
+            key_bytes=2.0 if queries == keys else CACHES[self.layout.cache],
+            value_size=layer.value_size,
+        )
 
     def _heads(self, layer: AttentionLayer) -> tuple[int, int]:
         """Return the heads of queries and of keys that a rank has."""
@@ -286,10 +362,10 @@ class EngineStep:
                 total += count * self.kernels.state(shape._replace(batch=1, tokens=new))
         return total
 
-    def _moved_seconds(self, tokens: int) -> float:
+    def _moved_seconds(self, products: Mapping[_Merged, int], tokens: int) -> float:
         """Return the time of kernels between products: each reads and writes about three times a product's input."""
         moved: Counter[int] = Counter()
-        for item, count in self._products.items():
+        for item, count in products.items():
             if not item.per_sequence:
                 moved[item.inner] += count
         return sum(count * self.kernels.moved(3 * 2.0 * tokens * inner) for inner, count in moved.items())

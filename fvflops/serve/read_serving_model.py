@@ -40,12 +40,13 @@ def read_serving_model(
     parameters: int,
     topk: int = 1,
     layer_types: Sequence[str] = (),
+    encoded: int = 0,
 ) -> ServingModel:
     """Return the work of an engine for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
     `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
-    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model
-    without products of weights raises ServingError.
+    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. `encoded`
+    is as in ServingModel. A model without products of weights raises ServingError.
     """
     calls = _without_scans(_list_products(prefill), prompt)
     steps = _without_scans(_list_products(decode), prompt)
@@ -63,6 +64,9 @@ def read_serving_model(
     once = [call for call in calls if crossing and call.module not in decoded]
     ran = {_NUMBER.sub("*", module) for module in decoded} | {"logits"}
     limited = [_limit_division(module, item, by_module) for module, item in projections]
+    activations = _count_ops(decode, _ACTIVATIONS)
+    norms = sum(_count_ops(decode, _NORMS).values())
+    once_run = sum(_count_ops(prefill, (*_NORMS, *_ACTIVATIONS)).values()) - norms - sum(activations.values())
     return ServingModel(
         name=name,
         layers=max(len(cache) - len(crossing), len(by_module)),
@@ -78,9 +82,11 @@ def read_serving_model(
         states=Counter(_read_state(layer) for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
-        norms=sum(_count_ops(decode, _NORMS).values()),
+        norms=norms,
         divided_norms=_count_divided_norms(decode, projections),
-        activations=sum(number for module, number in _count_ops(decode, _ACTIVATIONS).items() if module not in mixed),
+        activations=sum(number for module, number in activations.items() if module not in mixed),
+        encoder_kernels=once_run if crossing else 0,
+        encoded=encoded,
     )
 
 
@@ -268,7 +274,8 @@ def _read_encoder(once: Sequence[_Call]) -> Iterator[AttentionLayer]:
         if not call.is_weight and not call.experts and call.columns in (call.rows, call.inner):
             by_module[call.module].append(call)
     for module, items in by_module.items():
-        yield _read_heads(module, items, items[0].columns, CacheLayer("full"))
+        layer = _read_heads(module, items, items[0].columns, CacheLayer("full"))
+        yield layer._replace(cache=CacheLayer("full", heads=layer.heads))
 
 
 def _read_cross_attention(

@@ -57,5 +57,6 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         parameters=parameter_count(model)[""],
         topk=getattr(text, "num_experts_per_tok", 1),
         layer_types=types,
+        encoded=getattr(decoder, "encoded", 0),
     )
     return serving, (before, after)

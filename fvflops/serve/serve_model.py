@@ -12,9 +12,10 @@ from torch import nn
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
+from fvflops.serve.cache_size import sequence_bytes
 from fvflops.serve.engine_figures import EngineFigures, find_engine_figures
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_step import EngineStep, Work
+from fvflops.serve.engine_step import EngineStep
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
@@ -30,6 +31,8 @@ from fvflops.units import format_seconds
 _STEP_TOKENS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
 # Simulated requests of each client of a closed loop, and of a rate.
 _ROUNDS, _ARRIVALS = 6, 2000
+# Tokens of a prompt by default.
+_PROMPT = 1024
 # Lengths of simulated prompts and answers vary by this share, so that clients do not stay in step.
 SPREAD = 0.2
 # Batches of decoding that are shown: powers of this number.
@@ -40,13 +43,14 @@ _BATCHES = 4
 class ServingLoad:
     """Load of an engine: prompts of `input_tokens`, answered with `output_tokens`.
 
+    An encoder reads prompts where the model has one, and the decoder starts from one token of its own.
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
     second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most
     `longest` tokens, by default a prompt and its output; `utilisation` is the part of the GPU's memory that the engine
     takes. With `speculation` simulated requests are decoded speculatively.
     """
 
-    input_tokens: int = 1024
+    input_tokens: int = _PROMPT
     output_tokens: int = 256
     concurrency: int | None = None
     rate: float | None = None
@@ -73,9 +77,32 @@ class ServingLoad:
             )
 
     @property
+    def mean_input(self) -> int:
+        """Tokens of a prompt in the mean."""
+        inputs = [request.input_tokens for request in self.requests] or [self.input_tokens]
+        return round(sum(inputs) / len(inputs))
+
+    @property
     def length(self) -> int:
         """Tokens of the longest sequence."""
         return self.longest or self.input_tokens + self.output_tokens
+
+    def read_by(self, model: ServingModel) -> ServingLoad:
+        """Return the load with prompts as long as a model's encoder reads them, if it has one.
+
+        Prompts of another length, and prompts found in a cache of prefixes, raise ServingError.
+        """
+        if not model.cross_attention:
+            return self
+        if self.hit_rate or any(request.prefix_tokens for request in self.requests):
+            raise ServingError(f"{model.name} reads each prompt with its encoder, so no prefix is found in a cache")
+        fixed = model.encoded
+        given = {self.input_tokens} - {_PROMPT} | {request.input_tokens for request in self.requests}
+        if not fixed or self.input_tokens == fixed:
+            return self
+        if given - {fixed}:
+            raise ServingError(f"the encoder of {model.name} reads {fixed} tokens of any request; got {min(given)}")
+        return replace(self, input_tokens=fixed, longest=self.longest and max(self.longest, fixed + self.output_tokens))
 
     def lengths(self, spread: float = 0.0) -> Lengths:
         """Return the lengths of prompts and outputs, which vary by a share."""
@@ -219,6 +246,7 @@ def serve_model(
     load = load or ServingLoad()
     serving = model if isinstance(model, ServingModel) else record_serving(model, name)[0]
     layout = layout or ServingLayout()
+    load = load.read_by(serving)
     check_layout(serving, layout)
     setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
     return _estimate(setup, load, engine)
@@ -235,6 +263,12 @@ class EngineSetup(NamedTuple):
     settings: EngineSettings
     server: float
 
+    def lengths(self, load: ServingLoad) -> Lengths:
+        """Return the lengths of a load's requests, which vary unless an encoder reads as many tokens of each."""
+        fixed = self.steps.model.encoded
+        lengths = load.lengths(SPREAD)
+        return replace(lengths, input_tokens=(fixed, fixed)) if fixed else lengths
+
 
 def prepare_engine(
     model: ServingModel, layout: ServingLayout, device: Device, load: ServingLoad, engine: str, network: Network | None
@@ -244,7 +278,8 @@ def prepare_engine(
     figures = find_engine_figures(engine)
     drafted = load.speculation.draft_tokens if load.speculation else 0
     kernels = EngineKernels.of(device, network, figures.start, engine)
-    steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted)
+    encoded = load.mean_input if model.cross_attention else 0
+    steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted, encoded=encoded)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(
         model,
@@ -254,7 +289,10 @@ def prepare_engine(
         utilisation=load.utilisation,
         step_tokens=settings.max_batched_tokens,
         step_sequences=settings.max_sequences,
+        encoded=encoded,
     )
+    if encoded:  # engines run an encoder on whole prompts
+        settings = replace(settings, chunked_prefill=False, prefix_caching=False)
     pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
     settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
@@ -262,7 +300,7 @@ def prepare_engine(
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
     """Raise ServingError where a layout does not divide a model's heads, experts and layers."""
-    heads = {layer.heads for layer in model.attention}
+    heads = {layer.heads for layer in (*model.attention, *model.cross_attention, *model.encoder_attention)}
     for number in heads:
         if number % layout.tensor:
             raise ServingError(f"tensor parallelism of {layout.tensor} must divide the {number} heads of attention")
@@ -286,7 +324,7 @@ def _settings_of(engine: str, device: Device) -> dict[str, Any]:
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
     steps, memory, settings, _ = setup
     model, kernels = steps.model, steps.kernels
-    bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures())
+    bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures(), encoded=steps.encoded)
     context = load.input_tokens + load.output_tokens // 2
     fitting = int(memory.cache / (memory.sequence / memory.length * context)) if memory.cache > 0 else 1
     batches = list(takewhile(lambda batch: batch <= max(1, fitting), (_BATCHES**power for power in count())))
@@ -298,10 +336,10 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
         engine=engine,
         settings=settings,
         memory=memory,
-        prefill=_prefill(steps, bound, load.input_tokens, settings.max_batched_tokens),
+        prefill=_prefill(steps, bound, load.input_tokens, settings),
         decode=tuple(_decode(steps, bound, batch, context) for batch in batches),
         compute_bound=_find_compute_bound(steps, context),
-        requests=_simulate(steps, load, settings) if memory.sequences >= 1 else None,
+        requests=_simulate(setup, load) if memory.sequences >= 1 else None,
         sources=(
             kernels.figures.source if kernels.figures else "peaks of the device",
             f"{engine}'s own time {steps.figures.source}",
@@ -309,21 +347,22 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
     )
 
 
-def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, budget: int) -> Phase:
-    """Return the phase of one prompt, in chunks of at most `budget` tokens."""
+def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, settings: EngineSettings) -> Phase:
+    """Return the phase of one prompt, in chunks of at most the tokens of a step if an encoder does not read it."""
+    budget = prompt if steps.encoded else settings.max_batched_tokens
     chunks = [(min(budget, prompt - start), start) for start in range(0, prompt, budget)]
     classes: dict[str, float] = {}
-    for chunk in chunks:
-        for name, seconds in steps.by_class(Work((chunk,))).items():
+    works = [steps.work((chunk,)) for chunk in chunks]
+    for work in works:
+        for name, seconds in steps.by_class(work).items():
             classes[name] = classes.get(name, 0.0) + seconds
-    works = [Work((chunk,)) for chunk in chunks]
     return Phase(
         batch=1,
         context=prompt,
         seconds=sum(classes.values()),
-        bound_seconds=sum(bound.seconds(work.chunks, 0, 0) for work in works),
+        bound_seconds=sum(bound.seconds((chunk,), 0, 0) for chunk in chunks),
         macs=sum(steps.macs(work) for work in works),
-        weight_bytes=len(chunks) * weights_read(steps.model, steps.layout, 1.0),
+        weight_bytes=len(chunks) * weights_read(steps.model, steps.layout, 1.0, encodes=True),
         cache_bytes=_cache_bytes(steps, 1, prompt),
         classes=classes,
     )
@@ -331,7 +370,7 @@ def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, budget: int) -> 
 
 def _decode(steps: EngineStep, bound: EngineStep, batch: int, context: int) -> Phase:
     """Return the phase of a step of `batch` sequences on each replica."""
-    work = Work((), batch, batch * context)
+    work = steps.work((), batch, batch * context)
     touched = [1 - (1 - layer.topk / layer.experts) ** (batch * steps.layout.data) for layer in steps.model.experts]
     return Phase(
         batch=batch,
@@ -347,8 +386,8 @@ def _decode(steps: EngineStep, bound: EngineStep, batch: int, context: int) -> P
 
 def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
     layout = steps.layout
-    element = CACHES[layout.cache]
-    each = sum(layer.nbytes(context, element, ranks=layout.tensor) for layer in steps.model.cache)
+    element, encoded = CACHES[layout.cache], min(steps.encoded, context)
+    each = sequence_bytes(steps.model.cache, context, element, ranks=layout.tensor, encoded=encoded)
     return batch * each / layout.pipeline
 
 
@@ -358,7 +397,7 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     layout = steps.layout
 
     def is_bound(batch: int) -> bool:
-        work = Work((), batch, batch * context)
+        work = steps.work((), batch, batch * context)
         touched = [1 - (1 - layer.topk / layer.experts) ** (batch * layout.data) for layer in steps.model.experts]
         moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
         return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
@@ -373,9 +412,9 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     return high
 
 
-def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings) -> SimulationResult | None:
+def _simulate(setup: EngineSetup, load: ServingLoad) -> SimulationResult | None:
     """Return the simulation of a load; None without one."""
-    lengths = load.lengths(SPREAD)
+    steps, settings, lengths = setup.steps, setup.settings, setup.lengths(load)
     if load.requests:
         return simulate(load.requests, settings, steps)
     if load.rate is not None:

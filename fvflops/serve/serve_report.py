@@ -198,7 +198,8 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     if estimate.model.experts:
         yield "each token chooses its experts at random, some more often than others"
     if estimate.model.encoder:
-        yield "without the time of the encoder and of attention to its tokens, which are not estimated"
+        length = format_thousands(estimate.load.mean_input)
+        yield f"the encoder reads prompts of {length} tokens whole; the decoder starts from one token"
 
 
 def _encode(estimate: ServingEstimate) -> dict[str, Any]:

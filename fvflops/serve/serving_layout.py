@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fvflops.serve.serving_model import ServingError, ServingModel
+from fvflops.serve.serving_model import Projection, ServingError, ServingModel
 
 
 class Precision(NamedTuple):
@@ -67,17 +68,21 @@ class ServingLayout:
 
     def weight_bytes(self, model: ServingModel) -> float:
         """Return the bytes of weights on one GPU; embeddings, logits and routers are in bf16."""
-        precision = WEIGHTS[self.weights]
-        only_experts = precision.only_experts and bool(model.experts)
-        total = 0.0
-        counted = 0
-        for item, count in model.projections.items():
-            quantized = item.is_quantized and not only_experts
-            share = max(1 / self.tensor, 1 / item.heads if item.heads else 0.0) if item.divided else 1.0
-            total += count * item.elements * share * (precision.nbytes if quantized else 2.0)
-            counted += count * item.elements
+        total = self.product_bytes(model, model.projections) + self.product_bytes(model, model.encoder)
+        counted = sum(count * item.elements for item, count in (*model.projections.items(), *model.encoder.items()))
         for layer, count in model.experts.items():
-            total += count * layer.elements * precision.nbytes / (self.tensor * self.data)
+            total += count * layer.elements * WEIGHTS[self.weights].nbytes / (self.tensor * self.data)
             counted += count * layer.elements
         others = max(0, model.parameters - counted)
         return (total + 2.0 * others / self.tensor) / self.pipeline
+
+    def product_bytes(self, model: ServingModel, products: Mapping[Projection, int]) -> float:
+        """Return the bytes of the weights of a model's products on one rank of tensor parallelism, of all layers."""
+        precision = WEIGHTS[self.weights]
+        only_experts = precision.only_experts and bool(model.experts)
+        total = 0.0
+        for item, count in products.items():
+            quantized = item.is_quantized and not only_experts
+            share = max(1 / self.tensor, 1 / item.heads if item.heads else 0.0) if item.divided else 1.0
+            total += count * item.elements * share * (precision.nbytes if quantized else 2.0)
+        return total

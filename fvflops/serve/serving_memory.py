@@ -59,10 +59,12 @@ def find_memory(
     utilisation: float = 0.9,
     step_tokens: int = 8192,
     step_sequences: int = 256,
+    encoded: int = 0,
 ) -> ServingMemory:
     """Return how a GPU's memory is used for sequences of up to `length` tokens.
 
-    `step_tokens` and `step_sequences` are the most of one step. A device whose memory is not known raises ServingError.
+    `step_tokens` and `step_sequences` are the most of one step, `encoded` the tokens of `length` that an encoder reads.
+    A device whose memory is not known raises ServingError.
     """
     if device.memory is None:
         raise ServingError(f"the memory of {device.name} is not known: add memory to it, in bytes")
@@ -78,7 +80,7 @@ def find_memory(
         graphs=GRAPHS,
         reserve=CONTEXT + (NCCL if layout.gpus > 1 else 0),
         token=token / layout.pipeline,
-        sequence=sequence_bytes(model.cache, length, element, ranks=ranks) / layout.pipeline,
+        sequence=sequence_bytes(model.cache, length, element, ranks=ranks, encoded=encoded) / layout.pipeline,
         length=length,
         replicas=layout.data,
     )
@@ -89,7 +91,7 @@ def _activation_bytes(model: ServingModel, layout: ServingLayout, tokens: int, s
     widest = max(
         _width(item.columns, item.divided == "columns", layout.tensor)
         + _width(item.inner, item.divided == "rows", layout.tensor)
-        for item in model.projections
+        for item in (*model.projections, *model.encoder)
         if not item.per_sequence
     )
     for layer in model.experts:
@@ -104,7 +106,11 @@ def _width(size: int, is_divided: bool, ranks: int) -> float:
     return size / ranks if is_divided else float(size)
 
 
-def weights_read(model: ServingModel, layout: ServingLayout, experts: float) -> float:
-    """Return the bytes of weights that a step reads on one GPU, with a part of the experts' (0 to 1)."""
+def weights_read(model: ServingModel, layout: ServingLayout, experts: float, *, encodes: bool = False) -> float:
+    """Return the bytes of weights that a step reads on one GPU, with a part of the experts' (0 to 1).
+
+    An encoder's are among them where the step `encodes`.
+    """
     idle = sum(count * layer.elements for layer, count in model.experts.items()) * WEIGHTS[layout.weights].nbytes
-    return layout.weight_bytes(model) - (1 - experts) * idle / layout.gpus
+    read = layout.weight_bytes(model) - (1 - experts) * idle / layout.gpus
+    return read if encodes else read - layout.product_bytes(model, model.encoder) / layout.pipeline

@@ -13,7 +13,7 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network
 from fvflops.reports.display import Displayed
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.serve_model import SPREAD, EngineSetup, ServingLoad, check_layout, prepare_engine
+from fvflops.serve.serve_model import EngineSetup, ServingLoad, check_layout, prepare_engine
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_model import ServingError, ServingModel
 from fvflops.serve.simulation.rate_search import LatencyLimits
@@ -118,6 +118,7 @@ def search_serving(
     """
     device, load, limits = resolve_device(device), load or ServingLoad(), limits or LatencyLimits(at="p95")
     serving = model if isinstance(model, ServingModel) else record_serving(model)[0]
+    load = load.read_by(serving)
     points: list[ServingPoint] = []
     unfit: list[Unfit] = []
     for layout in _list_layouts(serving, gpus, precisions):
@@ -188,12 +189,14 @@ def _raise_clients(
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad, clients: int, prefill: int, decoding: int) -> SimulationResult:
-    lengths = load.lengths(SPREAD)
+    lengths = setup.lengths(load)
     loop = ClosedLoop(clients, client_requests(max(_ROUNDS * clients, 8), lengths))
     if not prefill:
         return simulate(loop, setup.settings, setup.steps)
     layout, model = setup.steps.layout, setup.steps.model
-    token = sum(item.token for item in model.cache) * CACHES[layout.cache]
+    # An encoder's tokens are kept by layers of cross attention only.
+    kept = [item for item in model.cache if not model.cross_attention or item.kind == "cross attention"]
+    token = sum(item.token for item in kept) * CACHES[layout.cache]
     network = setup.steps.kernels.network
     bandwidth = network.between.bandwidth if network is not None else setup.steps.kernels.processor("bf16").bandwidth
     others = Disaggregation(
