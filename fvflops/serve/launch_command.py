@@ -60,7 +60,8 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
         "pipeline": layout.pipeline if layout.pipeline > 1 else None,
         "data": layout.data if layout.data > 1 else None,
         "expert": ("" if engine == "vllm" else layout.expert) if layout.expert > 1 else None,
-        "length": memory.length,
+        # Engines count the decoder's tokens.
+        "length": memory.length - (estimate.load.mean_input if estimate.model.cross_attention else 0),
         "utilisation": estimate.load.utilisation,
         "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
     }
