@@ -83,8 +83,8 @@ class ServingModel:
 
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
     are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
-    hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products that
-    run once a request for each token of an encoder, keys and values of cross attention among them, and
+    hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products
+    that run once a request for each token of an encoder, keys and values of cross attention among them, and
     `encoder_kernels` its normalisations and activation functions. It reads `encoded` tokens of each request, 0 where as
     many as the request has.
     """
