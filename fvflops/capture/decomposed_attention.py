@@ -64,7 +64,6 @@ def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
 
 
 def pairs_of_node(node: Any) -> Pairs | None:
-    """Return the pairs of the attention that created an autograd node, or None."""
     return node.metadata.get(_MARK)
 
 
@@ -72,8 +71,6 @@ def find_pairs(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, unmasked: int | None, *, is_causal: bool
 ) -> Pairs:
     """Return the pairs of an attention with a mask of `unmasked` entries, a causal mask, or none.
-
-    A causal mask starts at the first query and key.
 
     >>> find_pairs(torch.empty(1, 3, 8), torch.empty(1, 2, 8), None, None, is_causal=True)
     Pairs(unmasked=5, all=6, queries=3, keys=2)
@@ -139,10 +136,7 @@ class CountedMask(ExplicitValue):
 
 
 def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
-    """Return the arguments of a call of flex attention with the pairs of its block mask counted.
-
-    `has_values` returns whether tensors have values; if not, the arguments are returned unchanged.
-    """
+    """Return a call of flex attention with the pairs of its block mask counted, where `has_values` says they can be."""
     mask = args[position]
     start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]

@@ -47,7 +47,6 @@ class Patch:
         self._original: Function = self._inherited
 
     def wrapped(self, wrap: Wrap) -> AbstractContextManager[None]:
-        """Wrap the function while the context lasts; `wrap` returns the replacement of the function it is passed."""
         return wrapped([(self, wrap)])
 
     def _add(self, wrap: Wrap) -> None:

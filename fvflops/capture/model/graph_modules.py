@@ -214,7 +214,6 @@ def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
 
 
 def _is_guard(module: nn.Module) -> bool:
-    """Return whether a module is the one with which torch.export checks its inputs."""
     return type(module).__name__ == "GuardsFn"
 
 

@@ -16,10 +16,7 @@ from fvflops.torch_internals import is_wrapper_subclass
 
 
 def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = MappingProxyType({})) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device; its buffers have their values.
-
-    In place of modules that are keys of `replaced` it has copies of the values.
-    """
+    """Return a copy on meta with the buffers' values; modules in `replaced` are replaced by copies of the values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_empty_on_meta(parameter), parameter.requires_grad)

@@ -295,5 +295,4 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
 
 
 def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all tensors are strided and of torch's classes."""
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}

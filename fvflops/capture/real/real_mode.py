@@ -202,11 +202,9 @@ class RecordingMode(SubclassAwareMode):
         return result
 
     def for_thread(self) -> RecordingMode:
-        """Return a mode with the same recorder for another thread of the run."""
         return RecordingMode(self.recorder, self._undo_log)
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have values: not on the meta device."""
         return have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:

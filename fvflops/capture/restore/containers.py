@@ -120,7 +120,6 @@ class ContainerSnapshot:
         return cls, attributes, *(() if accessors.slots is None else self._save(accessors.slots, item))
 
     def _save(self, kind: Kind, item: Any) -> list[Any]:
-        """Save an object's contents; return the objects to visit next."""
         before = kind.read(item)
         self._states.append((kind, item, before))
         return _visitable(before)
@@ -282,7 +281,6 @@ def restore_tensor(state: TensorState) -> None:
 
 
 def _data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the storage, offset, shape and strides of a tensor."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 

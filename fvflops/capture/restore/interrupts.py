@@ -222,7 +222,6 @@ class _Handlers:
             self.open = was_open
 
     def _call_all(self) -> BaseException | None:
-        """Call all pending handlers and return the first exception."""
         first = None
         try:
             while self._pending:

@@ -218,7 +218,6 @@ class ShapeCall(NamedTuple):
     def with_replaced(
         self, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with tensors and devices replaced."""
         return substitute((tuple(self.args), dict(self.kwargs)), tensor, device)
 
 

@@ -50,7 +50,6 @@ class ShapeParameters:
         return shape_copy
 
     def in_values(self, values: Any) -> Any:
-        """Return nested values with tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
     def replace_in(self, model_index: ModelIndex, scripts: Iterable[ScriptCopy]) -> None:

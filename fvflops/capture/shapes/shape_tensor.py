@@ -55,7 +55,6 @@ class StorageRef:
 
 
 def own_index(ref: StorageRef) -> int:
-    """Return a storage's index in the run that created it."""
     return ref.index
 
 
@@ -120,7 +119,6 @@ class ShapeStorage:
     size = __len__ = nbytes
 
     def resize_(self, nbytes: int) -> ShapeStorage:
-        """Record a new allocation."""
         if isinstance(self._storage_ref, OwnedStorage):
             self._storage_ref.resize(nbytes)
         return self
@@ -162,11 +160,9 @@ class ShapeTensor(torch.Tensor):
         return f"ShapeTensor({self.metadata.spec}, device={self.metadata.device})"
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        """Raise DataDependentError."""
         raise self.storage_ref.mode.missing_value("Tensor.numpy")
 
     def tolist(self) -> NoReturn:
-        """Raise DataDependentError."""
         raise self.storage_ref.mode.missing_value("Tensor.tolist")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
@@ -199,7 +195,6 @@ class ShapeTensor(torch.Tensor):
         return self.metadata.device.type == "cpu"
 
     def get_device(self) -> int:
-        """Return the device index, -1 for the CPU."""
         return -1 if self.metadata.device.index is None else self.metadata.device.index
 
     @property

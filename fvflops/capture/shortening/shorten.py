@@ -55,10 +55,7 @@ class Shortened:
         return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-        """Return the full model's (name, item) pairs from the shortened model's, in order.
-
-        Parameters in the order of `named_parameters` stay in that order.
-        """
+        """Return the full model's (name, item) pairs from the shortened model's, in order, as of `named_parameters`."""
         items = list(named)
         for run in reversed(self.runs):
             items = list(repeat_periods(items, run))

@@ -112,11 +112,9 @@ class ExportedMemory:
         return index in self._exports
 
     def includes_any(self, indices: Iterable[int]) -> bool:
-        """Return whether one of these storages was exported."""
         return bool(self._exports) and not self._exports.keys().isdisjoint(indices)
 
     def site_of(self, index: int) -> Site | None:
-        """Return where a storage was exported, None if it was not."""
         export = self._exports.get(index)
         return None if export is None else export.site
 
@@ -152,7 +150,6 @@ class ExportedMemory:
                 self._exports[index].update()
 
     def forget(self, index: int) -> None:
-        """Discard a freed storage."""
         self._exports.pop(index, None)
 
     def _find(self, address: int) -> Export | None:

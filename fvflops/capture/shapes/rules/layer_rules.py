@@ -20,10 +20,7 @@ _FAST_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def recurrent_layer(
     input: torch.Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *options: Any
 ) -> Any:
-    """Return the outputs, time-major in memory, and the last states; torch's own rules run every time step.
-
-    Of an LSTM, `hx` are the hidden and the cell states, and both are returned.
-    """
+    """Return the outputs, time-major in memory, and the last states; torch's own rules run every time step."""
     bidirectional, batch_first = options[2:]
     hidden, *cell = [hx] if isinstance(hx, torch.Tensor) else hx
     steps, batch = input.shape[1::-1] if batch_first else input.shape[:2]
@@ -143,7 +140,6 @@ def embedding_bag(
 
 
 def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Return the results of the op without gradients, whose bag sizes have another length."""
     return embedding_bag(*args, **kwargs, forward_only=True)
 
 

@@ -52,7 +52,6 @@ def scaled_grouped_mm(offsets: int, dtype: int, self: torch.Tensor, mat2: torch.
 
 
 def geqrf(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the packed QR factors and the scales of the Householder reflectors."""
     *batch, rows, columns = self.shape
     return _column_major_like(self), self.new_empty((*batch, min(rows, columns)))
 
