@@ -122,7 +122,6 @@ class _Walk:
             self._changes[number] += 1
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, the ones alive at the end last."""
         return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
 
     def _take(self, block: Block, number: int) -> Block | None:
@@ -237,10 +236,7 @@ def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
 
 
 def describe_estimated(step: RankStep, *, has_buffers: bool = False) -> Iterator[str]:
-    """Yield one line for each part of a step's memory that was not recorded; `has_buffers`: of gradients.
-
-    Microbatches in flight that were not recorded have activations like the recorded one's.
-    """
+    """Yield a line for each part of the memory that was not recorded; `has_buffers`: of gradients."""
     if _averages(step) and not has_buffers:
         yield "DDP buckets, as large as the gradients"
     in_flight = max(_in_flight(step.actions), default=1)

@@ -176,10 +176,7 @@ class Workload:
         )
 
     def _time_parts(self, program: StepProgram) -> tuple[float, float, float]:
-        """Return the seconds of the modules of the first pipeline stage, of all layers, and of all else.
-
-        They are kernels and collectives one after the other, without the host and FSDP2's copies.
-        """
+        """Return the seconds of kernels and collectives in the first stage's modules, in all layers, in all else."""
         if isinstance(self.stages, str):
             return 0.0, 0.0, 0.0
         timer, sums = self.timing.timer(), [0.0, 0.0, 0.0]

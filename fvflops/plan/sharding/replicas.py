@@ -37,7 +37,6 @@ class Replicas:
     parameters: tuple[tuple[Gradient, ...], ...]
 
     def shards(self) -> Shards:
-        """Return this rank's shards of the parameters of all stages."""
         items = [item for stage in self.parameters for item in divide_parameters(stage)]
         return Shards(items, self.group)
 
@@ -104,10 +103,7 @@ def _reduced(gradients: Iterable[Gradient], device: str) -> Iterator[Gradient]:
 
 
 def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
-    """Return the calls of an action of some kind for gradients, or for parameters that are gathered.
-
-    The last of each group and dtype is the collective.
-    """
+    """Return the calls of an action of some kind for gradients, or for parameters; the last is the collective."""
     return {"allreduce": average_gradients, "reduce_scatter": scatter_gradients, GATHERING: gather_parameters}[kind](
         gradients
     )
