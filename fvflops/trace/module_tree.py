@@ -75,7 +75,6 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleInfo:
-        """The root module, named ''."""
         return self.by_name[""]
 
     def modules(self) -> Iterator[ModuleInfo]:
@@ -188,7 +187,6 @@ def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], 
 
 
 def _distinct(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
-    """Yield each tensor under its first name only."""
     seen: set[int] = set()
     for tensor in tensors:
         if tensor.identity not in seen:
