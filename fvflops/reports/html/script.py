@@ -66,10 +66,7 @@ def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] =
 
 
 def order_modules(*entries: str) -> list[str]:
-    """Return the paths of modules and of all that they import, each after its own imports.
-
-    A cycle raises ValueError.
-    """
+    """Return the paths of modules and all that they import, each after its own imports; a cycle raises ValueError."""
     ordered: list[str] = []
 
     def visit(name: str, above: tuple[str, ...]) -> None:
