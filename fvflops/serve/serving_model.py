@@ -47,7 +47,6 @@ class Projection(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements of the weight."""
         return self.columns * self.inner
 
 
@@ -287,7 +286,6 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
 
 
 def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
-    """Return the sizes of a module's own parameters, each sorted."""
     info = trace.modules.by_name.get(module)
     return [sorted(parameter.spec.shape) for parameter in info.parameters] if info else []
 

@@ -9,10 +9,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens of a request and when it arrives.
-
-    `arrival` is in seconds; `prefix_tokens` of the input are found in the engine's prefix cache.
-    """
+    """Tokens of a request and its arrival in s; `prefix_tokens` of the input are in the engine's prefix cache."""
 
     arrival: float
     input_tokens: int
@@ -20,7 +17,6 @@ class Request:
     prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check that there is something to compute."""
         if self.input_tokens < 1 or self.output_tokens < 1:
             raise ValueError(f"{self}: a request has at least one input and one output token")
         if not 0 <= self.prefix_tokens <= self.input_tokens:
@@ -29,22 +25,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of generated requests: uniform between two bounds.
-
-    `hit_rate` of each input is found in the prefix cache.
-    """
+    """Token counts of requests, uniform between two bounds; `hit_rate` of each input is in the prefix cache."""
 
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     hit_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the hit rate."""
         if not 0 <= self.hit_rate <= 1:
             raise ValueError(f"hit_rate is a share between 0 and 1, got {self.hit_rate}")
 
     def draw(self, random: Random, arrival: float) -> Request:
-        """Return a request of random lengths."""
         tokens = random.randint(*self.input_tokens)
         return Request(arrival, tokens, random.randint(*self.output_tokens), int(tokens * self.hit_rate))
 
@@ -60,7 +51,6 @@ class ClosedLoop:
     requests: Iterable[Request]
 
     def __post_init__(self) -> None:
-        """Check that there is a client."""
         if self.clients < 1:
             raise ValueError(f"a closed loop has at least one client, got {self.clients}")
 
