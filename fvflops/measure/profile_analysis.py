@@ -313,7 +313,6 @@ def _ends_of_modules(trace: Trace) -> dict[int, str]:
 
 
 def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return a model's parameters and its inputs."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     return [*parameters, *tensors_of((args, dict(kwargs)))]
 

@@ -55,7 +55,6 @@ class ProfileRow:
 
     @property
     def bytes(self) -> int:
-        """The bytes read and written."""
         return self.read + self.written
 
     @property

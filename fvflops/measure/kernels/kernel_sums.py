@@ -87,7 +87,6 @@ def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
 
 
 def event_name(event: KernelEvent) -> str:
-    """Return the name of an event's row."""
     return MODULE_CALL if event.kind == "module" else event.name
 
 

@@ -127,7 +127,6 @@ class CallObserver:
             self._attach(model)
 
     def start(self) -> None:
-        """Observe calls from now on."""
         self._calls, self._inside, self._active = [], None, True
 
     def stop(self) -> list[ModelCall]:

@@ -303,7 +303,6 @@ class StepCosts:
         return True
 
     def needs_recording(self, work: StepWork) -> bool:
-        """Return whether a step of this work has to be recorded."""
         return self._is_recorded(work) and self.needs_batch(work.recorded)
 
     def needs_batch(self, key: Hashable) -> bool:
