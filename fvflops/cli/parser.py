@@ -88,7 +88,6 @@ class Parser(argparse.ArgumentParser):
         return {name: parser for action in subparsers for name, parser in action.choices.items()}
 
     def options(self) -> list[argparse.Action]:
-        """Return the options with a help text."""
         return [action for action in self._actions if action.option_strings and action.help != argparse.SUPPRESS]
 
     def positionals(self) -> list[argparse.Action]:

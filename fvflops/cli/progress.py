@@ -88,10 +88,7 @@ class Progress:
         self._start = clock()
 
     def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
-        """Draw the bar at `done` of `total` runs, or another `noun`, followed by a note.
-
-        A line that is longer than the terminal is truncated.
-        """
+        """Draw the bar at `done` of `total` runs, or another `noun`, and a note, truncated to the terminal's width."""
         elapsed = self._clock() - self._start
         if (elapsed * total / done if done else elapsed) < _MIN_SECONDS or not self._stream.isatty():
             return

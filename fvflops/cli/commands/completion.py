@@ -125,7 +125,6 @@ def shorten_help(text: str) -> str:
 
 
 def takes_value(option: argparse.Action) -> bool:
-    """Return whether an option takes a value that is completed."""
     return option.nargs not in (0, "?")
 
 
