@@ -27,7 +27,6 @@ class MetricCounts:
         self._counts = {} if existing is None else {existing.metric: existing}
 
     def names(self) -> tuple[str, ...]:
-        """Return the available metrics."""
         return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
 
     def is_counted(self, name: str) -> bool:

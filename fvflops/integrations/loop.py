@@ -114,7 +114,6 @@ class RecordedLoop(Loop):
             self.recording.step()
 
     def _pause_step(self) -> None:
-        """Stop recording until `_begin_step` continues the step."""
         if self._open and self._in_step:
             self.recording.pause()
 

@@ -57,7 +57,6 @@ class Journal:
             yield append
 
     def remove(self) -> None:
-        """Remove the journal, whose rows are in the output."""
         with suppress(FileNotFoundError):
             os.remove(self.path)
 
