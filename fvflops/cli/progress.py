@@ -27,12 +27,6 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
 
     NO_COLOR overrides FORCE_COLOR and CLICOLOR_FORCE, which treat a pipe as a terminal without a width limit, and these
     override TERM=dumb; COLUMNS overrides the width that the terminal reports.
-
-    >>> import io
-    >>> find_terminal(io.StringIO(), {}) is None
-    True
-    >>> find_terminal(io.StringIO(), {"FORCE_COLOR": "1", "COLUMNS": "60"})
-    TerminalInfo(width=60, colour=True, encoding='utf-8')
     """
     forced = any(environment.get(name, "") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
     forced = forced and not environment.get("NO_COLOR")
@@ -103,10 +97,7 @@ class Progress:
 
 @contextmanager
 def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Name the work of the body while it takes longer than two seconds, on a terminal only.
-
-    A thread draws it, since the work itself calls nothing meanwhile.
-    """
+    """Name work of over two seconds on a terminal, drawn by a thread, as the work itself calls nothing meanwhile."""
     chosen = sys.stderr if stream is None else stream
     if not chosen.isatty():
         yield

@@ -19,6 +19,7 @@ Handle = Callable[[list[Any], list[Any]], Any]
 
 
 def get_shape(val: Any) -> list[int] | None:
+    """Return the shape of a value, None if it is no tensor."""
     shape: list[int] | None = val.type().sizes() if val.isCompleteTensor() else None
     return shape
 
@@ -68,10 +69,12 @@ def conv_flop_jit(inputs: list[Any], outputs: list[Any]) -> Counter[str]:
 
 
 def addmm_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count an `aten::addmm`."""
     return _numel(inputs[1]) * _shape(inputs[2])[-1]
 
 
 def linear_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count an `aten::linear`."""
     return _numel(inputs[0]) * _shape(inputs[1])[0]
 
 
@@ -81,6 +84,7 @@ def matmul_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def bmm_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count an `aten::bmm`."""
     return matmul_flop_jit(inputs, outputs)
 
 

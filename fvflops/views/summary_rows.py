@@ -20,10 +20,7 @@ _LEAST_SHARE = 0.01  # of the whole model, of such a row
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One operator of one module, submodules included; `counts` has one number for each heading.
-
-    `module` is canonical, "" for the whole model.
-    """
+    """An operator of a module (canonical, "" for the model) with its submodules; a number for each heading."""
 
     module: str
     operator: str

@@ -206,10 +206,7 @@ def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:
-    """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch.
-
-    The body of a loop counts once: the graph does not contain the trip count.
-    """
+    """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch, of a loop's body once."""
 
     def kinds(block: Any) -> Iterator[str]:
         for node in block.nodes():

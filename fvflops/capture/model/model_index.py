@@ -151,10 +151,7 @@ class ModelIndex:
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
-    """Return the module tree of a model, or of a method's module; a function becomes a root without children.
-
-    Raises ValueError for uninitialised lazy parameters.
-    """
+    """Return a model's or method's module tree, a root for a function; ValueError for uninitialised parameters."""
     return ModelIndex(model).tree
 
 

@@ -213,10 +213,7 @@ class RunPosition(ThreadState):
         return "backward"
 
     def owner_of(self, node: Any) -> int:
-        """Return the stack under which an autograd node was created, `BEFORE` if that was not recorded.
-
-        The innermost module of the stack owns the backward ops of the node.
-        """
+        """Return the stack under which a node was created, whose innermost module owns its ops; `BEFORE` if unknown."""
         if type(node).__name__ == _ACCUMULATES:
             key = id(node.variable)
             stack = self._owner_stacks.get(key)

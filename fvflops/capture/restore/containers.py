@@ -285,10 +285,7 @@ def _data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool | None:
-    """Return whether a tensor is a leaf, or None if autograd raises.
-
-    It raises for one of several views, such as FSDP's parameters, whose base was written to.
-    """
+    """Return whether a tensor is a leaf, None if autograd raises, as for views (FSDP's) whose base was written to."""
     try:
         return tensor.is_leaf
     except RuntimeError:

@@ -202,10 +202,7 @@ class OpCache:
 
 
 class ShapeCall(NamedTuple):
-    """A call of an op in shape execution.
-
-    `tensors` are its argument tensors in order, `reads` their storages' indices, `key` its key in the cache.
-    """
+    """A call in shape execution: `tensors` in order, `reads` their storages' indices, `key` its key in the cache."""
 
     func: Any
     op: OpCache

@@ -59,10 +59,7 @@ def own_index(ref: StorageRef) -> int:
 
 
 class OwnedStorage(StorageRef):
-    """A reference to a storage that the run created; records that it is freed.
-
-    It has no `recorder` while its memory is freed by `resize`.
-    """
+    """A reference to a storage of the run, which records its free; without `recorder` while `resize` has freed it."""
 
     __slots__ = ("recorder",)
 

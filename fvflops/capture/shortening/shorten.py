@@ -87,13 +87,6 @@ def shorten(
     and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
 
     None, with the model unchanged, if nothing can be left out.
-
-    >>> layers = [nn.Linear(4, 4) for _ in range(9)]
-    >>> model = nn.Sequential(*layers)
-    >>> shortened = shorten(model, (torch.ones(1, 4),))
-    >>> expansion = shortened.expand(record_call(model, (torch.ones(1, 4),)))
-    >>> len(model), model[3] is layers[8], len(expansion.trace.modules.by_name)
-    (4, True, 10)
     """
     runs = find_layer_runs(model, {id(module) for module in marked})
     if not runs:

@@ -54,10 +54,6 @@ def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
 
     The first dimension of every tensor is the batch, the second dimension of token ids is the sequence. Tensors that
     differ in their first dimension, and a sequence that `ranks` does not divide, raise PlanError.
-
-    >>> tokens = torch.ones(2, 16, dtype=torch.int64)
-    >>> resize_inputs((tokens, {"mask": tokens}), batch=3, ranks=4)[1]["mask"].shape
-    torch.Size([3, 4])
     """
     tensors = list(tensors_of(inputs))
     if len({tensor.shape[0] for tensor in tensors if tensor.ndim}) != 1:

@@ -42,10 +42,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Clients that each issue a request, wait for its last token, and issue the next one.
-
-    Arrival times of `requests` are ignored: every client begins at second 0.
-    """
+    """Clients that issue a request after the last one's last token, from second 0 on whatever the arrival times."""
 
     clients: int
     requests: Iterable[Request]
@@ -83,10 +80,7 @@ def client_requests(count: int, lengths: Lengths, *, seed: int = 0) -> Iterator[
 
 
 def read_requests(path: str | Path) -> list[Request]:
-    """Read requests from a CSV file with columns `arrival`, `input_tokens`, `output_tokens`, in order of arrival.
-
-    A column `prefix_tokens` is optional.
-    """
+    """Read requests in order of arrival from CSV: arrival, input_tokens, output_tokens, optional prefix_tokens."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         missing = {"arrival", "input_tokens", "output_tokens"} - set(reader.fieldnames or ())

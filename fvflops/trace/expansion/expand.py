@@ -71,10 +71,7 @@ def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, 
 
 
 class ExpandedEvents:
-    """The events of the full model, as rows of a Trace's columns.
-
-    `positions` are the indexes of the recorded events among them, and the number of all events.
-    """
+    """The full model's events as rows; `positions` are the recorded events' indexes there, then the number of all."""
 
     def __init__(
         self,
@@ -230,10 +227,7 @@ class ExpandedEvents:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A Trace of a full model.
-
-    `positions` is the index of each event of the recording among its events; one more is the number of all events.
-    """
+    """A full model's Trace; `positions` are the recorded events' indexes there, then the number of all."""
 
     trace: Trace
     positions: Sequence[int]

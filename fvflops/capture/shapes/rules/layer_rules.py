@@ -177,10 +177,7 @@ def flex_attention_backward(
 def dense_strided(
     like: torch.Tensor, shape: Sequence[int], stride_order: Sequence[int], *, last_innermost: bool = False
 ) -> torch.Tensor:
-    """Return a dense tensor whose dimensions are ordered in memory by `stride_order`.
-
-    `last_innermost`: the last dimension is innermost regardless of that order.
-    """
+    """Return a dense tensor with dimensions in memory by `stride_order`, the last innermost if `last_innermost`."""
     inner_first = sorted(range(len(shape)), key=lambda dim: stride_order[dim])
     if last_innermost and inner_first[0] != len(shape) - 1:
         inner_first.remove(len(shape) - 1)
