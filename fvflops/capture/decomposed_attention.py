@@ -14,7 +14,7 @@ from fvflops.capture.recorder.tensor_specs import ExplicitValue, nodes_between
 from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
-from fvflops.trace import Signature, TensorSpec, tensors_in
+from fvflops.trace import Signature, tensors_in
 
 SOFTMAX = "aten::_safe_softmax"
 PRODUCTS = frozenset({"aten::bmm", "aten::mm", SOFTMAX})
@@ -40,9 +40,8 @@ def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
     """Return the signature of a product or the softmax with the number of unmasked pairs as values of its matrix."""
     if pairs.unmasked == pairs.all and signature.op != SOFTMAX:
         return signature
-    matrix = next(
-        (spec for spec in tensors_in((*signature.outputs, *signature.inputs)) if _is_matrix_of(spec, pairs)), None
-    )
+    specs, sizes = tensors_in((*signature.outputs, *signature.inputs)), sorted((pairs.queries, pairs.keys))
+    matrix = next((spec for spec in specs if sorted(spec.shape[-2:]) == sizes), None)
     if matrix is None:
         return signature
     values = () if pairs.unmasked is None else (matrix.numel * pairs.unmasked // max(1, pairs.all),)
@@ -51,10 +50,6 @@ def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
     items = outputs if matrix in outputs else inputs
     items[items.index(matrix)] = marked
     return replace(signature, inputs=tuple(inputs), outputs=tuple(outputs))
-
-
-def _is_matrix_of(spec: TensorSpec, pairs: Pairs) -> bool:
-    return sorted(spec.shape[-2:]) == sorted((pairs.queries, pairs.keys))
 
 
 def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from fvflops.text import nearest, printable, suggest
@@ -123,7 +123,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            text = _describe_choices(map(str, action.choices), str(value))
+            names = [str(choice) for choice in action.choices]
+            text = f"must be one of {', '.join(names)}; got {str(value)!r}{suggest(str(value), names)}"
             others = [other for other in self.options() if other.dest == action.dest and other.metavar == "FILE"]
             if others and os.path.splitext(str(value))[1]:
                 text += f": a file is for {others[0].option_strings[0]} {value}"
@@ -174,11 +175,6 @@ def add_options(parser: argparse._ActionsContainer, text: str, **settings: Mappi
         elif not options.keys() & {"action", "choices"}:
             options["action"] = "store_true"
         container.add_argument(*(name.rstrip(",") for name in names), help=" ".join(help.split()), **options)
-
-
-def _describe_choices(choices: Iterable[str], value: str) -> str:
-    names = list(choices)
-    return f"must be one of {', '.join(names)}; got {value!r}{suggest(value, names)}"
 
 
 def _describe_unknown(unknown: Sequence[str], command: Parser) -> str:

@@ -80,7 +80,9 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         children = {prefix_path(path, name): child for name, child in module.named_children()}
         passed = _passed_bodies(module)
         hidden |= {name for name, child in children.items() if _is_guard(child)}
-        hidden |= {prefix_path(path, name) for name, body in passed.items() if _has_no_tensors(body)}
+        hidden |= {
+            prefix_path(path, name) for name, body in passed.items() if not [*body.parameters(), *body.buffers()]
+        }
         inner = [by_id[id(body)] for body in passed.values()]
         bodies.update(inner)
         prefix = prefixes.get(position, path) if position in bodies else path
@@ -214,8 +216,5 @@ def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
 
 
 def _is_guard(module: nn.Module) -> bool:
+    """Return whether a module is the one with which torch.export checks its inputs."""
     return type(module).__name__ == "GuardsFn"
-
-
-def _has_no_tensors(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()]
