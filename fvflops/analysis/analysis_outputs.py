@@ -23,7 +23,6 @@ class AnalysisOutputs:
     """The outputs of an analysis, from its run."""
 
     def _analysed_run(self) -> AnalysedRun:
-        """Return the data of the analysis for views; runs the model if necessary."""
         raise NotImplementedError
 
     def _warnings_disabled(self) -> AbstractContextManager[None]:

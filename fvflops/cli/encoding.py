@@ -125,7 +125,6 @@ def is_ascii(stream: TextIO) -> bool:
 
 
 def _register(encoding: str) -> str:
-    """Register the error handler for streams of an encoding, and return its name."""
     name = f"fvflops-{codecs.lookup(encoding).name}"
     target = "ascii" if encoding.lower().startswith("utf") else encoding
 

@@ -102,7 +102,6 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
 
 
 def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
-    """Return the numbers of a row for one step."""
     return [
         row.ns / 1e9 / steps,
         row.ns / total if total else None,

@@ -89,7 +89,6 @@ class RecordedLoop(Loop):
         return self._recording
 
     def _begin(self, model: nn.Module, *, rank: int, **others: Any) -> None:
-        """Start the recording of a training, after ending one that was left open."""
         self._end()
         self._recording = record(
             model,

@@ -368,7 +368,6 @@ def _describe_mean(middle: int, runs: int) -> str:
 
 
 def _duration_of_run(trace: Trace) -> int:
-    """Return the time of a run from its first event to the end of its last."""
     ends = [(event.start_ns or 0) + (event.duration_ns or 0) for event in trace.events or ()]
     return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)
 

@@ -124,7 +124,6 @@ class RankModel:
 
     @cached_property
     def _checkpointed(self) -> tuple[str, ...]:
-        """The names, in the model, of checkpointed modules."""
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()

@@ -374,7 +374,6 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
 
 
 def _simulate(steps: EngineStep, load: ServingLoad, settings: EngineSettings) -> SimulationResult | None:
-    """Return the simulation of a load; None without one."""
     lengths = load.lengths(SPREAD)
     if load.requests:
         return simulate(load.requests, settings, steps)

@@ -198,7 +198,6 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
 
 
 def _encode(estimate: ServingEstimate) -> dict[str, Any]:
-    """Return the estimate as data."""
     return {
         "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
         "cache": [

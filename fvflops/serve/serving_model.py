@@ -219,7 +219,6 @@ def read_serving_model(
 
 
 def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
-    """Return module → calls of some ops."""
     scopes = trace.scopes()
     found: Counter[str] = Counter()
     for event in trace.events or ():
@@ -260,7 +259,6 @@ class _Call(NamedTuple):
 
 
 def _list_products(trace: Trace) -> Iterator[_Call]:
-    """Yield the products and attention calls of a recording in order."""
     scopes = trace.scopes()
     for event in trace.events or ():
         if event.kind != "op":

@@ -111,7 +111,6 @@ def _divide(
 def _evaluate(
     expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> None:
-    """Add the true elements of boxes by evaluating all elements."""
     lengths = _lengths(low, high)
     rank = len(lengths)
     boxes = max(1, _CHUNK // math.prod(lengths))

@@ -232,7 +232,6 @@ class _Handlers:
             first = error = None
 
     def _call_pending(self) -> BaseException | None:
-        """Call pending handlers until one raises, and return its exception."""
         while self._pending:
             number = next(iter(self._pending))
             frame = self._pending.pop(number)

@@ -112,7 +112,6 @@ def _rows(name: str, table: str) -> _Bytes:
 
 
 def _indexed_bytes(signature: Signature) -> int:
-    """Return the bytes of `self[indices]`."""
     spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
     by_axis = indices if isinstance(indices, tuple) else ()
     tensors = list(tensors_in(by_axis))

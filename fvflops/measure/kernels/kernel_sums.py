@@ -91,7 +91,6 @@ def event_name(event: KernelEvent) -> str:
 
 
 def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
-    """Return the outermost events."""
     group = set(indexes)
     outermost = []
     for index in indexes:
@@ -172,7 +171,6 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
 
 
 def _measure(event: KernelEvent, step_start: int) -> tuple[int | None, ...]:
-    """Return the values of _ALL_COLUMNS for an event."""
     duration = event.device_ns or event.duration_ns
     return event.start_ns - step_start, duration, event.before, event.after, event.peak
 

@@ -55,7 +55,6 @@ def has_kernels(path: str) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """Return the contents of a file, decompressed if it is compressed by gzip."""
     data = paths.read_bytes(path)
     if data.startswith(_GZIP):
         try:

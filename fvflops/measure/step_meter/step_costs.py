@@ -120,7 +120,6 @@ def _split(value: Hashable, sizes: list[int]) -> Hashable:
 
 
 def _is_one(sizes: tuple[int, ...], axis: tuple[int, ...]) -> bool:
-    """Return whether there is one size at all positions of an axis."""
     return len({sizes[index] for index in axis}) == 1
 
 

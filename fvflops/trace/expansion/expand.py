@@ -118,7 +118,6 @@ class ExpandedEvents:
         self._move(middle, end, high=high_after)
 
     def _move(self, begin: int, end: int, *, high: bool) -> None:
-        """Append events of the recording."""
         for position in range(begin, end):
             event = self._rows.events[position]
             self.positions.append(len(self.rows))

@@ -101,7 +101,6 @@ def linalg_eig(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _column_major_like(like: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of column-major matrices with the same shape."""
     return torch.empty_like(like.mT, memory_format=torch.contiguous_format).mT
 
 
