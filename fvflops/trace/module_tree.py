@@ -171,6 +171,15 @@ def modules_above(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts))]
 
 
+def index_children(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return name → the names one level below it, in order."""
+    children: dict[str, list[str]] = {}
+    for name in names:
+        if name:
+            children.setdefault(name.rpartition(".")[0], []).append(name)
+    return children
+
+
 def innermost(scope: tuple[str, ...]) -> str:
     """Return the innermost module of a scope, the last of its names; the model for an empty one."""
     return scope[-1] if scope else ""

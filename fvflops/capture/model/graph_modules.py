@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import ModuleInfo, ModuleTree
-from fvflops.trace.module_tree import modules_above
+from fvflops.trace.module_tree import index_children, modules_above
 
 # Where dynamo and torch.export name the exported model itself.
 _ROOTS = re.compile(r"^(L\['\w+'\]|L__self__|_export_root)(\.|$)")
@@ -166,10 +166,7 @@ def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
 
 def _in_tree_order(modules: Mapping[str, ModuleInfo]) -> dict[str, ModuleInfo]:
     """Return modules parents before children, with the children that they have now."""
-    children: dict[str, list[str]] = {}
-    for path in modules:
-        if path:
-            children.setdefault(path.rpartition(".")[0], []).append(path)
+    children = index_children(modules)
     ordered: dict[str, ModuleInfo] = {}
     pending = [""]
     while pending:

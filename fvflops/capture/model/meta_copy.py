@@ -1,9 +1,9 @@
-"""Copies of a model without weights, and casts of inputs to a dtype."""
+"""Copies of a model without weights, and changes of inputs, such as casts to a dtype."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,10 +39,15 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     >>> [tensor.dtype for tensor in cast_floats((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.bfloat16)]
     [torch.bfloat16, torch.int64]
     """
+    return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return nested inputs with each tensor in mappings, tuples and lists changed; other objects stay as they are."""
     if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: cast_floats(item, dtype) for name, item in value.items()}
+        return {name: map_tensors(item, change) for name, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(cast_floats(item, dtype) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return value

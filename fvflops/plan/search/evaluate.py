@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fvflops.capture.model.meta_copy import map_tensors
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
 from fvflops.garbage_collector import gc_paused
@@ -71,17 +72,7 @@ def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
         first = tensor[tuple(slice(size) for size in (1, *shape[1:]))]
         return first.expand(shape).contiguous()
 
-    return _map_tensors(inputs, resize)
-
-
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: _map_tensors(item, change) for name, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_map_tensors(item, change) for item in value)
-    return value
+    return map_tensors(inputs, resize)
 
 
 def _result_or_error(find: Callable[[nn.Module], T], model: nn.Module) -> T | str:
