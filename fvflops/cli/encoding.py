@@ -120,7 +120,6 @@ def _escape_markup(part: str) -> str:
 
 
 def is_ascii(stream: TextIO) -> bool:
-    """Return whether a stream is written in ASCII."""
     return codecs.lookup(stream.encoding or "utf-8").name == "ascii"
 
 

@@ -66,7 +66,6 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2."""
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -209,5 +208,4 @@ def write_usage(parser: Parser) -> str:
 
 
 def write_examples(lines: Sequence[str]) -> str:
-    """Return the examples of a command, as help shows them."""
     return "\n".join(["examples:", *(f"  {line}" for line in lines)]).replace("%", "%%")

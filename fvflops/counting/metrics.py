@@ -62,7 +62,6 @@ class Metric:
     of: str = ""
 
     def can_count(self, counts: MetricCounts) -> bool:
-        """Return whether its inputs are available."""
         if self.of in METRICS:
             return counts.is_counted(self.of) or METRICS[self.of].can_count(counts)
         return self.of != "table" or counts.table is not None

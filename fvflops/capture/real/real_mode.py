@@ -208,7 +208,6 @@ class RecordingMode(SubclassAwareMode):
         return have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Raise RuntimeError: in real execution nothing is assumed."""
         raise RuntimeError(f"{op}: nothing can be assumed in real execution, but {what} was")
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:

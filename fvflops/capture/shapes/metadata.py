@@ -147,7 +147,6 @@ def interned_count() -> int:
 
 @lru_cache(maxsize=1 << 14)
 def dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    """Return the interned spec of a strided tensor."""
     return TensorSpec(shape, dtype_name(dtype), str(device))
 
 

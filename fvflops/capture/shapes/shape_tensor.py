@@ -83,7 +83,6 @@ class OwnedStorage(StorageRef):
 
     @property
     def nbytes(self) -> int:
-        """The allocated bytes."""
         return self.recorder.storages[self.index][0] if hasattr(self, "recorder") else 0
 
     def resize(self, nbytes: int) -> None:
@@ -175,7 +174,6 @@ class ShapeTensor(torch.Tensor):
         return self.clone()
 
     def untyped_storage(self) -> ShapeStorage:  # type: ignore[override]
-        """Return the tensor's storage, without memory."""
         return ShapeStorage(torch.Tensor.untyped_storage(self), self.storage_ref)
 
     @property

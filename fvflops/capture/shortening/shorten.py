@@ -62,7 +62,6 @@ class Shortened:
         return items
 
     def restore(self) -> None:
-        """Restore the layers that the model lacks."""
         for module, children in self._children:
             module._modules = children
         for module, name, value in self._attributes:

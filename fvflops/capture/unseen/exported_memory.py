@@ -40,7 +40,6 @@ def find_address(storage: torch.UntypedStorage) -> int:
 
 
 def read_sample(address: int, nbytes: int) -> Sample:
-    """Return a sample of memory: its start and its middle."""
     if nbytes < 2 * SAMPLE_BYTES:
         return read_fewer[nbytes](MEMORY, address)
     return read_bytes(MEMORY, address) + read_bytes(MEMORY, address + (nbytes >> 1))

@@ -64,7 +64,6 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def bytes_in(value: Value) -> int:
-    """Return the bytes of all tensors in a value."""
     return sum(map(bytes_of, tensors_in(value)))
 
 

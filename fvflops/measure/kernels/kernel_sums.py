@@ -273,7 +273,6 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
 
 
 def list_calls(calls: Iterable[tuple[str, int]]) -> str:
-    """Return the most frequent calls as text."""
     ops = [f"{name} ×{count}" for name, count in calls]
     more = f" and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else ""
     return ", ".join(ops[:_MAX_OPS]) + more

@@ -50,7 +50,6 @@ def read_document(path: str) -> ChromeTrace:
 
 
 def has_kernels(path: str) -> bool:
-    """Return whether a chrome trace has events of category "kernel"."""
     return _KERNEL.search(_read(path)) is not None
 
 

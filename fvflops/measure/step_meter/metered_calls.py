@@ -136,7 +136,6 @@ class CallObserver:
         return calls
 
     def remove(self) -> None:
-        """Remove the hooks."""
         self._active = False
         for handle in self._handles:
             handle.remove()

@@ -24,7 +24,6 @@ _STYLE = re.compile(r"""("[^"]*")|/\*[\s\S]*?\*/|\s*([{};,])\s*|(:)\s+|(\s)\s*""
 
 
 def minify_script(text: str) -> str:
-    """Return JavaScript without comments and needless whitespace."""
     return _TOKENS.sub(_shorten, text)
 
 
@@ -40,7 +39,6 @@ def _shorten(found: re.Match[str]) -> str:
 
 
 def minify_style(text: str) -> str:
-    """Return CSS without comments and needless whitespace."""
     short = _STYLE.sub(lambda found: found[1] or found[2] or found[3] or (found[4] and " ") or "", text)
     return short.replace(";}", "}").strip()
 
