@@ -149,7 +149,10 @@ class PerStep:
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class StepCount:
-    """Cost of one step by phase (`flops` and `macs` by any convention), and op → calls of the unsupported ops."""
+    """Cost of one step by phase, and op → calls of the unsupported ops.
+
+    `flops` counts a multiply-add as 2, whatever the convention of `by_phase`; both are 0 where the metric is not flops.
+    """
 
     by_phase: Counter[str]
     unsupported: Counter[str]

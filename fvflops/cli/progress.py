@@ -97,7 +97,10 @@ class Progress:
 
 @contextmanager
 def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Name work of over two seconds on a terminal, drawn by a thread, as the work itself calls nothing meanwhile."""
+    """Name the work of the body while it takes longer than two seconds, on a terminal only.
+
+    A thread draws it, since the work itself calls nothing meanwhile.
+    """
     chosen = sys.stderr if stream is None else stream
     if not chosen.isatty():
         yield

@@ -206,7 +206,10 @@ def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:
-    """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch, of a loop's body once."""
+    """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch.
+
+    The body of a loop counts once: the graph does not contain the trip count.
+    """
 
     def kinds(block: Any) -> Iterator[str]:
         for node in block.nodes():

@@ -151,7 +151,7 @@ class ModelIndex:
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
-    """Return a model's or method's module tree, a root for a function; ValueError for uninitialised parameters."""
+    """Return the module tree of a model or method, a root for a function; uninitialised parameters raise ValueError."""
     return ModelIndex(model).tree
 
 

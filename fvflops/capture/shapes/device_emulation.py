@@ -49,7 +49,10 @@ class MissingDeviceMode(TorchFunctionMode):
 
     @contextmanager
     def extended(self) -> Iterator[None]:
-        """Emulate autocast, and keep the mode active in this thread's backward passes, which run checkpoints again."""
+        """Emulate autocast, and keep the mode active in this thread's backward passes, for which torch leaves it.
+
+        Checkpointed modules are called again in them.
+        """
         thread = get_ident()
 
         def around(original: Any) -> Any:

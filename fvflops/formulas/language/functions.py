@@ -31,7 +31,10 @@ class Function:
 
 
 def as_integer(value: Value, text: object) -> int:
-    """Return an integer, of True and False 1 and 0; others raise FunctionError. `text` is used by errors alone."""
+    """Return an integer, True and False as 1 and 0; any other value raises FunctionError.
+
+    `text` is the source text of the value; only an error converts it by `str`, also in the next two functions.
+    """
     if isinstance(value, int):
         return int(value)
     if isinstance(value, TensorSpec):

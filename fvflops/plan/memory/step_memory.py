@@ -236,7 +236,10 @@ def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:
 
 
 def describe_estimated(step: RankStep, *, has_buffers: bool = False) -> Iterator[str]:
-    """Yield a line for each part of the memory that was not recorded; `has_buffers`: of gradients."""
+    """Yield one line for each part of a step's memory that was not recorded; `has_buffers`: of gradients.
+
+    Microbatches in flight that were not recorded have activations like the recorded one's.
+    """
     if _averages(step) and not has_buffers:
         yield "DDP buckets, as large as the gradients"
     in_flight = max(_in_flight(step.actions), default=1)

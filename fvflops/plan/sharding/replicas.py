@@ -103,7 +103,10 @@ def _reduced(gradients: Iterable[Gradient], device: str) -> Iterator[Gradient]:
 
 
 def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
-    """Return the calls of an action of some kind for gradients, or for parameters; the last is the collective."""
+    """Return the calls of an action of some kind for gradients, or for parameters that are gathered.
+
+    The last of each group and dtype is the collective.
+    """
     return {"allreduce": average_gradients, "reduce_scatter": scatter_gradients, GATHERING: gather_parameters}[kind](
         gradients
     )

@@ -120,7 +120,10 @@ def overlap_buckets(
 def gather_buckets(
     recorded: Pass, parameters: Sequence[Gradient], bucket_cap_mb: float | None = None
 ) -> dict[int, list[Call]]:
-    """Return position in a forward pass → gathering calls that wait there: at the first op of a parameter's module."""
+    """Return position in a forward pass → the gathering calls of a sharded optimizer that its op waits for, in order.
+
+    A bucket is needed by the first op in a module that has one of its parameters.
+    """
     needed = _find_needed(recorded, parameters)
     calls: dict[int, list[Call]] = {}
     buckets = assign_buckets(tuple(reversed(parameters)), bucket_cap_mb, is_sharded=True)

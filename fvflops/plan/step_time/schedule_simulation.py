@@ -16,7 +16,10 @@ _SENT = {"forward": ("forward", 1), "backward": ("backward", -1), "input_backwar
 
 
 class Span(NamedTuple):
-    """When an action ran on a compute stream, in s from the step's start, and waited for the host (`starved`)."""
+    """When an action ran on a rank's compute stream, in seconds from the start of the step.
+
+    `starved` is how long it waited for the host in it.
+    """
 
     kind: str
     stage: int
