@@ -29,10 +29,7 @@ def open_text(path: str, mode: str = "r") -> TextIO:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder and its parents if missing; `path` is a local path or a URI.
-
-    An existing file of that name raises FileExistsError.
-    """
+    """Create a folder and parents if missing, by path or URI; an existing file of that name raises FileExistsError."""
     if path.startswith(SCHEME):
         raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
     if "://" in path:
@@ -96,20 +93,17 @@ def write_text(path: str, text: str | Iterable[str]) -> None:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a binary file, such as a picture, as `write_text` does."""
     with _replacing(path, "wb") as file:
         file.write(data)
 
 
 @contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """Open a binary file to read; `path` is as in `open_text`."""
     with _adding_file_name(path), _open(path, "rb") as file:
         yield file
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the contents of a binary file; `path` is as in `open_text`."""
     with open_bytes(path) as file:
         return file.read()
 

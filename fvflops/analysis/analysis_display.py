@@ -44,7 +44,6 @@ def write_table(summary: Summary) -> str:
 
 
 def make_columns(table: Table) -> dict[str, list[Value]]:
-    """Return the key of each column for data → its cells."""
     data = table.readable_by("data")
     return {column.key: [row[index] for row in data.rows] for index, column in enumerate(data.columns)}
 

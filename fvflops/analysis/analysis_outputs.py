@@ -23,7 +23,6 @@ class AnalysisOutputs:
     """The outputs of an analysis, from its run."""
 
     def _analysed_run(self) -> AnalysedRun:
-        """Return the data of the analysis for views; runs the model if necessary."""
         raise NotImplementedError
 
     def _warnings_disabled(self) -> AbstractContextManager[None]:
@@ -45,7 +44,6 @@ class AnalysisOutputs:
         return self._write_page(path, name=name)
 
     def _write_page(self, path: str | os.PathLike[str] | None, **changes: Any) -> str:
-        """Return the page, with changes to its breakdown; write it to `path` if given."""
         if path is not None:
             paths.check_writable(os.fspath(path))
         page = "".join(REPORTS["html"](replace(self._breakdown_of_page(), **changes)))
@@ -115,7 +113,6 @@ class AnalysisOutputs:
             return write_table(make_summary(with_columns(self._analysed_run())))
 
     def _repr_html_(self) -> str:
-        """Return the interactive page for a notebook; runs the model if necessary."""
         from fvflops.reports import notebook_page
 
         with self._warnings_disabled():

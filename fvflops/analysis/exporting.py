@@ -44,10 +44,7 @@ def prepare_export(path: str | os.PathLike[str], format: str | None = None, weig
 def write_export(
     trace: Trace, cost_model: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
 ) -> None:
-    """Write a Trace in a format that `prepare_export` returned; a weight without data raises TraceError.
-
-    FLOPs and multiply-adds are by the cost model.
-    """
+    """Write a Trace in a format that `prepare_export` returned; a weight without data raises TraceError."""
     moved, traffic_model = split_by_aliasing(trace, keep_events=True)
     pieces = EXPORTS[format](build_timeline(moved, cost_model, traffic_model=traffic_model), weight=weight)
     paths.write_text(os.fspath(path), pieces)

@@ -59,10 +59,7 @@ def read_op(op: Any) -> str:
 
 
 def list_unused(trace: Trace, handles: Mapping[str, Any], modules: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each handle of an op, a function or a module class that a run did not call.
-
-    A handle of None has no effect on a run without its op, and is not listed.
-    """
+    """Return a sentence for each handle but None of an op, function or module class that a run did not call."""
     wanted = [name for name, handle in handles.items() if handle is not None]
     called = {name for signature in trace.signatures for name in names_of(signature.op)} if wanted else set()
     called |= {f"{FUNCTION_PREFIX}{region.name}" for region in trace.regions if region.kind == "function"}
@@ -136,7 +133,6 @@ class JitNode:
         return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
 
     def kind(self) -> str:
-        """Return the name of the node's op."""
         if isinstance(self.value, tuple):
             return "prim::ListConstruct"
         return "prim::Param" if isinstance(self.value, TensorSpec) else "prim::Constant"

@@ -299,7 +299,6 @@ class ModelAnalysis(AnalysisOutputs):
             self._warn_unsupported, self._warn_uncalled, self._tracer_warnings = settings
 
     def _name_model(self) -> str:
-        """Return the class of the model, or the name of a function; "" without a model."""
         if self._modules is not None:
             return self._modules.root.class_name
         model = self._run.model
@@ -318,7 +317,6 @@ class ModelAnalysis(AnalysisOutputs):
         return replace(self._run, execution="real") if fell_back else self._run
 
     def _load(self, trace: Trace) -> None:
-        """Use a Trace instead of a run of the model."""
         if not isinstance(trace, Trace):
             raise TypeError(f"from_trace takes a Trace, got {short_repr(trace)}: read a file by Trace.from_json(text)")
         self._trace = trace
@@ -337,7 +335,6 @@ class ModelAnalysis(AnalysisOutputs):
         return cost_model
 
     def _missing_stops(self, trace: Trace) -> list[str]:
-        """Return the composite ops that this analysis counts as a whole and a trace has decomposed."""
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
@@ -391,7 +388,6 @@ class ModelAnalysis(AnalysisOutputs):
 
 
 def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
-    """Return the data of an analysis for views; runs the model if necessary."""
     return analysis._analysed_run()
 
 

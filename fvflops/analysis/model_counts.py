@@ -267,10 +267,7 @@ def _write(table: Table, notes: Sequence[str] = ()) -> str:
 
 
 def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:
-    """Return a row per op call (`by` "op"), per module call ("call"), or per source line ("line").
-
-    `depth` limits the number of calls around a module call; by op and line it is ignored.
-    """
+    """Return a row per op call (`by` "op"), per source line ("line") or per module call ("call", to `depth`)."""
     from fvflops.reports.call_tables import line_table, module_call_table, op_call_table
 
     if by == "op":

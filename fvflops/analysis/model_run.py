@@ -142,13 +142,11 @@ class ModelRun:
         )
 
     def require_model(self) -> Model:
-        """Return the model; without one raise TraceError."""
         if self.model is None:
             raise TraceError("an analysis of a trace has no model to run: pass new_model and new_inputs to copy()")
         return self.model
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of the model's call."""
         return bind_inputs(self.require_model(), self.inputs, self.kwargs)
 
     def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:

@@ -280,7 +280,6 @@ class record(FlopCountAnalysis):
             super()._warn(counts)
 
     def _invalidate_results(self) -> None:
-        """Invalidate cached results if the recording has continued since."""
         length = -1 if self._session is None else self._session.recorder.length
         if length != self._counted_length:
             self._counted_length = length

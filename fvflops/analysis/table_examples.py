@@ -32,10 +32,7 @@ class NotRunnable(WrongExample):
 
 
 def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None]]:
-    """Yield each row in a table's own file that has an example, with its error or None.
-
-    Inherited rows are skipped: their examples state the cost by the table that defines them.
-    """
+    """Yield each row in a table's own file that has an example, with its error or None; inherited rows are skipped."""
     for row in own_rows(table):
         if row.example:
             try:
@@ -62,7 +59,6 @@ def check_example(row: Row, table: FormulaTable) -> None:
 
 
 def cost_example(row: Row, table: FormulaTable) -> int:
-    """Return multiply_add * macs + flops of the example of a table's row."""
     return cost_of_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add).value
 
 

@@ -25,10 +25,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> Trace:
-    """Return the Trace saved as JSON at a path or URI, compressed or not; any other file raises TraceError.
-
-    The message names the file. One of more than `limit` characters is not read.
-    """
+    """Return the Trace saved as JSON at a path or URI, compressed or not; others raise TraceError with its name."""
     name = os.fspath(path)
     try:
         # The JSON of a saved Trace is ASCII: a character is a byte.

@@ -96,7 +96,6 @@ class _Finder(MetaPathFinder):
         self._thread = threading.local()
 
     def install(self) -> None:
-        """Become the first finder."""
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:

@@ -14,7 +14,7 @@ from fvflops.capture.recorder.tensor_specs import ExplicitValue, nodes_between
 from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
-from fvflops.trace import Signature, TensorSpec, tensors_in
+from fvflops.trace import Signature, tensors_in
 
 SOFTMAX = "aten::_safe_softmax"
 PRODUCTS = frozenset({"aten::bmm", "aten::mm", SOFTMAX})
@@ -40,9 +40,8 @@ def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
     """Return the signature of a product or the softmax with the number of unmasked pairs as values of its matrix."""
     if pairs.unmasked == pairs.all and signature.op != SOFTMAX:
         return signature
-    matrix = next(
-        (spec for spec in tensors_in((*signature.outputs, *signature.inputs)) if _is_matrix_of(spec, pairs)), None
-    )
+    specs, sizes = tensors_in((*signature.outputs, *signature.inputs)), sorted((pairs.queries, pairs.keys))
+    matrix = next((spec for spec in specs if sorted(spec.shape[-2:]) == sizes), None)
     if matrix is None:
         return signature
     values = () if pairs.unmasked is None else (matrix.numel * pairs.unmasked // max(1, pairs.all),)
@@ -53,10 +52,6 @@ def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
     return replace(signature, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _is_matrix_of(spec: TensorSpec, pairs: Pairs) -> bool:
-    return sorted(spec.shape[-2:]) == sorted((pairs.queries, pairs.keys))
-
-
 def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
     """Mark the autograd nodes between an attention's arguments and its result."""
     for node in nodes_between(results, arguments):
@@ -64,7 +59,6 @@ def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
 
 
 def pairs_of_node(node: Any) -> Pairs | None:
-    """Return the pairs of the attention that created an autograd node, or None."""
     return node.metadata.get(_MARK)
 
 
@@ -72,8 +66,6 @@ def find_pairs(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, unmasked: int | None, *, is_causal: bool
 ) -> Pairs:
     """Return the pairs of an attention with a mask of `unmasked` entries, a causal mask, or none.
-
-    A causal mask starts at the first query and key.
 
     >>> find_pairs(torch.empty(1, 3, 8), torch.empty(1, 2, 8), None, None, is_causal=True)
     Pairs(unmasked=5, all=6, queries=3, keys=2)
@@ -139,10 +131,7 @@ class CountedMask(ExplicitValue):
 
 
 def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
-    """Return the arguments of a call of flex attention with the pairs of its block mask counted.
-
-    `has_values` returns whether tensors have values; if not, the arguments are returned unchanged.
-    """
+    """Return a call of flex attention with the pairs of its block mask counted, where `has_values` says they can be."""
     mask = args[position]
     start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]

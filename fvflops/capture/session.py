@@ -121,7 +121,6 @@ class Session:
 
     @property
     def modules(self) -> ModuleTree:
-        """The model's module tree."""
         return self._index.tree
 
     @property
@@ -144,10 +143,7 @@ class Session:
         return self.call is None or self.call.loss is not None
 
     def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
-        """Start recording; a session can be started once.
-
-        `created` are the storages that earlier steps of the same program created, from its last session's recorder.
-        """
+        """Start recording, once; `created` are the storages that earlier steps of the same program created."""
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
         trim_cache()
@@ -425,7 +421,6 @@ class Session:
 
     @property
     def recorder(self) -> Recorder:
-        """The Recorder; RuntimeError before `start`."""
         if self._recorder is None:
             raise RuntimeError("nothing has been recorded yet")
         return self._recorder

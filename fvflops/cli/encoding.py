@@ -120,12 +120,10 @@ def _escape_markup(part: str) -> str:
 
 
 def is_ascii(stream: TextIO) -> bool:
-    """Return whether a stream is written in ASCII."""
     return codecs.lookup(stream.encoding or "utf-8").name == "ascii"
 
 
 def _register(encoding: str) -> str:
-    """Register the error handler for streams of an encoding, and return its name."""
     name = f"fvflops-{codecs.lookup(encoding).name}"
     target = "ascii" if encoding.lower().startswith("utf") else encoding
 

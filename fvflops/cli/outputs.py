@@ -137,10 +137,7 @@ def _resolve(path: str) -> str:
 
 
 def write_report(document: Document, arguments: argparse.Namespace) -> None:
-    """Write a report with the format, sort order and path of the arguments of `add_report`.
-
-    Plain text has the width of the terminal, or of COLUMNS, or 80 columns.
-    """
+    """Write a report as `add_report`'s arguments say; text has the terminal's width, or COLUMNS, or 80."""
     ordered = document.ranked(sort=arguments.sort, top=arguments.top)
     write(write_document(ordered, arguments.format, width=find_width(report_stream())), arguments.output)
 

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from fvflops.text import nearest, printable, suggest
@@ -66,7 +66,6 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2."""
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -88,7 +87,6 @@ class Parser(argparse.ArgumentParser):
         return {name: parser for action in subparsers for name, parser in action.choices.items()}
 
     def options(self) -> list[argparse.Action]:
-        """Return the options with a help text."""
         return [action for action in self._actions if action.option_strings and action.help != argparse.SUPPRESS]
 
     def positionals(self) -> list[argparse.Action]:
@@ -124,7 +122,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            text = _describe_choices(map(str, action.choices), str(value))
+            names = [str(choice) for choice in action.choices]
+            text = f"must be one of {', '.join(names)}; got {str(value)!r}{suggest(str(value), names)}"
             others = [other for other in self.options() if other.dest == action.dest and other.metavar == "FILE"]
             if others and os.path.splitext(str(value))[1]:
                 text += f": a file is for {others[0].option_strings[0]} {value}"
@@ -177,11 +176,6 @@ def add_options(parser: argparse._ActionsContainer, text: str, **settings: Mappi
         container.add_argument(*(name.rstrip(",") for name in names), help=" ".join(help.split()), **options)
 
 
-def _describe_choices(choices: Iterable[str], value: str) -> str:
-    names = list(choices)
-    return f"must be one of {', '.join(names)}; got {value!r}{suggest(value, names)}"
-
-
 def _describe_unknown(unknown: Sequence[str], command: Parser) -> str:
     first = next((text for text in unknown if text.startswith("-")), unknown[0])
     name = first.partition("=")[0]
@@ -214,5 +208,4 @@ def write_usage(parser: Parser) -> str:
 
 
 def write_examples(lines: Sequence[str]) -> str:
-    """Return the examples of a command, as help shows them."""
     return "\n".join(["examples:", *(f"  {line}" for line in lines)]).replace("%", "%%")

@@ -27,12 +27,6 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
 
     NO_COLOR overrides FORCE_COLOR and CLICOLOR_FORCE, which treat a pipe as a terminal without a width limit, and these
     override TERM=dumb; COLUMNS overrides the width that the terminal reports.
-
-    >>> import io
-    >>> find_terminal(io.StringIO(), {}) is None
-    True
-    >>> find_terminal(io.StringIO(), {"FORCE_COLOR": "1", "COLUMNS": "60"})
-    TerminalInfo(width=60, colour=True, encoding='utf-8')
     """
     forced = any(environment.get(name, "") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
     forced = forced and not environment.get("NO_COLOR")
@@ -88,10 +82,7 @@ class Progress:
         self._start = clock()
 
     def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
-        """Draw the bar at `done` of `total` runs, or another `noun`, followed by a note.
-
-        A line that is longer than the terminal is truncated.
-        """
+        """Draw the bar at `done` of `total` runs, or another `noun`, and a note, truncated to the terminal's width."""
         elapsed = self._clock() - self._start
         if (elapsed * total / done if done else elapsed) < _MIN_SECONDS or not self._stream.isatty():
             return

@@ -184,10 +184,7 @@ def find_revision(text: str) -> Revision | None:
 
 
 def record_revision(revision: Revision, options: SourceOptions, arguments: argparse.Namespace) -> Trace:
-    """Return the Trace of a revision's factory, recorded in a subprocess; a failure raises ValueError.
-
-    A line on standard error names the file and the commit whose code runs.
-    """
+    """Return the Trace of a revision's factory, recorded in a subprocess; stderr names its file and commit."""
     with tempfile.TemporaryDirectory(prefix="fvflops-") as folder:
         tree = os.path.join(os.path.realpath(folder), "tree")
         os.mkdir(tree)

@@ -304,7 +304,6 @@ def add_trace_only(parser: argparse.ArgumentParser) -> None:
 
 
 def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
-    """Add the modules that are imported first."""
     parser.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="MODULE", help=f"{help}; may be repeated"
     )

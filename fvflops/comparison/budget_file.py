@@ -51,7 +51,6 @@ class Limit(NamedTuple):
     tolerance: Fraction = Fraction(0)
 
     def allows(self, value: int) -> bool:
-        """Return whether a value is within the limit."""
         over = value - self.value
         return (abs(over) if self.exact else over) <= self.value * self.tolerance
 

@@ -60,12 +60,6 @@ def match_modules(
     """Return name in the first tree → name of the matched module in the second.
 
     The costs map a module's name to any value that is equal for equal costs; modules without costs are absent.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> before = ModuleTree({name: ModuleInfo(name, name, cls) for name, cls in {"": "Net", "act": "ReLU"}.items()})
-    >>> after = ModuleTree({name: ModuleInfo(name, name, cls) for name, cls in {"": "Net", "relu": "ReLU"}.items()})
-    >>> match_modules(before, after)
-    {'': '', 'act': 'relu'}
     """
     numbers: dict[Hashable, int] = {}
     before = _fingerprint(first, first_costs or {}, numbers)

@@ -58,12 +58,7 @@ class Polynomial:
         return value.numerator if value.denominator == 1 else value
 
     def degree(self, variable: str | None = None) -> int:
-        """Return the highest exponent of a variable, or of all together; zero has the degree 0.
-
-        >>> cost = Polynomial.of("xy", {(1, 2): 1, (2, 0): 1})
-        >>> cost.degree("x"), cost.degree()
-        (2, 3)
-        """
+        """Return the highest exponent of a variable, or of all together; zero has the degree 0."""
         if variable is None:
             return max((sum(exponents) for exponents, _ in self.terms), default=0)
         index = self.variables.index(variable)
@@ -121,10 +116,6 @@ class Polynomial:
         """Return the sum over `count` values of a variable, from `first` on, as a polynomial.
 
         Holds for a count of 0 and more (Faulhaber's formula).
-
-        >>> start, steps = Polynomial.of("P", {(1,): 1}), Polynomial.of("N", {(1,): 1})
-        >>> print(Polynomial.of("L", {(1,): 2}).sum_over("L", start, steps))
-        2·P·N + N² - N
         """
         offset = Polynomial.of(("",), {(1,): 1})  # a name that no argument has
         shifted = offset * 0 + self.substitute(**{variable: offset + first})

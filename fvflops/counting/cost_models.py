@@ -18,10 +18,7 @@ from fvflops.trace.signature import packet_of
 
 
 class TableCostModel(CostModel):
-    """Costs of calls by a formula table; `metric` is "flops" or "activations".
-
-    Activations of an op that the formula table counts in FLOPs only are IGNORED by the convention.
-    """
+    """Costs by a formula table, of FLOPs or activations; activations of an op with FLOPs only are IGNORED."""
 
     def __init__(self, table: FormulaTable, metric: str) -> None:
         if metric not in ("flops", "activations"):

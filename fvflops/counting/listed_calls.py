@@ -137,10 +137,7 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
 def _annotate(
     trace: Trace, cost_model: CostModel, traffic_model: CostModel, activations: CostModel | None
 ) -> Iterator[tuple[Span, Callee, bool, int | None, int | None]]:
-    """Yield each span, its callee, whether it is covered, and its activations without and with children.
-
-    Activations are None without a cost model for them.
-    """
+    """Yield each span, its callee, whether it is covered, and its activations without and with children, if counted."""
     timeline = build_timeline(trace, cost_model, traffic_model=traffic_model)
     spans = timeline.require_spans()
     activated: Iterable[tuple[int | None, int | None]] = repeat((None, None))

@@ -27,7 +27,6 @@ class MetricCounts:
         self._counts = {} if existing is None else {existing.metric: existing}
 
     def names(self) -> tuple[str, ...]:
-        """Return the available metrics."""
         return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
 
     def is_counted(self, name: str) -> bool:
@@ -63,7 +62,6 @@ class Metric:
     of: str = ""
 
     def can_count(self, counts: MetricCounts) -> bool:
-        """Return whether its inputs are available."""
         if self.of in METRICS:
             return counts.is_counted(self.of) or METRICS[self.of].can_count(counts)
         return self.of != "table" or counts.table is not None

@@ -283,7 +283,6 @@ class _Machine(NamedTuple):
     sparse: bool
 
     def peak(self, dtype: str) -> int:
-        """Return the peak of all devices together."""
         sparse = self.sparse and dtype in self.device.sparse
         return self.devices * self.device.peak(dtype, sparse=sparse)
 

@@ -93,9 +93,7 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     if not any(timeline.on_gpu for timeline in trace.timelines):
         columns = tuple(data_only(columns, ["kernels"]))
     total = trace.total_ns()
-    rows: list[list[Value]] = []
-    for row in trace.work():
-        rows.append([KINDS[row.kind], *_figures(row, steps, total)])
+    rows: list[list[Value]] = [[KINDS[row.kind], *_figures(row, steps, total)] for row in trace.work()]
     for idle in trace.idle():
         share = idle.ns / total if total else None
         rows.append([f"idle: {CAUSES[idle.cause]}", idle.ns / 1e9 / steps, share, *[None] * 8])
@@ -104,7 +102,6 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
 
 
 def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
-    """Return the numbers of a row for one step."""
     return [
         row.ns / 1e9 / steps,
         row.ns / total if total else None,

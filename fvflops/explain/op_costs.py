@@ -46,12 +46,9 @@ class OpCosts:
             self._known[key] = self._find(op, inputs)
         return self._known[key]
 
-    def _has_formula(self, op: str) -> bool:
-        row = self._table.row(op)
-        return row is not None and row.kind != "decompose"
-
     def _find(self, op: str, inputs: Sequence[Any]) -> OpCost:
-        if not self._has_formula(op):
+        row = self._table.row(op)
+        if row is None or row.kind == "decompose":
             return UNKNOWN_COST
         args = {name: value for name, value in zip(_KEYS, inputs, strict=True) if value is not None}
         costs = ShapeCosts([(op, args)], self._table, self._cost_model)

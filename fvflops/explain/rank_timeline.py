@@ -355,7 +355,6 @@ def _message_bytes(details: Mapping[str, Any]) -> int | None:
 def _sum_idle(
     columns: TraceColumns, activities: Activities, division: _Division, bounds: Sequence[int], *, on_gpu: bool
 ) -> list[tuple[IdleRow, ...]]:
-    """Return the idle rows of each window."""
     causes, covered = IdleCauses(columns), division.covered()
     main = Counter(activities.stream).most_common(1)[0][0] if len(activities) else 0
     starting = dict(zip(activities.start, activities.launch, strict=True))

@@ -142,12 +142,7 @@ _NAMES = frozenset(
 
 
 def sum_rows(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[Row]:
-    """Return a row for each key, the longest first: numbers are summed, differing values are left empty.
-
-    >>> rows = [WorkRow("matmul", "compute", "aten::mm", name, "", "", ns=5, kernel_ns=5) for name in ("a", "b")]
-    >>> [(row.op, row.kernel, row.ns) for row in sum_rows(rows, lambda row: row.kind)]
-    [('aten::mm', '', 10)]
-    """
+    """Return a row for each key, the longest first: numbers are summed, differing values are left empty."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

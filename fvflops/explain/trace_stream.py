@@ -85,7 +85,6 @@ class TraceStream:
                 return ""
 
     def _value(self) -> Any:
-        """Return the next value."""
         if not self._peek():
             raise self._error("it is cut off")
         while True:

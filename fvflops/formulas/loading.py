@@ -95,7 +95,6 @@ def _locate(name: str, base: str | None) -> str:
 
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> str:
-    """Return the URI of a shipped table, "" if there is none."""
     path = f"{paths.SCHEME}{name}.yaml"
     return path if _TABLE_NAME.fullmatch(name) and name not in _OTHER_FILES and paths.exists(path) else ""
 

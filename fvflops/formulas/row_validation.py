@@ -23,10 +23,7 @@ _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 
 
 def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
-    """Raise TableError where a row of an op or a function refers to unknown names, or cannot be evaluated.
-
-    `constants` are its table's.
-    """
+    """Raise TableError where a row of an op or function refers to unknown names, or cannot be evaluated."""
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
             raise node.error(f"{row.name}: a function without a row is decomposed anyway")

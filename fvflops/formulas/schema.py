@@ -114,5 +114,4 @@ def is_composite(name: str) -> bool:
 
 
 def schemas_of(op: str) -> Mapping[str, str]:
-    """Return overload name → schema, for an op or a single overload."""
     return {overload.name: overload.schema for overload in overloads_of(op)}

@@ -89,7 +89,6 @@ class RecordedLoop(Loop):
         return self._recording
 
     def _begin(self, model: nn.Module, *, rank: int, **others: Any) -> None:
-        """Start the recording of a training, after ending one that was left open."""
         self._end()
         self._recording = record(
             model,
@@ -114,7 +113,6 @@ class RecordedLoop(Loop):
             self.recording.step()
 
     def _pause_step(self) -> None:
-        """Stop recording until `_begin_step` continues the step."""
         if self._open and self._in_step:
             self.recording.pause()
 

@@ -58,7 +58,6 @@ class Load(NamedTuple):
 
 
 def sum_loads(loads: Iterable[Load]) -> Load:
-    """Return the sum of loads."""
     columns = list(zip(*loads, strict=True))
     if not columns:
         return Load()

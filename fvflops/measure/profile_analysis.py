@@ -313,7 +313,6 @@ def _ends_of_modules(trace: Trace) -> dict[int, str]:
 
 
 def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return a model's parameters and its inputs."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     return [*parameters, *tensors_of((args, dict(kwargs)))]
 
@@ -369,7 +368,6 @@ def _describe_mean(middle: int, runs: int) -> str:
 
 
 def _duration_of_run(trace: Trace) -> int:
-    """Return the time of a run from its first event to the end of its last."""
     ends = [(event.start_ns or 0) + (event.duration_ns or 0) for event in trace.events or ()]
     return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)
 

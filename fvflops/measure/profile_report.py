@@ -89,7 +89,6 @@ def profile_report(
 
 
 def check_profile_sort(sort: str) -> None:
-    """Raise ValueError where no profile can be sorted by a key."""
     check_sort(sort, [*SORTS, *(phase for phase in PHASES if phase not in SORTS)])
 
 

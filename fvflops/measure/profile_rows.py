@@ -55,7 +55,6 @@ class ProfileRow:
 
     @property
     def bytes(self) -> int:
-        """The bytes read and written."""
         return self.read + self.written
 
     @property
@@ -140,10 +139,7 @@ class Profile(Displayed):
         return sum_rows(self.by_module[name].get("", ProfileRow()) for name in self._choose_phases(phase))
 
     def module_rows(self, phase: str | None = None) -> dict[str, ProfileRow]:
-        """Return module name → row in one phase or in all, in the order of the tree, without modules that did not run.
-
-        A phase that was not recorded raises TraceError.
-        """
+        """Return called module → row of a phase or of all, in tree order; TraceError for an unrecorded phase."""
         return self._rows(self.by_module, phase, self.modules.by_name)
 
     def operator_rows(self, phase: str | None = None) -> dict[str, ProfileRow]:
@@ -252,10 +248,7 @@ class _Row(Counter[str]):
 
 
 class _Rows:
-    """Rows by phase and name of a module or an operator, from a walk over the events.
-
-    `covering` maps a stack and a phase to the operator that includes all ops there.
-    """
+    """Rows by phase and module or operator; `covering` is (stack, phase) → operator that includes all ops there."""
 
     def __init__(self, trace: Trace, cost_model: CostModel) -> None:
         self._trace = trace

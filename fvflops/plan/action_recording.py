@@ -91,8 +91,6 @@ class StageModule:
 
 @dataclass(slots=True)
 class _Graph:
-    """A forward pass whose backward pass has not run: inputs, result, and the loss or the next stage's input."""
-
     inputs: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
     output: Any = None
@@ -177,7 +175,6 @@ def record_actions(
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
-    """Return the Trace of the full stages, None if equal layers did not run equally."""
     expansion: Expansion | None = Expansion.unchanged(trace)
     for index, stage in enumerate(stages):
         if expansion is not None and stage.shortened is not None:
@@ -343,7 +340,6 @@ class _ActionRecorder:
         return self._timed(index, state, partial(self._run_backward, kind, index))
 
     def _timed(self, index: int, state: _State, run: Callable[[], object]) -> _Step:
-        """Run an action of a stage in a state; return its step."""
         if self._list_gathered(index) != state.gathered:
             set_gathered(self._stages[index].module, state.gathered)
         begin = self._session.recorder.length
@@ -411,7 +407,6 @@ def make_tensor(spec: TensorSpec, device: torch.device | str) -> torch.Tensor:
 
 
 def sum_of_result(result: Any) -> torch.Tensor:
-    """Return the sum of the first differentiable tensor in a model's result, as its loss."""
     return _first_differentiable(result).sum()
 
 

@@ -213,7 +213,6 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take a step of both optimizers."""
         _refuse(closure, self)
         for optimizer in self.inner:
             optimizer.step()

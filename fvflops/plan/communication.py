@@ -31,7 +31,6 @@ class Volume(NamedTuple):
     wire: int | None = 0
 
     def plus(self, other: Volume) -> Volume:
-        """Return the sum of two volumes; None stays None."""
         wire = None if self.wire is None or other.wire is None else self.wire + other.wire
         return Volume(self.calls + other.calls, self.payload + other.payload, wire)
 

@@ -79,7 +79,6 @@ class StandInStage:
 
 
 def find_schedule(name: str) -> Schedule:
-    """Return a schedule by name; another name raises ScheduleError."""
     if name not in SCHEDULES:
         raise ScheduleError(f"no schedule {name!r}{suggest(name, SCHEDULES)}: the schedules are {', '.join(SCHEDULES)}")
     return SCHEDULES[name]

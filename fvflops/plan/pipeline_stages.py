@@ -39,10 +39,7 @@ class PipelineStages:
 
 
 def find_stages(model: nn.Module) -> PipelineStages:
-    """Return how a model is split: a zoo model by its `zoo_parallelism`, one of transformers by its `_pp_plan`.
-
-    Any other raises ShardingError.
-    """
+    """Return how a model is split: by `zoo_parallelism`, or transformers' `_pp_plan`; ShardingError without one."""
     known = parallelism_of(model)
     if known is not None and known.stages is not None:
         return PipelineStages(*known.stages)

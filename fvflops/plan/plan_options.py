@@ -74,7 +74,6 @@ class PlanOptions:
     table: str | FormulaTable = "default"
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along an axis, 1 for one that the mesh lacks."""
         return self.mesh.get(axis, 1)
 
     @property
@@ -83,7 +82,6 @@ class PlanOptions:
 
     @property
     def axes(self) -> dict[str, int]:
-        """All axes, the experts' last."""
         return {**self.dense, **self.mesh}
 
     @property

@@ -19,10 +19,7 @@ from fvflops.units import format_thousands
 
 
 def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str = "", command: str = "") -> Document:
-    """Return the memory, the FLOPs by a convention, the parameters and the communication of a rank of the model `name`.
-
-    `command` is the command line of the report.
-    """
+    """Return memory, FLOPs by a convention, parameters and communication of a rank; `name` is the model's."""
     table = resolve_table(plan.table) if table is None else table
     flops = plan.flops(table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())

@@ -91,12 +91,10 @@ class RankModel:
 
     @property
     def tied(self) -> tuple[tuple[str, str], ...]:
-        """The parameters that the first and the last stage share, as `find_tied`."""
         return () if self._stages is None else find_tied(self.model, self._stages)
 
     @cached_property
     def parameters(self) -> int:
-        """The number of the model's parameters."""
         return read_modules(self.model).count_parameters()[""]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -126,7 +124,6 @@ class RankModel:
 
     @cached_property
     def _checkpointed(self) -> tuple[str, ...]:
-        """The names, in the model, of checkpointed modules."""
         checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
@@ -136,10 +133,7 @@ class RankModel:
     def make_stages(
         self, rank: int, device_mesh: Any, hidden: TensorSpec | None, *, shortened: bool
     ) -> list[StageModule]:
-        """Return the stages of a rank with its shards of their parameters; without pp the whole model.
-
-        With `shortened` they have a few of their equal layers, if they have any.
-        """
+        """Return a rank's sharded stages, without pp the whole model; `shortened`: with a few of their equal layers."""
         numbers = (0,) if self._stages is None else self.stages_of(rank)
         return [self._make_stage(number, device_mesh, hidden, shortened) for number in numbers]
 
@@ -163,7 +157,6 @@ class RankModel:
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
 
     def _describe_inputs(self, number: int, hidden: TensorSpec | None) -> StageModule:
-        """Return a stage with its inputs and its loss, and the whole model as its module."""
         if self._stages is None:
             return StageModule(self.model, *self._inputs, loss=self._loss)
         is_last = number == len(self.layers) - 1
@@ -209,7 +202,6 @@ class RankModel:
         return replace(stage, shortened=found, checkpointed=kept)
 
     def _find_checkpointed(self, module: nn.Module, stage: int) -> list[nn.Module]:
-        """Return the modules of a stage to checkpoint."""
         if isinstance(self._options.checkpoint, str):
             return find_checkpointed(module, self._options.checkpoint)
         found = dict(module.named_modules())

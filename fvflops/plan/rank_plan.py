@@ -317,7 +317,6 @@ _TIED = "parameters that the first and the last stage share: a copy in each, and
 
 
 def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Action]:
-    """Return the actions with stages numbered within the rank."""
     return [item if item.stage < 0 else item._replace(stage=numbers.index(item.stage)) for item in order]
 
 

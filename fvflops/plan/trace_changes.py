@@ -46,7 +46,6 @@ class GroupShift:
     offset: int
 
     def trace(self, trace: Trace) -> Trace:
-        """Return the Trace of the other rank."""
         return _change_values(trace, self._group) if self.offset else trace
 
     def estimated(self, item: Pass) -> Pass:

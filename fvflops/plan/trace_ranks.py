@@ -31,17 +31,14 @@ class ByRank:
 
     @property
     def total(self) -> int:
-        """The sum over all ranks."""
         return sum(self.by_rank.values())
 
     @property
     def least(self) -> int:
-        """The minimum over all ranks."""
         return min(self.by_rank.values())
 
     @property
     def most(self) -> int:
-        """The maximum over all ranks."""
         return max(self.by_rank.values())
 
 

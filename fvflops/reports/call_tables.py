@@ -43,10 +43,7 @@ _NO_LINE = "(outside the model's code)"
 
 
 def call_report(run: AnalysedRun, by: str, table: Table) -> Document:
-    """Return the report of a table of the calls of a run, with the coverage of its count.
-
-    Its data are `about`, as in the JSON summary, and `rows`: `pandas.DataFrame(record["rows"])` is the frame.
-    """
+    """Return the report of a table of a run's calls, with the count's coverage; its data are `about` and `rows`."""
     about = {"fvflops": __version__, **describe_run(run)}
     summary = make_summary({run.counts.metric: run})
     return Document(

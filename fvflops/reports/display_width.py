@@ -44,7 +44,6 @@ def truncate_middle(text: str, limit: int, *, ellipsis: str = "…") -> str:
 
 
 def _longest_prefix(text: str, limit: int) -> str:
-    """Return the longest prefix of a text that is at most `limit` cells wide."""
     width = 0
     for index, character in enumerate(text):
         width += _character_width(character)

@@ -51,7 +51,6 @@ class Column:
 def text_column(
     key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", shorten_last: bool = False
 ) -> Column:
-    """Return a column of names or other text."""
     return Column(key, heading or key, form, is_text=True, missing=missing, shorten_last=shorten_last)
 
 
@@ -132,7 +131,6 @@ class Table:
         )
 
     def has(self, key: str) -> bool:
-        """Return whether the rows can be sorted by a key."""
         return key == NAME or any(column.key == key for column in self.columns)
 
     def _describe_hidden(self, rows: Sequence[Sequence[Value]], top: int | None) -> list[str]:
@@ -299,7 +297,6 @@ class Gantt:
     length: float = 0
 
     def end(self) -> float:
-        """Return the end of the last slice, or `length` if that is later."""
         return max((self.length, *(slices[-1].end for slices in self.lanes.values() if slices)))
 
     def sample(self, lane: str, count: int) -> list[Slice | None]:

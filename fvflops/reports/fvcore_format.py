@@ -14,6 +14,7 @@ from fvflops.reports.escaping import printable, printable_short
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
+from fvflops.trace.module_tree import index_children
 from fvflops.units import format_elements, format_percent, format_size
 from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
@@ -24,7 +25,6 @@ from fvflops.views.summary_rows import (
     depth_of,
     drop_zeros,
     group_by_name,
-    index_children,
     limit_depth,
     list_lines,
     list_operator_headings,

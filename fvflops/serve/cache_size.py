@@ -48,7 +48,6 @@ class CacheSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(torch.Size(shape).numel() * size for layer in self.layers for shape, size in layer.values())
 
 

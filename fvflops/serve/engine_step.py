@@ -330,7 +330,6 @@ class EngineStep:
         )
 
     def _everyone(self, work: Work) -> int:
-        """Return the new tokens of all replicas."""
         return work.tokens * self.layout.data if work.everyone is None else work.everyone
 
     def _expert_seconds(self, work: Work) -> float:

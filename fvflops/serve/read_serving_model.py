@@ -91,7 +91,6 @@ def read_serving_model(
 
 
 def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
-    """Return module → calls of some ops."""
     scopes = trace.scopes()
     found: Counter[str] = Counter()
     for event in trace.events or ():
@@ -132,7 +131,6 @@ class _Call(NamedTuple):
 
 
 def _list_products(trace: Trace) -> Iterator[_Call]:
-    """Yield the products and attention calls of a recording in order."""
     scopes = trace.scopes()
     for event in trace.events or ():
         if event.kind != "op":
@@ -158,7 +156,6 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
 
 
 def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
-    """Return the sizes of a module's own parameters, each sorted."""
     info = trace.modules.by_name.get(module)
     return [sorted(parameter.spec.shape) for parameter in info.parameters] if info else []
 

@@ -413,7 +413,6 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad) -> SimulationResult | None:
-    """Return the simulation of a load; None without one."""
     steps, settings, lengths = setup.steps, setup.settings, setup.lengths(load)
     if load.requests:
         return simulate(load.requests, settings, steps)

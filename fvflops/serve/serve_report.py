@@ -95,7 +95,7 @@ def _tabulate_cache(estimate: ServingEstimate) -> Table:
         text_column("layers"),
         number_column("count", "number"),
         number_column("token_bytes", "bytes a token", form=format_bytes),
-        number_column("window", "tokens kept", form=_format_window),
+        number_column("window", "tokens kept", form=lambda tokens: format_thousands(tokens) if tokens else "all"),
         number_column("state_bytes", "state", form=format_bytes),
     )
     rows = []
@@ -109,10 +109,6 @@ def _tabulate_cache(estimate: ServingEstimate) -> Table:
 def _describe_layer(layer: CacheLayer) -> str:
     heads = f", {format_quantity(layer.heads, 'head')} of keys" if layer.heads and layer.kind != "latent" else ""
     return layer.kind + heads
-
-
-def _format_window(tokens: int) -> str:
-    return format_thousands(tokens) if tokens else "all"
 
 
 def _tabulate_steps(estimate: ServingEstimate) -> Table:
@@ -203,7 +199,6 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
 
 
 def _encode(estimate: ServingEstimate) -> dict[str, Any]:
-    """Return the estimate as data."""
     return {
         "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
         "cache": [

@@ -149,10 +149,7 @@ def build_from_factory(source: str, name: str, options: SourceOptions) -> BuiltM
 
 
 def call_factory(factory: Any, name: str, options: SourceOptions) -> BuiltModel:
-    """Return the model of a factory, called with `options.args`; errors call it `name`.
-
-    A factory returns a module or (module, inputs), and may be a class; a module itself is accepted too.
-    """
+    """Return the model of a factory (or class) that returns a module or (module, inputs), or a module itself."""
     arguments = parse_arguments(options.args)
     if isinstance(factory, nn.Module):
         if arguments:

@@ -194,10 +194,7 @@ def _build_remote(
 
 
 def _download(name: str, with_code: bool) -> str:
-    """Return the folder of a repository's configuration in the local cache, downloaded if it is not there.
-
-    Files in the cache are used as they are. Errors are ValueErrors with the remedy.
-    """
+    """Return the cached folder of a repository's configuration, downloaded if missing; errors are ValueErrors."""
     found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@(.+))?", name)
     if found is None or name.startswith("."):
         raise ValueError(f"hf:{name}: there is no folder {name!r}: name a folder with {CONFIG}, or ORG/NAME on the hub")

@@ -70,10 +70,7 @@ def _explain(name: str, error: BaseException) -> ValueError:
 
 
 def add_current_folder() -> None:
-    """Let modules of the current folder be imported, for a model that names one.
-
-    It is last: no file there replaces a module of a library.
-    """
+    """Let modules of the current folder be imported, last: no file there replaces a module of a library."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 

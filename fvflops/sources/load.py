@@ -90,10 +90,7 @@ def is_built_on_meta(name: str) -> bool:
 
 
 def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedModel:
-    """Return the model that a MODEL argument names, on its inputs.
-
-    A missing or misspelt name or value raises ValueError.
-    """
+    """Return the model that MODEL names, on its inputs; a missing or misspelt name or value raises ValueError."""
     add_paths(options.paths)
     source, rest = split_name(name)
     check_applies(options, source, name)

@@ -75,7 +75,6 @@ def parse_dtype(text: str) -> str:
 
 
 def cast_inputs(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a model with its floating-point inputs cast to a dtype."""
     inputs, kwargs = cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
     return replace(subject, inputs=inputs, kwargs=kwargs)
 

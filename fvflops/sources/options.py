@@ -62,6 +62,5 @@ def option_of(field: str) -> str:
 
 
 def chosen_fields(options: SourceOptions) -> list[str]:
-    """Return the fields that differ from the defaults."""
     names = [field.name for field in fields(SourceOptions)]
     return [name for name in names if getattr(options, name) != getattr(DEFAULT_OPTIONS, name)]

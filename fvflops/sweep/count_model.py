@@ -186,7 +186,6 @@ class _Attempts:
         return any(word in error for error in self._errors for word in _MEMORY_WORDS)
 
     def _try(self, build: Build, options: SourceOptions, attempt: str) -> bool:
-        """Build and count the model, and return whether that succeeded."""
         loaded = None
         try:
             with seeded(0):
@@ -319,7 +318,6 @@ def _describe_weights(row: ModelCount, modules: ModuleTree) -> ModelCount:
 
 
 def _weigh(modules: ModuleTree) -> int:
-    """Return the bytes of a model's parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*modules.parameters(), *modules.buffers()))
 
 

@@ -19,16 +19,7 @@ from fvflops.units import format_quantity
 
 
 class Journal:
-    """Rows of a sweep beside the file that its output is or, as a symbolic link, leads to.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     journal = Journal(f"{folder}/results.parquet")
-    ...     with journal.open() as append:
-    ...         append(ModelCount("zoo:lenet5", flops=416520))
-    ...     [row.flops for row in journal.read().values()]
-    [416520]
-    """
+    """Rows of a sweep beside the file that its output is or, as a symbolic link, leads to."""
 
     def __init__(self, output: str) -> None:
         self.path = f"{os.path.realpath(output)}.journal"
@@ -43,10 +34,7 @@ class Journal:
 
     @contextmanager
     def open(self) -> Iterator[Callable[[ModelCount], None]]:
-        """Yield a function that appends a row: once it returns, the row outlives this process.
-
-        While another sweep has the journal open, raise ResultError.
-        """
+        """Yield a function that appends a durable row; ResultError while another sweep has the journal open."""
         with _open_locked(self.path) as file:
             os.truncate(file.fileno(), len(self._read_lines()))
 
@@ -57,7 +45,6 @@ class Journal:
             yield append
 
     def remove(self) -> None:
-        """Remove the journal, whose rows are in the output."""
         with suppress(FileNotFoundError):
             os.remove(self.path)
 

@@ -107,7 +107,6 @@ def draw_pareto(
 
 
 def has_points(table: Table, x: str, y: str) -> bool:
-    """Return whether a row has values in both columns."""
     keys = [column.key for column in table.columns]
     return any(row[keys.index(x)] is not None and row[keys.index(y)] is not None for row in table.rows)
 

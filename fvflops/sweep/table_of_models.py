@@ -76,12 +76,7 @@ def check_columns(keys: Sequence[str], join: Join | None = None) -> list[str]:
 def model_table(
     counts: Sequence[ModelCount], join: Join | None = None, *, labels: Mapping[str, str] | None = None
 ) -> Table:
-    """Return a row for each model, in order, with all columns of `list_columns`; `labels` maps models to row labels.
-
-    >>> table = model_table([ModelCount("zoo:lenet5", parameters=61_706, flops=416_520)])
-    >>> table.texts()[0][:4]
-    ['zoo:lenet5', '61.7K', '417K', '–']
-    """
+    """Return a row for each model, in order, with all columns of `list_columns`; `labels` maps models to row labels."""
     columns = list_columns(join)
     values = [{field.name: getattr(count, field.name) for field in fields(count)} for count in counts]
     joined = [join.cells_of(count.model) if join else () for count in counts]

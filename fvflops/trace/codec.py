@@ -168,10 +168,7 @@ def _values(record: list[Any]) -> tuple[Value, ...]:
 
 
 def _validate(trace: TraceFields) -> None:
-    """Raise ValueError, in one line, where a Trace contains values that no recording produces.
-
-    Takes linear time; checks whole columns rather than single events.
-    """
+    """Raise ValueError, in one line, for values that no recording produces, by columns, in linear time."""
     _check_modules(trace.modules.by_name)
     _check_regions(trace)
     _check_signatures(trace)

@@ -47,12 +47,6 @@ def walk_events(trace: Trace) -> Iterator[Visit]:
 
     Every region call that is entered ends once, innermost first: by its "exit", or as "unfinished". An exit without
     an enter, of a region that was entered while the recording was paused, is visited as both.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> trace = record_call(torch.nn.Sequential(torch.nn.ReLU()), (torch.ones(2),))
-    >>> [(visit.kind, visit.call.depth) for visit in walk_events(trace) if visit.call]
-    [('enter', 0), ('enter', 1), ('op', 1), ('exit', 1), ('exit', 0)]
     """
     innermost: dict[tuple[int | None, int], RegionCall | None] = {}
     position = 0

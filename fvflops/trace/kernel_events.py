@@ -55,7 +55,6 @@ class KernelEvent(NamedTuple):
 
     @property
     def end_ns(self) -> int:
-        """End of the event."""
         return self.start_ns + self.duration_ns
 
 

@@ -10,10 +10,7 @@ Key = TypeVar("Key")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
-    """A sequence of records stored as plain tuples of their first fields; the other fields have their defaults.
-
-    The records take the place of the tuples when all of them are first read, or several.
-    """
+    """A sequence of records stored as tuples of their first fields, made records when all or several are first read."""
 
     __slots__ = ("_state",)
 
@@ -84,11 +81,9 @@ class LazyMapping(Mapping[Key, T], Generic[Key, T]):
         return len(self._read())
 
     def items(self) -> ItemsView[Key, T]:
-        """Return a view of the pairs."""
         return self._read().items()
 
     def values(self) -> ValuesView[T]:
-        """Return a view of the values."""
         return self._read().values()
 
     def __repr__(self) -> str:

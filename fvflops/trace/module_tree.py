@@ -75,7 +75,6 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleInfo:
-        """The root module, named ''."""
         return self.by_name[""]
 
     def modules(self) -> Iterator[ModuleInfo]:
@@ -172,6 +171,15 @@ def modules_above(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts))]
 
 
+def index_children(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return name → the names one level below it, in order."""
+    children: dict[str, list[str]] = {}
+    for name in names:
+        if name:
+            children.setdefault(name.rpartition(".")[0], []).append(name)
+    return children
+
+
 def innermost(scope: tuple[str, ...]) -> str:
     """Return the innermost module of a scope, the last of its names; the model for an empty one."""
     return scope[-1] if scope else ""
@@ -188,7 +196,6 @@ def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], 
 
 
 def _distinct(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
-    """Yield each tensor under its first name only."""
     seen: set[int] = set()
     for tensor in tensors:
         if tensor.identity not in seen:

@@ -34,7 +34,6 @@ class ProcessGroupSpec:
 
     @staticmethod
     def of(value: Value) -> ProcessGroupSpec | None:
-        """Return the group that a value represents, or None for any other value."""
         if not isinstance(value, Symbol) or value.kind != _KIND:
             return None
         return ProcessGroupSpec(*json.loads(value.name))

@@ -38,10 +38,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class RegionSignature:
-    """A distinct region call: the region's index, its inputs and outputs.
-
-    `inputs` and `outputs` are the tensors in the arguments and results, flattened in order.
-    """
+    """A distinct region call: the region's index, and the tensors in its arguments and results, in order."""
 
     region: int
     inputs: tuple[Value, ...]

@@ -55,7 +55,6 @@ class TensorSpec:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property

@@ -96,7 +96,6 @@ class Trace(TraceFields):
         return [phase for phase in PHASES if phase in recorded]
 
     def _list_ops(self) -> tuple[str, list[str], list[list[str]], str]:
-        """Return caption, headings, rows and note of a table of the most frequent ops."""
         calls: Counter[str] = Counter()
         by_phase: Counter[tuple[str, str]] = Counter()
         for (index, _, phase), count in self.calls.items():

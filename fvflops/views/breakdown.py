@@ -79,7 +79,6 @@ class Measure:
     unsupported: Mapping[Cell, int] = field(default_factory=dict)
 
     def total(self) -> int:
-        """Return the sum over all cells."""
         return sum(self.values.values())
 
 

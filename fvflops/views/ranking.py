@@ -64,6 +64,5 @@ def check_sort(sort: str, known: Collection[str]) -> str:
 
 
 def check_top(top: int | None) -> None:
-    """Raise ValueError for a number of rows below 1."""
     if top is not None:
         require_int("top", top, least=1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fvflops.trace import ModuleInfo, Summary
+from fvflops.trace.module_tree import index_children
 from fvflops.units import format_size
 from fvflops.views.ranking import rank
 
@@ -20,10 +21,7 @@ _LEAST_SHARE = 0.01  # of the whole model, of such a row
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One operator of one module, submodules included; `counts` has one number for each heading.
-
-    `module` is canonical, "" for the whole model.
-    """
+    """An operator of a module (canonical, "" for the model) with its submodules; a number for each heading."""
 
     module: str
     operator: str
@@ -59,15 +57,6 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
         for name, count in column.items():
             counts.setdefault(name, {})[heading] = count
     return counts
-
-
-def index_children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return name → the names one level below it, in order."""
-    children: dict[str, list[str]] = {}
-    for name in names:
-        if name:
-            children.setdefault(name.rpartition(".")[0], []).append(name)
-    return children
 
 
 def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[str, dict[str, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 def read_records(path: str) -> tuple[tuple[str, ...], Callable[[str], bytes]]:
     """Return the names of an archive's entries, without its folder, and a function that returns an entry's contents.
 
-    Both are as torch's reader finds them. A damaged or ambiguous archive raises ValueError that names it.
+    A damaged or ambiguous archive raises ValueError that names it.
     """
     from fvflops.torch_internals import ArchiveReader
 

@@ -18,10 +18,7 @@ _MAX_SHOWN = 3
 
 
 def recognise(path: str) -> str:
-    """Return the kind of a file: a key of CODE, "onnx", "trace", "safetensors", "gguf", "damaged", or "" for others.
-
-    A file is recognised by its content; one that is named as data is data.
-    """
+    """Return a file's kind, by its content: a key of CODE, "onnx", "trace", "safetensors", "gguf", "damaged", or ""."""
     if not os.path.isfile(path):
         raise ValueError(f"{path}: there is no such file")
     for ending, kind in _DATA.items():

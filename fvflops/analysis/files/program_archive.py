@@ -367,10 +367,7 @@ def is_program(source: object) -> bool:
 
 
 def load_program(path: str | os.PathLike[str], *, trust: bool) -> Any:
-    """Return the program that `torch.export.save` wrote, if the user trusts the file.
-
-    Any other file raises ValueError that names it.
-    """
+    """Return the program of `torch.export.save` in a file that the user trusts; another file raises ValueError."""
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise ValueError(f"{name}: there is no such file")

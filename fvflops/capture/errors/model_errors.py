@@ -219,7 +219,6 @@ _TENSORS = {
 
 
 def _explain_inputs(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
-    """Return the innermost module's requirement on its input, and the remedy."""
     module, frame = calls[-1]
     tensors = _read_tensors(frame)
     expectation = find_mismatch(module, tensors)
@@ -301,7 +300,6 @@ def _read_tensors(frame: FrameType) -> list[torch.Tensor]:
 
 
 def _read_arguments(frame: FrameType) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments of a call of a module."""
     values = frame.f_locals
     code = frame.f_code
     if code.co_name == _MODULE_CALL:

@@ -49,7 +49,6 @@ class HigherOrderCall:
 
     @property
     def name(self) -> str:
-        """The op's name in a Trace."""
         return f"higher_order::{self.op.name()}"
 
     def truth_of(self, value: Any) -> bool | None:

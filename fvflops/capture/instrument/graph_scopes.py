@@ -62,7 +62,6 @@ class GraphScopes:
         frame.opened.append((key, None if is_open else self._recorder.enter(region, inputs)))
 
     def leave(self, *values: Any) -> None:
-        """Close the innermost region."""
         _, token = self._frames[get_ident()][-1].opened.pop()
         if token is not None:
             self._recorder.leave(token, values)

@@ -82,10 +82,7 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached view with expanded dimensions narrowed to size 1.
-
-    Later changes of the tensor's shape or strides do not affect the view.
-    """
+    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
     view = tensor.detach()
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         if size > 1 and not stride:

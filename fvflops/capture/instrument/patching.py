@@ -47,7 +47,6 @@ class Patch:
         self._original: Function = self._inherited
 
     def wrapped(self, wrap: Wrap) -> AbstractContextManager[None]:
-        """Wrap the function while the context lasts; `wrap` returns the replacement of the function it is passed."""
         return wrapped([(self, wrap)])
 
     def _add(self, wrap: Wrap) -> None:
@@ -96,10 +95,7 @@ Wrapper = tuple[Patch, Wrap]
 
 @contextmanager
 def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
-    """Wrap several functions while the context lasts; a run wraps about 30.
-
-    Functions that this torch lacks are skipped, with a warning that names the missing feature.
-    """
+    """Wrap functions while the context lasts (a run wraps 30); warn of a feature whose function torch lacks."""
     wrappers = list(wrappers)
     for message in {patch.missing: None for patch, _ in wrappers if patch.missing is not None}:
         warnings.warn(message, stacklevel=3)

@@ -35,10 +35,7 @@ _WORKERS = frozenset(
 
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
-    """Return the wrappers that record work in other threads.
-
-    `enter` creates the context for such a thread: dispatch modes and grad mode are per thread.
-    """
+    """Return the wrappers that record other threads, whose dispatch modes and grad mode the context `enter` sets."""
     return [
         (_START, partial(_around_start, recorder, enter)),
         (_RAW_START, partial(_around_raw_start, recorder, enter)),

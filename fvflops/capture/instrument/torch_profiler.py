@@ -99,10 +99,7 @@ def _with_range(compiled: Callable[..., Any], range_name: str) -> Callable[..., 
 
 
 def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -> KernelRun:
-    """Return the events of one torch.profiler cycle; `profiler` is the `profile` whose cycle has just ended.
-
-    Events, times and nesting are as in its `events()`.
-    """
+    """Return the events of the cycle of a `profile` that has just ended, as in its `events()`."""
     inner = profiler.profiler
     modules = {range_name: name for name, range_name in name_ranges(model_index).items()}
     return read_events(

@@ -21,10 +21,7 @@ _MAX_BOXES = 1 << 20
 
 
 def count_unmasked(mask: Expression, dtype: torch.dtype) -> int | None:
-    """Return the number of unmasked entries of an attention mask: true ones, or values above half of the minimum.
-
-    None if the mask is too irregular for it.
-    """
+    """Return the number of unmasked entries (true, or above half of the minimum), None if the mask is too irregular."""
     if dtype is torch.bool:
         return count_true(mask)
     threshold = torch.finfo(dtype).min / 2
@@ -90,7 +87,6 @@ def _count(
 
 
 def _lengths(low: torch.Tensor, high: torch.Tensor) -> list[int]:
-    """Return the longest box's length in each dimension."""
     return [int(length) + 1 for length in (high - low).amax(1)]
 
 
@@ -115,7 +111,6 @@ def _divide(
 def _evaluate(
     expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> None:
-    """Add the true elements of boxes by evaluating all elements."""
     lengths = _lengths(low, high)
     rank = len(lengths)
     boxes = max(1, _CHUNK // math.prod(lengths))

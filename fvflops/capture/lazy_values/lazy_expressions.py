@@ -18,10 +18,7 @@ MAX_OPERANDS = 256
 
 
 class Expression(ABC):
-    """The values of a tensor of a `shape`; `operands` is the number of constants that an element depends on.
-
-    An expression does not change, and can be evaluated in any thread.
-    """
+    """Values of a tensor, immutable and thread-safe; `operands` is the number of constants an element depends on."""
 
     __slots__ = ("count", "operands", "shape")
 

@@ -79,10 +79,7 @@ def _out_of_place(op: str) -> Any:
 def result_of(
     func: Any, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype
 ) -> Expression | None:
-    """Return the result of an op as an expression, None if it cannot be one.
-
-    Tensors among the arguments are expressions; `shape` and `dtype` are the result's.
-    """
+    """Return the result of an op as an expression, None if it cannot be one; tensor arguments are expressions."""
     name = base_name(op)
     if not is_supported(func, op):
         return None
@@ -116,7 +113,6 @@ def filled(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Expression:
 
 
 def _converted(value: Expression, shape: Sequence[int], dtype: torch.dtype) -> Expression:
-    """Return an expression in another dtype, expanded to a shape."""
     return Elementwise("to", torch.Tensor.to, (value,), {"dtype": dtype}, shape)
 
 

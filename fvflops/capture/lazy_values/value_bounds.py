@@ -42,7 +42,6 @@ def widened(low: Any, high: Any) -> Bounds:
 
 
 def _increasing(function: Callable[..., Any], *args: Bounds, **kwargs: Any) -> Bounds:
-    """Bounds of an op that increases with each argument."""
     return function(*[low for low, _ in args], **kwargs), function(*[high for _, high in args], **kwargs)
 
 

@@ -95,7 +95,6 @@ def plan_of(attributes: dict[str, Any], values: list[Any]) -> AttributePlan:
 
 
 def picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """Return a function that selects positions of a list."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])

@@ -209,5 +209,4 @@ def _make_infos(
 
 
 def keys_and_values(mappings: Sequence[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Return the concatenated keys and values of mappings."""
     return list(chain.from_iterable(mappings)), list(chain.from_iterable([mapping.values() for mapping in mappings]))

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import ModuleInfo, ModuleTree
-from fvflops.trace.module_tree import modules_above
+from fvflops.trace.module_tree import index_children, modules_above
 
 # Where dynamo and torch.export name the exported model itself.
 _ROOTS = re.compile(r"^(L\['\w+'\]|L__self__|_export_root)(\.|$)")
@@ -80,7 +80,9 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         children = {prefix_path(path, name): child for name, child in module.named_children()}
         passed = _passed_bodies(module)
         hidden |= {name for name, child in children.items() if _is_guard(child)}
-        hidden |= {prefix_path(path, name) for name, body in passed.items() if _has_no_tensors(body)}
+        hidden |= {
+            prefix_path(path, name) for name, body in passed.items() if not [*body.parameters(), *body.buffers()]
+        }
         inner = [by_id[id(body)] for body in passed.values()]
         bodies.update(inner)
         prefix = prefixes.get(position, path) if position in bodies else path
@@ -164,10 +166,7 @@ def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
 
 def _in_tree_order(modules: Mapping[str, ModuleInfo]) -> dict[str, ModuleInfo]:
     """Return modules parents before children, with the children that they have now."""
-    children: dict[str, list[str]] = {}
-    for path in modules:
-        if path:
-            children.setdefault(path.rpartition(".")[0], []).append(path)
+    children = index_children(modules)
     ordered: dict[str, ModuleInfo] = {}
     pending = [""]
     while pending:
@@ -216,7 +215,3 @@ def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
 def _is_guard(module: nn.Module) -> bool:
     """Return whether a module is the one with which torch.export checks its inputs."""
     return type(module).__name__ == "GuardsFn"
-
-
-def _has_no_tensors(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()]

@@ -66,11 +66,6 @@ def read_sizes(sizes: Any, *, dtype: str = "float32") -> tuple[InputSpec, ...]:
 
 
 def is_shape(value: Any) -> bool:
-    """Return whether a value is a tuple or a list of sizes.
-
-    >>> is_shape((1, 3, 224, 224)), is_shape(torch.ones(2).shape), is_shape([]), is_shape([True])
-    (True, True, False, False)
-    """
     return isinstance(value, (tuple, list)) and bool(value) and all(type(size) is int and size >= 0 for size in value)
 
 
@@ -99,7 +94,6 @@ def make_tensor(spec: InputSpec, device: torch.device | str) -> torch.Tensor:
 def make_arguments(
     specs: Sequence[InputSpec], device: torch.device | str
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Return the positional and the keyword arguments that the specs describe."""
     args = tuple(make_tensor(spec, device) for spec in specs if spec.name is None)
     kwargs = {spec.name: make_tensor(spec, device) for spec in specs if spec.name is not None}
     return args, kwargs

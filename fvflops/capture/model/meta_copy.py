@@ -1,9 +1,9 @@
-"""Copies of a model without weights, and casts of inputs to a dtype."""
+"""Copies of a model without weights, and changes of inputs, such as casts to a dtype."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -16,10 +16,7 @@ from fvflops.torch_internals import is_wrapper_subclass
 
 
 def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = MappingProxyType({})) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device; its buffers have their values.
-
-    In place of modules that are keys of `replaced` it has copies of the values.
-    """
+    """Return a copy on meta with the buffers' values; modules in `replaced` are replaced by copies of the values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_empty_on_meta(parameter), parameter.requires_grad)
@@ -42,10 +39,15 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     >>> [tensor.dtype for tensor in cast_floats((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.bfloat16)]
     [torch.bfloat16, torch.int64]
     """
+    return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return nested inputs with each tensor in mappings, tuples and lists changed; other objects stay as they are."""
     if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: cast_floats(item, dtype) for name, item in value.items()}
+        return {name: map_tensors(item, change) for name, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(cast_floats(item, dtype) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return value

@@ -151,10 +151,7 @@ class ModelIndex:
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
-    """Return the module tree of a model, or of a method's module; a function becomes a root without children.
-
-    Raises ValueError for uninitialised lazy parameters.
-    """
+    """Return the module tree of a model or method, a root for a function; uninitialised parameters raise ValueError."""
     return ModelIndex(model).tree
 
 
@@ -295,5 +292,4 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
 
 
 def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all tensors are strided and of torch's classes."""
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}

@@ -92,10 +92,7 @@ def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], anc
 
 
 def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
-    """Return the module tree of a model; `names` maps each module to its first path.
-
-    Raises ValueError for uninitialised lazy parameters.
-    """
+    """Return the module tree of a model (module → first path); uninitialised lazy parameters raise ValueError."""
     identities: dict[int, int] = {}
     layers = {path: layer for path, module in module_paths(owner) if (layer := packed_layer(module)) is not None}
     infos = {}

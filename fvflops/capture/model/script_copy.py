@@ -119,7 +119,6 @@ def _read_path(value: Any, self_name: str) -> list[str] | None:
 
 
 def _make_list(graph: Any, values: list[Any], op: Any) -> Any:
-    """Return a node that makes a list of the tensors among values, as an argument of an op."""
     node = graph.create("prim::ListConstruct", 1)
     for value in values:
         if value.type().kind() == "TensorType":

@@ -202,15 +202,12 @@ class RecordingMode(SubclassAwareMode):
         return result
 
     def for_thread(self) -> RecordingMode:
-        """Return a mode with the same recorder for another thread of the run."""
         return RecordingMode(self.recorder, self._undo_log)
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have values: not on the meta device."""
         return have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Raise RuntimeError: in real execution nothing is assumed."""
         raise RuntimeError(f"{op}: nothing can be assumed in real execution, but {what} was")
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:

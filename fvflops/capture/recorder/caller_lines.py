@@ -95,7 +95,6 @@ def _short_name(qualified: str) -> str:
 
 
 def is_standard_library(path: str) -> bool:
-    """Return whether a file is of Python's standard library."""
     return path.startswith((_STDLIB, "<frozen ")) and "-packages" + os.sep not in path
 
 

@@ -116,7 +116,6 @@ class PythonReads:
         self._position = len(events)
 
     def restart(self) -> None:
-        """Continue with the next event, as the events so far are discarded."""
         self._position = 0
 
     def describe(self, modules: ModuleTree) -> dict[str, str]:

@@ -75,7 +75,6 @@ class Recorder(RecordedStorages):
 
     @property
     def length(self) -> int:
-        """Number of events recorded so far."""
         return self._folded_events + len(self._saved_events or ()) + len(self.events)
 
     def has_ops_since(self, length: int) -> bool:
@@ -209,7 +208,6 @@ class Recorder(RecordedStorages):
         self._active.add(self.thread_state().stack)
 
     def decompose(self, name: str) -> None:
-        """Record that a composite op was decomposed."""
         self.decomposed.add(name)
         self._active.add(self.stack_and_phase()[0] if self.backward or self._thread_states else self.stack)
 

@@ -116,7 +116,6 @@ class RunPosition(ThreadState):
         return stack
 
     def module_at(self, stack: int) -> str:
-        """Return the name of the innermost module of a stack."""
         regions = list(self._regions)
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
@@ -131,7 +130,6 @@ class RunPosition(ThreadState):
         return self.module_at(stack)
 
     def innermost_region(self, stack: int) -> Region:
-        """Return the innermost region of a stack, by default the root module's."""
         path = self._paths[stack]
         return list(self._regions)[path[-1]] if path else Region("module", "")
 
@@ -151,7 +149,6 @@ class RunPosition(ThreadState):
         return index
 
     def intern(self, signature: Signature) -> int:
-        """Intern a signature and return its index."""
         return self.index_of(intern_signature(signature))
 
     def region_signature(self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> int:
@@ -173,7 +170,6 @@ class RunPosition(ThreadState):
         return token
 
     def end_rerun(self, token: tuple[int, Any]) -> None:
-        """End the rerun of a checkpointed forward."""
         state = self.thread_state()
         state.assign_nodes(state.stack)
         state.stack, state.rerun_node = token
@@ -217,10 +213,7 @@ class RunPosition(ThreadState):
         return "backward"
 
     def owner_of(self, node: Any) -> int:
-        """Return the stack under which an autograd node was created, `BEFORE` if that was not recorded.
-
-        The innermost module of the stack owns the backward ops of the node.
-        """
+        """Return the stack under which a node was created, whose innermost module owns its ops; `BEFORE` if unknown."""
         if type(node).__name__ == _ACCUMULATES:
             key = id(node.variable)
             stack = self._owner_stacks.get(key)

@@ -12,11 +12,6 @@ ENTER, LEAVE = f"{NAMESPACE}::enter_module", f"{NAMESPACE}::leave_module"
 
 
 def is_module_call(op: str) -> bool:
-    """Return whether an op reports a module call.
-
-    >>> is_module_call("fvflops::enter_module"), is_module_call("aten::add.Tensor")
-    (True, False)
-    """
     return op in (ENTER, LEAVE)
 
 

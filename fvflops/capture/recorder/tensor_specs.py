@@ -73,7 +73,6 @@ class ExplicitValue:
 
 @cache
 def cached_schema(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
-    """Return the schema of an op, cached for the process."""
     return describe_op(op, values)
 
 
@@ -138,7 +137,6 @@ def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Signature:
-    """Return the signature of an op call from its arguments and its result."""
     schema = describe_op(op)
     return Signature(schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text)
 
@@ -148,7 +146,6 @@ def intern_signature(signature: Signature) -> Signature:
 
 
 def signature_count() -> int:
-    """Return the number of interned signatures."""
     return len(_SIGNATURES)
 
 

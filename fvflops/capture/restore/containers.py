@@ -120,7 +120,6 @@ class ContainerSnapshot:
         return cls, attributes, *(() if accessors.slots is None else self._save(accessors.slots, item))
 
     def _save(self, kind: Kind, item: Any) -> list[Any]:
-        """Save an object's contents; return the objects to visit next."""
         before = kind.read(item)
         self._states.append((kind, item, before))
         return _visitable(before)
@@ -282,15 +281,11 @@ def restore_tensor(state: TensorState) -> None:
 
 
 def _data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the storage, offset, shape and strides of a tensor."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool | None:
-    """Return whether a tensor is a leaf, or None if autograd raises.
-
-    It raises for one of several views, such as FSDP's parameters, whose base was written to.
-    """
+    """Return whether a tensor is a leaf, None if autograd raises, as for views (FSDP's) whose base was written to."""
     try:
         return tensor.is_leaf
     except RuntimeError:

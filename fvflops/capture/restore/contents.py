@@ -50,7 +50,6 @@ class Kind(NamedTuple):
     write: Callable[[Any, Any], object] | None = None
 
     def restore(self, item: Any, before: Any) -> None:
-        """Restore an object's contents, if they have changed."""
         now = self.read(item) if self.write is not None and before is not None else None
         if now is not None and self.write is not None and not _are_same(now, before):
             self.write(item, before)

@@ -32,12 +32,10 @@ class SavedGenerator:
         self._write(self._before)
 
     def state(self) -> Any:
-        """Return the current state, which can be compared."""
         return comparable(self._read())
 
     @property
     def has_drawn(self) -> bool:
-        """Whether numbers were drawn since the state was saved."""
         return bool(self.state() != comparable(self._before))
 
 

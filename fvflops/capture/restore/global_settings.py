@@ -59,10 +59,6 @@ def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
     )
 
 
-def _set_anomaly(value: tuple[bool, bool]) -> None:
-    torch.autograd.set_detect_anomaly(*value)
-
-
 def _default_device() -> Any:
     return getattr(global_device_context(), "device_context", None)
 
@@ -71,10 +67,6 @@ def _set_default_device(context: Any) -> None:
     torch.set_default_device(None if context is None else context.device)
     if context is None:  # torch.get_default_device of torch 2.9 and older fails on None
         vars(global_device_context()).pop("device_context", None)
-
-
-def _print_options() -> dict[str, Any]:
-    return dict(vars(print_options()))
 
 
 # Precision of float32 arithmetic, by backend and op; before torch 2.9, whether TF32 is allowed.
@@ -95,7 +87,10 @@ SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     GRAD_MODE,
-    (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.autograd.set_detect_anomaly(*value),
+    ),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_warn_always_enabled, torch.set_warn_always),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -112,7 +107,7 @@ SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     _attribute(quantized, "engine"),
     *(pair for device in _AUTOCAST for pair in _autocast(device)),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    (_print_options, lambda options: vars(print_options()).update(options)),
+    (lambda: dict(vars(print_options())), lambda options: vars(print_options()).update(options)),
     (sys.getrecursionlimit, sys.setrecursionlimit),
 )
 

@@ -37,10 +37,8 @@ class IdentityMapping(Mapping[Key, Item]):
         return id(key) in self._pairs
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the item of a key, or a default."""
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 
     def items(self) -> ValuesView[tuple[Key, Item]]:  # type: ignore[override]
-        """Return a view of the pairs."""
         return self._pairs.values()

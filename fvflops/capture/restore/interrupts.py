@@ -222,7 +222,6 @@ class _Handlers:
             self.open = was_open
 
     def _call_all(self) -> BaseException | None:
-        """Call all pending handlers and return the first exception."""
         first = None
         try:
             while self._pending:
@@ -233,7 +232,6 @@ class _Handlers:
             first = error = None
 
     def _call_pending(self) -> BaseException | None:
-        """Call pending handlers until one raises, and return its exception."""
         while self._pending:
             number = next(iter(self._pending))
             frame = self._pending.pop(number)

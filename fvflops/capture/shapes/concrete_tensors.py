@@ -87,7 +87,6 @@ class ConcreteTensors:
         return tensor, metadata, index
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
-        """Return a tensor's metadata in the run."""
         return tensor.metadata if type(tensor) is ShapeTensor else self.resolve(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:

@@ -58,17 +58,14 @@ class Metadata:
 
     @property
     def is_conjugate(self) -> bool:
-        """Whether the tensor is a lazy conjugate."""
         return bool(self.bits & 1)
 
     @property
     def is_negative(self) -> bool:
-        """Whether the tensor is a lazy negation."""
         return bool(self.bits & 2)
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -96,7 +93,6 @@ def as_lazy(metadata: Metadata) -> Metadata:
 
 
 def metadata_of(tensor: torch.Tensor) -> Metadata:
-    """Return the metadata of a strided tensor, with unknown values."""
     return intern(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits_of(tensor))
 
 
@@ -138,12 +134,10 @@ def is_available(device: torch.device) -> bool:
 
 
 def bits_of(tensor: torch.Tensor) -> int:
-    """Return the conjugate and negative bits of a tensor."""
     return tensor.is_conj() + 2 * tensor.is_neg()
 
 
 def forget_metadata() -> None:
-    """Clear the intern cache."""
     _INTERNED.clear()
 
 
@@ -153,7 +147,6 @@ def interned_count() -> int:
 
 @lru_cache(maxsize=1 << 14)
 def dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    """Return the interned spec of a strided tensor."""
     return TensorSpec(shape, dtype_name(dtype), str(device))
 
 

@@ -202,10 +202,7 @@ class OpCache:
 
 
 class ShapeCall(NamedTuple):
-    """A call of an op in shape execution.
-
-    `tensors` are its argument tensors in order, `reads` their storages' indices, `key` its key in the cache.
-    """
+    """A call in shape execution: `tensors` in order, `reads` their storages' indices, `key` its key in the cache."""
 
     func: Any
     op: OpCache
@@ -218,7 +215,6 @@ class ShapeCall(NamedTuple):
     def with_replaced(
         self, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with tensors and devices replaced."""
         return substitute((tuple(self.args), dict(self.kwargs)), tensor, device)
 
 

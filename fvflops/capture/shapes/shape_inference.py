@@ -32,10 +32,7 @@ from fvflops.trace import Signature, Symbol
 
 
 class OpInference:
-    """Infers results of op calls on a device by shape rules; data-dependent calls without values raise.
-
-    A result's device is `device` if no argument determines it.
-    """
+    """Infer results of ops on a device by shape rules; data-dependent calls without values raise."""
 
     def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, concrete: ConcreteTensors) -> None:
         self._device = device
@@ -113,11 +110,7 @@ class OpInference:
     def _run(
         self, call: ShapeCall, metadata: Sequence[Metadata], rule: Rule, *, use_known: bool = False
     ) -> CachedResult:
-        """Return the outcome without its signature; exceptions of the shape rule propagate.
-
-        `metadata` describes the call's tensors. `use_known` passes tensors with known values themselves, for a
-        data-dependent result.
-        """
+        """Return the outcome without its signature; `use_known` passes known values, for a data-dependent result."""
         schema = call.op.schema
         written = {
             id(tensor) for value in written_arguments(schema, call.args, call.kwargs) for tensor in tensors_of(value)

@@ -336,7 +336,6 @@ def graph_tracer() -> Any:
 
 @contextmanager
 def _tracer_stashed() -> Iterator[None]:
-    """Disable the graph tracer while the context lasts."""
     tracer: Any = unset_dispatch_mode(_PROXY_KEY)
     try:
         yield

@@ -19,10 +19,7 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 
 
 class ShapeParameters:
-    """Shape tensors in place of tensors on other devices than the run's.
-
-    Autograd requires a gradient to be on the same device as its tensor.
-    """
+    """Shape tensors for tensors on other devices than the run's: autograd wants gradients on the tensor's device."""
 
     def __init__(self, mode: ShapeMode) -> None:
         self._mode = mode
@@ -50,7 +47,6 @@ class ShapeParameters:
         return shape_copy
 
     def in_values(self, values: Any) -> Any:
-        """Return nested values with tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
     def replace_in(self, model_index: ModelIndex, scripts: Iterable[ScriptCopy]) -> None:

@@ -82,7 +82,6 @@ class ShapeResults(SubclassAwareMode):
         return error
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have the values of real execution."""
         return self.concrete.have_values(tensors)
 
     def index_of(self, outcome: CachedResult) -> int:
@@ -129,7 +128,6 @@ class ShapeResults(SubclassAwareMode):
             self._end_op(begun)
 
     def _results(self, call: ShapeCall, outcome: CachedResult) -> Any:
-        """Return the results of a call from its outcome, in the general case."""
         if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
             outcome = self._infer(call)
         if outcome.concrete or (
@@ -145,7 +143,6 @@ class ShapeResults(SubclassAwareMode):
         return bool(is_small) and self.concrete.have_values(tensors)
 
     def _make_results(self, call: ShapeCall, outcome: CachedResult) -> Any:
-        """Return new shape tensors, views and the arguments that the op writes to."""
         tensors, reads = call.tensors, call.reads
         if outcome.resized and call.op.changes_view and not any(type(tensor) is ShapeTensor for tensor in tensors):
             return self._change_view(call, outcome)
@@ -272,14 +269,12 @@ class ShapeResults(SubclassAwareMode):
         return result
 
     def _without_values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a shape tensor for a tensor with known values."""
         if type(tensor) is ShapeTensor:
             return tensor
         _, metadata, index = self.concrete.resolve(tensor)
         return make_shape_tensor(without_values(metadata), StorageRef(self, index), tensor.requires_grad)
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
-        """Set the metadata of an argument that the op resizes."""
         if type(tensor) is not ShapeTensor:
             raise NotImplementedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
         with disable_torch_dispatch():

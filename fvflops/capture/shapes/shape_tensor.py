@@ -55,15 +55,11 @@ class StorageRef:
 
 
 def own_index(ref: StorageRef) -> int:
-    """Return a storage's index in the run that created it."""
     return ref.index
 
 
 class OwnedStorage(StorageRef):
-    """A reference to a storage that the run created; records that it is freed.
-
-    It has no `recorder` while its memory is freed by `resize`.
-    """
+    """A reference to a storage of the run, which records its free; without `recorder` while `resize` has freed it."""
 
     __slots__ = ("recorder",)
 
@@ -87,7 +83,6 @@ class OwnedStorage(StorageRef):
 
     @property
     def nbytes(self) -> int:
-        """The allocated bytes."""
         return self.recorder.storages[self.index][0] if hasattr(self, "recorder") else 0
 
     def resize(self, nbytes: int) -> None:
@@ -120,7 +115,6 @@ class ShapeStorage:
     size = __len__ = nbytes
 
     def resize_(self, nbytes: int) -> ShapeStorage:
-        """Record a new allocation."""
         if isinstance(self._storage_ref, OwnedStorage):
             self._storage_ref.resize(nbytes)
         return self
@@ -162,11 +156,9 @@ class ShapeTensor(torch.Tensor):
         return f"ShapeTensor({self.metadata.spec}, device={self.metadata.device})"
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        """Raise DataDependentError."""
         raise self.storage_ref.mode.missing_value("Tensor.numpy")
 
     def tolist(self) -> NoReturn:
-        """Raise DataDependentError."""
         raise self.storage_ref.mode.missing_value("Tensor.tolist")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
@@ -182,7 +174,6 @@ class ShapeTensor(torch.Tensor):
         return self.clone()
 
     def untyped_storage(self) -> ShapeStorage:  # type: ignore[override]
-        """Return the tensor's storage, without memory."""
         return ShapeStorage(torch.Tensor.untyped_storage(self), self.storage_ref)
 
     @property
@@ -199,7 +190,6 @@ class ShapeTensor(torch.Tensor):
         return self.metadata.device.type == "cpu"
 
     def get_device(self) -> int:
-        """Return the device index, -1 for the CPU."""
         return -1 if self.metadata.device.index is None else self.metadata.device.index
 
     @property

@@ -60,14 +60,6 @@ def _is_bool(value: Any) -> bool:
     return type(value) is bool
 
 
-def _is_int(value: Any) -> bool:
-    return type(value) is int
-
-
-def _never(_: Any) -> bool:
-    return False
-
-
 def _has_int_sizes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
@@ -114,10 +106,10 @@ _PROXIES = {
             "expect_true": _replace("expect_true", _identity, _is_bool),
             "free_unbacked_symbols": _replace("free_unbacked_symbols", lambda _: (), _has_int_sizes),
             "guard_bool": _replace("guard_bool", _identity, _is_bool),
-            "guard_int": _replace("guard_int", _identity, _is_int),
+            "guard_int": _replace("guard_int", _identity, lambda value: type(value) is int),
             "guard_or_false": _replace("guard_or_false", _identity, _is_bool),
             "guard_or_true": _replace("guard_or_true", _identity, _is_bool),
-            "guard_size_oblivious": _replace("guard_size_oblivious", _identity, _never),
+            "guard_size_oblivious": _replace("guard_size_oblivious", _identity, lambda _: False),
             "guarding_hint_or_throw": _replace("guarding_hint_or_throw", _identity, _is_integral),
             "has_guarding_hint": _replace("has_guarding_hint", lambda _: True),
             "is_nested_int": _replace("is_nested_int", lambda _: False),

@@ -55,17 +55,13 @@ class Shortened:
         return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-        """Return the full model's (name, item) pairs from the shortened model's, in order.
-
-        Parameters in the order of `named_parameters` stay in that order.
-        """
+        """Return the full model's (name, item) pairs from the shortened model's, in order, as of `named_parameters`."""
         items = list(named)
         for run in reversed(self.runs):
             items = list(repeat_periods(items, run))
         return items
 
     def restore(self) -> None:
-        """Restore the layers that the model lacks."""
         for module, children in self._children:
             module._modules = children
         for module, name, value in self._attributes:
@@ -90,13 +86,6 @@ def shorten(
     and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
 
     None, with the model unchanged, if nothing can be left out.
-
-    >>> layers = [nn.Linear(4, 4) for _ in range(9)]
-    >>> model = nn.Sequential(*layers)
-    >>> shortened = shorten(model, (torch.ones(1, 4),))
-    >>> expansion = shortened.expand(record_call(model, (torch.ones(1, 4),)))
-    >>> len(model), model[3] is layers[8], len(expansion.trace.modules.by_name)
-    (4, True, 10)
     """
     runs = find_layer_runs(model, {id(module) for module in marked})
     if not runs:

@@ -40,7 +40,6 @@ def find_address(storage: torch.UntypedStorage) -> int:
 
 
 def read_sample(address: int, nbytes: int) -> Sample:
-    """Return a sample of memory: its start and its middle."""
     if nbytes < 2 * SAMPLE_BYTES:
         return read_fewer[nbytes](MEMORY, address)
     return read_bytes(MEMORY, address) + read_bytes(MEMORY, address + (nbytes >> 1))
@@ -112,11 +111,9 @@ class ExportedMemory:
         return index in self._exports
 
     def includes_any(self, indices: Iterable[int]) -> bool:
-        """Return whether one of these storages was exported."""
         return bool(self._exports) and not self._exports.keys().isdisjoint(indices)
 
     def site_of(self, index: int) -> Site | None:
-        """Return where a storage was exported, None if it was not."""
         export = self._exports.get(index)
         return None if export is None else export.site
 
@@ -152,7 +149,6 @@ class ExportedMemory:
                 self._exports[index].update()
 
     def forget(self, index: int) -> None:
-        """Discard a freed storage."""
         self._exports.pop(index, None)
 
     def _find(self, address: int) -> Export | None:

@@ -25,7 +25,6 @@ _SHAPE_INFERENCE_PATHS = tuple(
 
 
 def active_fake_mode() -> FakeTensorMode | None:
-    """Return the FakeTensorMode that is active in this thread."""
     mode: FakeTensorMode | None = get_dispatch_mode(DispatchModeKey.FAKE)
     return mode
 
@@ -73,5 +72,4 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
 
 
 def contains_fakes(values: Any) -> bool:
-    """Return whether nested values contain FakeTensors."""
     return any(isinstance(tensor, FakeTensor) for tensor in tensors_of(values))

@@ -180,10 +180,7 @@ def _note_pool(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...])
 
 
 def _note_future(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
-    """Record a new future of work that an executor, or another thread's event loop, runs.
-
-    Functions submitted to a pool of threads are recorded, by `model_threads`.
-    """
+    """Record a future of an executor's or another loop's work; `model_threads` records a thread pool's functions."""
     code = frame.f_code
     if code.co_filename.endswith(_THREAD_POOL):
         return

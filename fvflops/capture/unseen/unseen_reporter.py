@@ -46,7 +46,6 @@ class UnseenReporter:
 
     @property
     def in_op(self) -> bool:
-        """Whether an op is running in this thread."""
         return bool(self.busy) and get_ident() in self.busy
 
     def is_accessible(self, frame: FrameType | None) -> bool:
@@ -54,7 +53,6 @@ class UnseenReporter:
         return not self.in_op and frame is not None and self.is_inside() and is_model_code(frame)
 
     def is_inside(self) -> bool:
-        """Return whether a call of the model, or its backward pass, is running."""
         # A thread that the model started is inside the call that started it.
         return self._recorder.thread_state().stack != 0 or current_autograd_node() is not None
 

@@ -74,7 +74,6 @@ class UnseenWork(UnseenReporter):
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
     def forget_tensors(self) -> None:
-        """Drop references to the run's tensors."""
         self._contents.clear()
 
     def record_subclass(self) -> None:

@@ -125,12 +125,10 @@ def shorten_help(text: str) -> str:
 
 
 def takes_value(option: argparse.Action) -> bool:
-    """Return whether an option takes a value that is completed."""
     return option.nargs not in (0, "?")
 
 
 def find_metavar(action: argparse.Action) -> str:
-    """Return the name of an argument's value in help."""
     return action.metavar if isinstance(action.metavar, str) else action.dest.upper()
 
 
@@ -177,7 +175,6 @@ def _write_bash_commands(commands: Mapping[str, Parser]) -> Iterator[str]:
 
 
 def write_fish(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> str:
-    """Return the script of fish for commands, with their helps."""
     return _fill("fish", commands=_write_fish(commands, helps))
 
 
@@ -210,7 +207,6 @@ def _quote_fish(text: str) -> str:
 
 
 def write_zsh(commands: Mapping[str, Parser], helps: Mapping[str, str]) -> str:
-    """Return the script of zsh for commands, with their helps."""
     listed = (f"        {_quote_zsh(f'{name}:{_escape_zsh(shorten_help(helps[name]))}')}" for name in commands)
     return _fill("zsh", helps=listed, commands=_write_zsh(commands))
 

@@ -55,7 +55,6 @@ class Template:
     dtype: str
 
     def fill(self, sizes: Mapping[str, int]) -> InputSpec:
-        """Return the input at sizes."""
         shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
         return InputSpec(self.name, shape, self.dtype)
 

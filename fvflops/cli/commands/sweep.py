@@ -205,7 +205,6 @@ class SweepProgress:
         self._show()
 
     def show_running(self, names: Sequence[str]) -> None:
-        """Show which models are being counted."""
         self._running = names
         self._show()
 

@@ -64,7 +64,6 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def bytes_in(value: Value) -> int:
-    """Return the bytes of all tensors in a value."""
     return sum(map(bytes_of, tensors_in(value)))
 
 
@@ -112,7 +111,6 @@ def _rows(name: str, table: str) -> _Bytes:
 
 
 def _indexed_bytes(signature: Signature) -> int:
-    """Return the bytes of `self[indices]`."""
     spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
     by_axis = indices if isinstance(indices, tuple) else ()
     tensors = list(tensors_in(by_axis))

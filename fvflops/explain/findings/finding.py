@@ -76,7 +76,6 @@ class Evidence:
         return f"{describe_work(row)}: {calls}, {self.time(row.kernel_ns)} ({row.kernel[:60]})"
 
     def each(self, count: float) -> int:
-        """Return a number of all steps as one of a step."""
         return round(count / self.steps)
 
     def certainty(self, kind: str) -> str:

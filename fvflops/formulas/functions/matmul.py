@@ -119,7 +119,6 @@ def count_exact_trilinear(call: Call) -> Cost:
 
 
 def operation_costs(call: Call) -> tuple[int, int]:
-    """Return the FLOPs of an addition and of a multiplication."""
     return (2, 6) if call.out.is_complex else (1, 1)
 
 

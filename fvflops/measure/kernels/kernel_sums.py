@@ -87,12 +87,10 @@ def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
 
 
 def event_name(event: KernelEvent) -> str:
-    """Return the name of an event's row."""
     return MODULE_CALL if event.kind == "module" else event.name
 
 
 def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
-    """Return the outermost events."""
     group = set(indexes)
     outermost = []
     for index in indexes:
@@ -173,7 +171,6 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
 
 
 def _measure(event: KernelEvent, step_start: int) -> tuple[int | None, ...]:
-    """Return the values of _ALL_COLUMNS for an event."""
     duration = event.device_ns or event.duration_ns
     return event.start_ns - step_start, duration, event.before, event.after, event.peak
 
@@ -276,7 +273,6 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
 
 
 def list_calls(calls: Iterable[tuple[str, int]]) -> str:
-    """Return the most frequent calls as text."""
     ops = [f"{name} ×{count}" for name, count in calls]
     more = f" and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else ""
     return ", ".join(ops[:_MAX_OPS]) + more

@@ -343,7 +343,6 @@ class _StepMatcher:
         return unmatched
 
     def _is_call(self, event_index: int) -> bool:
-        """Return whether an event is an op, or a call of a module of the Trace."""
         event = self._events[event_index]
         return event.kind == "op" or (event.kind == "module" and event.module in self._modules)
 

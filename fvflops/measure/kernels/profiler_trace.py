@@ -34,10 +34,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def read_document(path: str) -> ChromeTrace:
-    """Return a chrome trace, a .json or .json.gz file; one that is not raises TraceError.
-
-    A file may also be the list of events alone.
-    """
+    """Return a chrome trace or its list of events, from .json or .json.gz; any other file raises TraceError."""
     try:
         # Names of kernels and ops may contain control characters, and bytes that are not UTF-8.
         document = parse_json(_read(path).decode("utf-8", "backslashreplace"), strict=False)
@@ -53,12 +50,10 @@ def read_document(path: str) -> ChromeTrace:
 
 
 def has_kernels(path: str) -> bool:
-    """Return whether a chrome trace has events of category "kernel"."""
     return _KERNEL.search(_read(path)) is not None
 
 
 def _read(path: str) -> bytes:
-    """Return the contents of a file, decompressed if it is compressed by gzip."""
     data = paths.read_bytes(path)
     if data.startswith(_GZIP):
         try:

@@ -75,7 +75,6 @@ class RecordedCall:
             yield from call.walk()
 
     def total(self) -> Work:
-        """Return the inclusive work."""
         return add_works(call.work for call in self.walk()) or NO_WORK
 
 

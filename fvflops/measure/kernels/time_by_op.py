@@ -55,7 +55,6 @@ class TimeByOp:
 
     @property
     def counted_ns(self) -> int:
-        """Time of the ops with FLOPs."""
         return sum(row.nanoseconds for row in self.rows if row.work.flops)
 
 

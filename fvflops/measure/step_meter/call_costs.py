@@ -36,7 +36,6 @@ class Peaks:
         self._warn = warn
 
     def cost_of(self, entries: Iterable[Entry]) -> StepCost:
-        """Return the cost of entries of counts of flops."""
         return sum((self._cost_of(entry) for entry in entries if entry.macs or entry.flops), StepCost())
 
     def _cost_of(self, entry: Entry) -> StepCost:

@@ -192,7 +192,6 @@ class StepMeter:
         return f"<pre>{self}</pre>" if report is None else notebook_page.render_document(report)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the text that IPython shows."""
         return {"text/plain": str(self)}
 
     @contextmanager

@@ -127,7 +127,6 @@ class CallObserver:
             self._attach(model)
 
     def start(self) -> None:
-        """Observe calls from now on."""
         self._calls, self._inside, self._active = [], None, True
 
     def stop(self) -> list[ModelCall]:
@@ -137,7 +136,6 @@ class CallObserver:
         return calls
 
     def remove(self) -> None:
-        """Remove the hooks."""
         self._active = False
         for handle in self._handles:
             handle.remove()

@@ -120,7 +120,6 @@ def _split(value: Hashable, sizes: list[int]) -> Hashable:
 
 
 def _is_one(sizes: tuple[int, ...], axis: tuple[int, ...]) -> bool:
-    """Return whether there is one size at all positions of an axis."""
     return len({sizes[index] for index in axis}) == 1
 
 
@@ -303,7 +302,6 @@ class StepCosts:
         return True
 
     def needs_recording(self, work: StepWork) -> bool:
-        """Return whether a step of this work has to be recorded."""
         return self._is_recorded(work) and self.needs_batch(work.recorded)
 
     def needs_batch(self, key: Hashable) -> bool:

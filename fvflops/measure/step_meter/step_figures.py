@@ -32,7 +32,6 @@ class StepCost(NamedTuple):
         return StepCost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, factor: int) -> StepCost:
-        """Return the cost of the work done `factor` times."""
         return StepCost(*(value * factor for value in self))
 
 

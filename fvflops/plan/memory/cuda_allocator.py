@@ -103,13 +103,6 @@ def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = Fal
     parameters and reduces gradients in streams of their own. `expandable_segments` is the option of PYTORCH_ALLOC_CONF.
     Memory that exists before the run is allocated first. Not included: memory cached from earlier steps, and freeing
     cached memory when the device is full.
-
-    >>> import torch
-    >>> from fvflops import TrainingStepAnalysis, predict_memory
-    >>> model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU())
-    >>> step = TrainingStepAnalysis(model, torch.ones(4096, 512), loss=torch.sum, device="cuda")
-    >>> reserved_memory(predict_memory(step)).peak / 2**20
-    44.0
     """
     streams = find_streams(timeline.trace)
     blocks = [block for block in timeline.blocks if block.nbytes]

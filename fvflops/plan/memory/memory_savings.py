@@ -237,7 +237,6 @@ def _other_optimizers(
 
 
 def _class_of(maker: OptimizerMaker) -> Any:
-    """Return the class of an optimizer, or the function that creates it."""
     if isinstance(maker, Optimizer):
         return type(maker)
     return maker.func if isinstance(maker, partial) else maker

@@ -122,7 +122,6 @@ class _Walk:
             self._changes[number] += 1
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, the ones alive at the end last."""
         return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
 
     def _take(self, block: Block, number: int) -> Block | None:

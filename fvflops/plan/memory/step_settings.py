@@ -105,7 +105,6 @@ def show(value: Any) -> str:
 
 
 def given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that are not None."""
     return {key: value for key, value in settings.items() if value is not None}
 
 

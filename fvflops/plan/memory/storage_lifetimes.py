@@ -56,7 +56,6 @@ class Block(NamedTuple):
     end: int | None
 
     def is_alive(self, event: int) -> bool:
-        """Return whether it is allocated at an event."""
         return self.begin <= event and (self.end is None or event < self.end)
 
 
@@ -212,7 +211,6 @@ def _device_of(storage: Storage, emulated: str) -> str:
 
 
 def _emulated_device(trace: Trace) -> str:
-    """Return the device of a shape execution, "" in another one."""
     info = trace.info
     return info.device if info.execution == "shapes" else ""
 

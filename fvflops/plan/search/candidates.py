@@ -60,12 +60,10 @@ class Candidate:
     __repr__ = record_repr
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along an axis."""
         return self.mesh.get(axis, 1)
 
     @property
     def stages_per_rank(self) -> int:
-        """The pipeline stages of each rank."""
         return choose_schedule(self.schedule, None)[1] if self.schedule else 1
 
     def measured_on(self, gpus: int) -> Candidate:

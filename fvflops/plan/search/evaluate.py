@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fvflops.capture.model.meta_copy import map_tensors
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
 from fvflops.garbage_collector import gc_paused
@@ -54,10 +55,6 @@ def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
 
     The first dimension of every tensor is the batch, the second dimension of token ids is the sequence. Tensors that
     differ in their first dimension, and a sequence that `ranks` does not divide, raise PlanError.
-
-    >>> tokens = torch.ones(2, 16, dtype=torch.int64)
-    >>> resize_inputs((tokens, {"mask": tokens}), batch=3, ranks=4)[1]["mask"].shape
-    torch.Size([3, 4])
     """
     tensors = list(tensors_of(inputs))
     if len({tensor.shape[0] for tensor in tensors if tensor.ndim}) != 1:
@@ -75,17 +72,7 @@ def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
         first = tensor[tuple(slice(size) for size in (1, *shape[1:]))]
         return first.expand(shape).contiguous()
 
-    return _map_tensors(inputs, resize)
-
-
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: _map_tensors(item, change) for name, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_map_tensors(item, change) for item in value)
-    return value
+    return map_tensors(inputs, resize)
 
 
 def _result_or_error(find: Callable[[nn.Module], T], model: nn.Module) -> T | str:
@@ -176,10 +163,7 @@ class Workload:
         )
 
     def _time_parts(self, program: StepProgram) -> tuple[float, float, float]:
-        """Return the seconds of the modules of the first pipeline stage, of all layers, and of all else.
-
-        They are kernels and collectives one after the other, without the host and FSDP2's copies.
-        """
+        """Return the seconds of kernels and collectives in the first stage's modules, in all layers, in all else."""
         if isinstance(self.stages, str):
             return 0.0, 0.0, 0.0
         timer, sums = self.timing.timer(), [0.0, 0.0, 0.0]

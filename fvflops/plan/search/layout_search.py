@@ -308,7 +308,6 @@ class _Search:
                 self._settle_larger(candidate, self._results[number])
 
     def _smaller_cost(self, layout: Candidate) -> tuple[MicrobatchCost, int] | None:
-        """Return the cost of the largest smaller microbatch that was recorded of a layout, and its size."""
         known: tuple[MicrobatchCost, int] | None = None
         for key in self._sizes[_key_without_size(layout)]:
             cost, size = self._costs.get(key, ""), self._recordings[key].micro_batch

@@ -94,10 +94,7 @@ def _data_axis(mesh: Mapping[str, int]) -> str:
 
 
 def make_expert_mesh(mesh: Mapping[str, int], rank: int) -> Any:
-    """Return the DeviceMesh of the experts among the ranks of one pipeline stage.
-
-    Its axes are dp (with fsdp), efsdp (edp without fsdp), ep and etp.
-    """
+    """Return a pipeline stage's experts' DeviceMesh: dp (with fsdp), efsdp (edp without fsdp), ep and etp."""
     dense = dense_axes(mesh)
     data = _data_axis(mesh)
     order = [axis for axis in dense if axis not in (data, "cp", "tp")]

@@ -99,10 +99,7 @@ def unsharded_class(module: nn.Module) -> type[nn.Module]:
 
 
 def materialise(model: nn.Module) -> None:
-    """Give a model's parameters uninitialised memory: FSDP2 rejects the meta device.
-
-    The memory is never written to, so the system never allocates its pages.
-    """
+    """Give parameters uninitialised memory, never written to, so never allocated: FSDP2 rejects the meta device."""
     model._apply(
         lambda tensor: (torch.empty_like if isinstance(tensor, nn.Parameter) else _zeros)(tensor, device="cpu")
     )

@@ -130,7 +130,6 @@ class GradientBuffers:
 
     @torch.no_grad()
     def zero(self) -> None:
-        """Set all gradients to zero, for the next step."""
         for parameter in self._parameters:
             parameter.main_grad.zero_()
 

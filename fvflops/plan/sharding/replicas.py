@@ -37,7 +37,6 @@ class Replicas:
     parameters: tuple[tuple[Gradient, ...], ...]
 
     def shards(self) -> Shards:
-        """Return this rank's shards of the parameters of all stages."""
         items = [item for stage in self.parameters for item in divide_parameters(stage)]
         return Shards(items, self.group)
 

@@ -20,7 +20,6 @@ class ShardingError(ValueError):
 
 
 def name_class(model: nn.Module) -> str:
-    """Return the qualified name of a model's class."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 

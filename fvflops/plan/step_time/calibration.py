@@ -180,14 +180,7 @@ PEAK = Efficiency()
 
 @dataclass(frozen=True, slots=True)
 class KernelTimer:
-    """Times of kernels on a device with an efficiency, in seconds.
-
-    >>> from fvflops.devices.devices import find_device
-    >>> timer = KernelTimer(find_device("A100"), PEAK)
-    >>> product = Kernel("matmul", 8192**3, 3 * 2 * 8192**2, "bfloat16", Product(8192, 8192, 8192))
-    >>> f"{timer.seconds(product):.5f}"
-    '0.00352'
-    """
+    """Times of kernels on a device with an efficiency, in seconds."""
 
     device: Device
     efficiency: Efficiency

@@ -192,10 +192,7 @@ class TimedProgram:
     items: tuple[tuple[Item, str, float, float, float], ...]
 
     def replay(self, clocks: Clocks, gathered: Mapping[int, float] | None = None) -> dict[int, float]:
-        """Advance the clocks by one execution of the program; return the ends of its collectives.
-
-        `gathered` are the ends of the gathering action's collectives.
-        """
+        """Advance the clocks by one execution; return its collectives' ends. `gathered` are the gathering action's."""
         ends: dict[int, float] = {}
         waited: dict[int, float] = {}
         for item, stream, seconds, with_host, host in self.items:

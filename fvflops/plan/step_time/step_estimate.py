@@ -385,7 +385,6 @@ def _count_samples(plans: Sequence[RankPlan]) -> tuple[int, int | None]:
 
 
 def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
-    """Return the tensors with which the first stage is called."""
     recorded = plan.step.pass_of(Action("forward", 0, 0))
     trace = recorded.trace
     roots = {index for index, region in enumerate(trace.regions) if (region.kind, region.name) in _ROOTS}

@@ -46,10 +46,7 @@ _SCALE = 10**12  # counts of a Summary are integers: picoseconds
 def module_table(
     estimate: StepEstimate, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> Table:
-    """Return the time of the slowest rank's kernels by module, its submodules included.
-
-    By default modules with at least 1 % of it are shown, down to a depth of 3 below a stage.
-    """
+    """Return the slowest rank's kernel time by module, by default those from 1 % on, to a depth of 3 below a stage."""
     plan = estimate.plans[estimate.slowest]
     summary = collapse(_summarise(estimate))
     picoseconds = summary.columns["time"]

@@ -27,10 +27,7 @@ _HEAD = """\
 
 
 class _Node(NamedTuple):
-    """Consecutive op calls of one module, or a single op call of a module with submodules.
-
-    `ancestors` are the names of the enclosing modules, outermost first.
-    """
+    """Consecutive op calls of one module, or an op call of a module with submodules; `ancestors` from the outermost."""
 
     number: int
     name: str

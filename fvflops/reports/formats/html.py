@@ -52,7 +52,8 @@ def write(document: Document, *, width: int | None = None) -> str:
 def _write_part(part: Part) -> str:
     if isinstance(part, (Table, Chart, Gantt, Scatter)):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f"{title}{_draw(part)}{_write_notes(part.notes)}"
+        notes = "".join(f"\n<small>{_write_sentence(note)}</small>" for note in part.notes)
+        return f"{title}{_draw(part)}{notes}"
     if isinstance(part, Items):
         if not part.heading:
             return "\n".join(f"<p>{_write_sentence(item)}</p>" for item in part.items)
@@ -81,10 +82,6 @@ def _write_sentence(text: str) -> str:
     '<code>fvflops plan</code> lists &lt;all&gt;.'
     """
     return re.sub("`([^`]+)`", r"<code>\1</code>", _escape(text))
-
-
-def _write_notes(notes: Sequence[str]) -> str:
-    return "".join(f"\n<small>{_write_sentence(note)}</small>" for note in notes)
 
 
 def _write_rows(table: Table) -> str:

@@ -24,7 +24,6 @@ _STYLE = re.compile(r"""("[^"]*")|/\*[\s\S]*?\*/|\s*([{};,])\s*|(:)\s+|(\s)\s*""
 
 
 def minify_script(text: str) -> str:
-    """Return JavaScript without comments and needless whitespace."""
     return _TOKENS.sub(_shorten, text)
 
 
@@ -40,7 +39,6 @@ def _shorten(found: re.Match[str]) -> str:
 
 
 def minify_style(text: str) -> str:
-    """Return CSS without comments and needless whitespace."""
     short = _STYLE.sub(lambda found: found[1] or found[2] or found[3] or (found[4] and " ") or "", text)
     return short.replace(";}", "}").strip()
 
@@ -66,10 +64,7 @@ def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] =
 
 
 def order_modules(*entries: str) -> list[str]:
-    """Return the paths of modules and of all that they import, each after its own imports.
-
-    A cycle raises ValueError.
-    """
+    """Return the paths of modules and all that they import, each after its own imports; a cycle raises ValueError."""
     ordered: list[str] = []
 
     def visit(name: str, above: tuple[str, ...]) -> None:

@@ -105,7 +105,6 @@ class Engine:
         return self._decode_seconds(batches).item()
 
     def _decode_seconds(self, batches: list[tuple[int, Tensor]]) -> Tensor:
-        """Return the seconds of steps that only decode, of the slowest replica."""
         everyone = self._everyone(0, sum(decoding for decoding, _ in batches))
         seconds = [self._times.decode_seconds(decoding, cached, everyone) for decoding, cached in batches]
         return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)

@@ -14,7 +14,6 @@ class Speculation:
     acceptance: float
 
     def __post_init__(self) -> None:
-        """Check both."""
         if self.draft_tokens < 1 or not 0 <= self.acceptance <= 1:
             raise ValueError(f"{self}: at least one draft token, and an acceptance between 0 and 1")
 

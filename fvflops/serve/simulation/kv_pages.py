@@ -34,7 +34,6 @@ class KVPages:
         return self.total - self.used
 
     def of_tokens(self, tokens: int) -> int:
-        """Return the pages of a sequence."""
         return -(-tokens // self.page_size)
 
     def take(self, count: int) -> None:
@@ -47,7 +46,6 @@ class KVPages:
             self.peak = self.used
 
     def give_back(self, count: int) -> None:
-        """Free pages."""
         self.used -= count
 
     def take_at(self, steps: Iterable[int], count: int = 1) -> None:
@@ -57,7 +55,6 @@ class KVPages:
             calendar[step] = calendar.get(step, 0) + count
 
     def wanted(self, step: int) -> int:
-        """Return the pages that a decode step takes."""
         return self._calendar.get(step, 0)
 
     def decode_step(self, step: int) -> None:

@@ -31,17 +31,6 @@ def largest_rate(
 
     `simulate_rate` simulates a rate, with equal lengths and seed at each. Rates up to `most` are tried. The result is
     exact to the share `tolerance`, as far as latencies grow with the rate.
-
-    >>> from fvflops.serve.simulation.engine_settings import engine_settings
-    >>> from fvflops.serve.simulation.request_simulation import simulate
-    >>> from fvflops.serve.simulation.requests import Lengths, poisson_requests
-    >>> from fvflops.serve.simulation.step_times import LinearStepTimes
-    >>> times = LinearStepTimes(0.010, prompt_token=5e-5, cached_token=0, mixed_cached_token=0, attention=0)
-    >>> settings, lengths = engine_settings("vllm", 100_000), Lengths((500, 500), (50, 50))
-    >>> def at(rate):
-    ...     return simulate(poisson_requests(rate, 200, lengths), settings, times)
-    >>> 10 < largest_rate(at, LatencyLimits(ttft=0.2, tpot=0.02)) < 40
-    True
     """
     low, high = 0.0, 1.0
     while high <= most and limits.hold(simulate_rate(high)):

@@ -47,13 +47,6 @@ def simulate(
     `load` is requests in order of arrival, or a closed loop of clients. `seed` draws what speculative decoding accepts.
     Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no result;
     with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
-
-    >>> from fvflops.serve.simulation.engine_settings import engine_settings
-    >>> from fvflops.serve.simulation.step_times import LinearStepTimes
-    >>> times = LinearStepTimes(0.010, prompt_token=1e-4, cached_token=0, mixed_cached_token=0, attention=0)
-    >>> result = simulate([Request(0.0, 200, 11)], engine_settings("vllm", 10_000), times)
-    >>> round(result.ttft.mean, 4), round(result.tpot.mean, 4)
-    (0.03, 0.01)
     """
     return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 

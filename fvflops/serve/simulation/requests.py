@@ -9,10 +9,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens of a request and when it arrives.
-
-    `arrival` is in seconds; `prefix_tokens` of the input are found in the engine's prefix cache.
-    """
+    """Tokens of a request and its arrival in s; `prefix_tokens` of the input are in the engine's prefix cache."""
 
     arrival: float
     input_tokens: int
@@ -20,7 +17,6 @@ class Request:
     prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check that there is something to compute."""
         if self.input_tokens < 1 or self.output_tokens < 1:
             raise ValueError(f"{self}: a request has at least one input and one output token")
         if not 0 <= self.prefix_tokens <= self.input_tokens:
@@ -29,38 +25,29 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of generated requests: uniform between two bounds.
-
-    `hit_rate` of each input is found in the prefix cache.
-    """
+    """Token counts of requests, uniform between two bounds; `hit_rate` of each input is in the prefix cache."""
 
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     hit_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the hit rate."""
         if not 0 <= self.hit_rate <= 1:
             raise ValueError(f"hit_rate is a share between 0 and 1, got {self.hit_rate}")
 
     def draw(self, random: Random, arrival: float) -> Request:
-        """Return a request of random lengths."""
         tokens = random.randint(*self.input_tokens)
         return Request(arrival, tokens, random.randint(*self.output_tokens), int(tokens * self.hit_rate))
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Clients that each issue a request, wait for its last token, and issue the next one.
-
-    Arrival times of `requests` are ignored: every client begins at second 0.
-    """
+    """Clients that issue a request after the last one's last token, from second 0 on whatever the arrival times."""
 
     clients: int
     requests: Iterable[Request]
 
     def __post_init__(self) -> None:
-        """Check that there is a client."""
         if self.clients < 1:
             raise ValueError(f"a closed loop has at least one client, got {self.clients}")
 
@@ -93,10 +80,7 @@ def client_requests(count: int, lengths: Lengths, *, seed: int = 0) -> Iterator[
 
 
 def read_requests(path: str | Path) -> list[Request]:
-    """Read requests from a CSV file with columns `arrival`, `input_tokens`, `output_tokens`, in order of arrival.
-
-    A column `prefix_tokens` is optional.
-    """
+    """Read requests in order of arrival from CSV: arrival, input_tokens, output_tokens, optional prefix_tokens."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         missing = {"arrival", "input_tokens", "output_tokens"} - set(reader.fieldnames or ())

@@ -211,7 +211,6 @@ class Scheduler:
         return max(found, min(kept * self.pages.page_size, sequence.target - 1))
 
     def _held(self, sequence: Sequence) -> int:
-        """Return the pages of a running sequence."""
         if sequence.joined < 0:
             return sequence.pages
         done = self._step - sequence.joined
@@ -265,7 +264,6 @@ class Scheduler:
         return new if own + others <= self.pages.free else None
 
     def _chunk(self, plan: Plan, sequence: Sequence, new: int) -> int:
-        """Compute tokens of a prompt in this step."""
         pages = self.pages.of_tokens(sequence.computed + new)
         self.pages.take(pages - sequence.pages)
         sequence.pages = pages
@@ -294,7 +292,6 @@ class Scheduler:
         self._offset += sequence.cached - rate * (sequence.joined + 1)
 
     def _decode(self, plan: Plan) -> None:
-        """Take one decode step."""
         if not self.decoding:
             return
         self._step += 1

@@ -49,10 +49,7 @@ class Sequence:
         return steps * self.remaining // self.steps
 
     def page_steps(self, page_size: int, draft_tokens: int) -> Series[int]:
-        """Return the decode steps that take a further page.
-
-        A step needs room for one token and the draft tokens after its cached tokens.
-        """
+        """Return the decode steps that take a further page: a step needs room for one token and the draft tokens."""
         if self.steps == self.remaining and not draft_tokens:
             first = self.joined + 1 + self.pages * page_size - self.cached
             return range(first, self.joined + self.steps + 1, page_size)

@@ -74,7 +74,6 @@ class RequestTimes:
         return len(self.arrival) - 1
 
     def __len__(self) -> int:
-        """Count the requests."""
         return len(self.arrival)
 
     def time_to_first_token(self) -> list[float]:

@@ -8,10 +8,7 @@ from torch import Tensor
 
 
 class StepTimes(Protocol):
-    """Seconds that one step of an engine takes.
-
-    With speculative decoding a step includes the draft and the verification of all draft tokens.
-    """
+    """Seconds of an engine's steps; with speculative decoding with the draft and verification of all draft tokens."""
 
     def seconds(self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None) -> float:
         """Return the seconds of a step of one replica.

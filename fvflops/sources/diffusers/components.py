@@ -94,7 +94,6 @@ class Sizes:
 
     @property
     def image(self) -> tuple[int, int]:
-        """Height and width."""
         return self.height, self.width
 
 

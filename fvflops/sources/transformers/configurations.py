@@ -31,7 +31,6 @@ _MAX_REPEATED = 4096
 
 @cache
 def read_tables() -> dict[str, Any]:
-    """Return the tables of model_tables.yaml."""
     text = Path(__file__).with_name("model_tables.yaml").read_text(encoding="utf-8")
     tables: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     tables["defaults"] = merge_settings(tables["defaults"], _long_defaults())

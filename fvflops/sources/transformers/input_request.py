@@ -91,12 +91,10 @@ def floats(request: InputRequest, *shape: int) -> torch.Tensor:
 
 
 def ones(*shape: int) -> torch.Tensor:
-    """Return a mask without masked elements."""
     return torch.ones(*shape, dtype=torch.int64, device="cpu")
 
 
 def integers(values: Any) -> torch.Tensor:
-    """Return a tensor of integers with the given values."""
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 

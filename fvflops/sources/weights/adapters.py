@@ -15,7 +15,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def check_adapter(folder: str) -> None:
-    """Raise ValueError for a folder without adapter_config.json."""
     if not os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)):
         raise ValueError(f"--adapter {folder}: there is no {ADAPTER_CONFIG}: name the folder of a PEFT adapter")
 

@@ -36,10 +36,7 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
 
 
 def read_globals(path: str) -> list[str]:
-    """Return the full names that a pickle imports, in order and each once, without running it.
-
-    A file that is no pickle raises ValueError.
-    """
+    """Return the names a pickle imports, each once, in order, without running it; ValueError if it is no pickle."""
     try:
         with open(path, "rb") as file:
             return list(dict.fromkeys(_read_file(file)))

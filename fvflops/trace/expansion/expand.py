@@ -71,10 +71,7 @@ def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, 
 
 
 class ExpandedEvents:
-    """The events of the full model, as rows of a Trace's columns.
-
-    `positions` are the indexes of the recorded events among them, and the number of all events.
-    """
+    """The full model's events as rows; `positions` are the recorded events' indexes there, then the number of all."""
 
     def __init__(
         self,
@@ -121,7 +118,6 @@ class ExpandedEvents:
         self._move(middle, end, high=high_after)
 
     def _move(self, begin: int, end: int, *, high: bool) -> None:
-        """Append events of the recording."""
         for position in range(begin, end):
             event = self._rows.events[position]
             self.positions.append(len(self.rows))
@@ -230,10 +226,7 @@ class ExpandedEvents:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A Trace of a full model.
-
-    `positions` is the index of each event of the recording among its events; one more is the number of all events.
-    """
+    """A full model's Trace; `positions` are the recorded events' indexes there, then the number of all."""
 
     trace: Trace
     positions: Sequence[int]

@@ -70,7 +70,6 @@ class Repetition(NamedTuple):
 
     @property
     def periods(self) -> tuple[int, int]:
-        """The periods of the two ranges."""
         return (FIRST, SECOND) if self.step > 0 else (SECOND, FIRST)
 
 
@@ -134,7 +133,6 @@ class RecordedRows:
                 self.places[begin + offset] = Place(number, offset, period)
 
     def remove_repetition(self) -> None:
-        """Undo the last `add_repetition`."""
         repetition = self.repetitions.pop()
         self.places[repetition.first : repetition.end] = [None] * (repetition.end - repetition.first)
 

@@ -13,10 +13,7 @@ from fvflops.trace.spec import TensorSpec, tensors_in
 
 
 def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
-    """Return the repetitions of the events, in order, and the list calls: event → how its lists repeat.
-
-    The repetitions of storages are added to `rows`.
-    """
+    """Return the events' repetitions in order, and list calls by event; add the storages' repetitions to `rows`."""
     _add_registered(rows)
     _add_copies(rows)
     return _Finder(rows).find()

@@ -61,7 +61,6 @@ def _problem_with(name: Any, value: Any) -> str:
 
 
 def can_be_assumed(name: str) -> bool:
-    """Return whether a size or value can be assumed for an op."""
     return data_dependent_key(name) in SIZE_RULES or packet_of(name) in SCALAR_RESULTS
 
 

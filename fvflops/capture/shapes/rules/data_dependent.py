@@ -24,7 +24,6 @@ def selected_count(size: Size, total: int) -> int:
 
 
 def nonzero(size: Size, self: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the nonzero elements, one row each, with the kernels' strides."""
     return self.new_empty((self.ndim, selected_count(size, self.numel())), dtype=torch.int64).t()
 
 
@@ -34,7 +33,6 @@ def nonzero_numpy(size: Size, self: torch.Tensor) -> list[torch.Tensor]:
 
 
 def masked_select(size: Size, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the elements where the mask is true, after broadcasting."""
     return self.new_empty(selected_count(size, math.prod(torch.broadcast_shapes(self.shape, mask.shape))))
 
 
@@ -60,7 +58,6 @@ def index(size: Size, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
 def unique(
     size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the distinct elements, the inverse indices and the counts."""
     return unique_consecutive(size, self, return_inverse, return_counts)
 
 
@@ -102,19 +99,16 @@ def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) ->
 
 
 def bincount(size: Size, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """Return the count of each integer, or its sum of weights, for the assumed number of bins."""
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     return self.new_empty(max(_result_count(size, self.numel()), minlength), dtype=dtype, device="meta")
 
 
 def bincount_known(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """Return the count of each integer in a tensor with known values; otherwise raise DataDependentError."""
     _require_values(self, "aten::bincount")
     return bincount(int(self.max()) + 1 if self.numel() else 0, self, weights, minlength)
 
 
 def one_hot(size: Size, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Return one-hot rows with the assumed number of classes."""
     return self.new_empty((*self.shape, _result_count(size, self.numel())), dtype=torch.int64)
 
 
@@ -130,7 +124,6 @@ def one_hot_known(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 def nms(size: Size, dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Return the indices of the selected boxes."""
     return dets.new_empty(selected_count(size, len(dets)), dtype=torch.int64)
 
 

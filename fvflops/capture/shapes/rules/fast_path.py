@@ -22,7 +22,6 @@ _SHARES_HEADS = is_torch("2.9")  # the fused kernel of a CPU
 
 
 def _contiguous_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
-    """Return whether all tensors are contiguous and of one floating-point dtype."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
@@ -47,7 +46,6 @@ def unary(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
 
 
 def like_self(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like `self`, with its strides."""
     return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
 
 
@@ -56,7 +54,6 @@ def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-    """Return a tensor like the gradient."""
     supported = _contiguous_same_float_dtype(grad_output, output) and input_dtype is grad_output.dtype
     return _new(grad_output.shape, grad_output) if supported else NotImplemented
 
@@ -180,10 +177,7 @@ def _per_channel(input: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
 
 
 def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """Return a tensor like the input, and in training two statistics per channel.
-
-    `training` is None if it is among the op's arguments.
-    """
+    """Return a tensor like the input, and in training two statistics per channel; `training` may be an op argument."""
     parameters = [item for item in (weight, bias) if item is not None]
     if (
         not _contiguous_format_same_float_dtype(input, *parameters)
@@ -207,7 +201,6 @@ def _gradients(input: torch.Tensor, shape: Sequence[int], output_mask: Sequence[
 
 
 def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
-    """Return the gradients of input, weight and bias, where requested."""
     if not _contiguous_same_float_dtype(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     return _gradients(input, input.shape[1:2], rest[-1])
@@ -244,7 +237,6 @@ def layer_norm_backward(
     bias: Any,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of input, weight and bias, where requested."""
     if not _contiguous_same_float_dtype(grad_out, input, weight, bias) or input.dtype is not torch.float32:
         return NotImplemented
     return _gradients(input, normalized_shape, output_mask)
@@ -263,7 +255,6 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
 
 
 def roll(self: torch.Tensor, *rest: Any) -> Any:
-    """Return a contiguous tensor like `self`."""
     return (
         _new(self.shape, self) if _contiguous_format_same_float_dtype(self) and 0 not in self.shape else NotImplemented
     )

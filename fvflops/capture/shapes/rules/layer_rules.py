@@ -20,10 +20,7 @@ _FAST_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def recurrent_layer(
     input: torch.Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *options: Any
 ) -> Any:
-    """Return the outputs, time-major in memory, and the last states; torch's own rules run every time step.
-
-    Of an LSTM, `hx` are the hidden and the cell states, and both are returned.
-    """
+    """Return the outputs, time-major in memory, and the last states; torch's own rules run every time step."""
     bidirectional, batch_first = options[2:]
     hidden, *cell = [hx] if isinstance(hx, torch.Tensor) else hx
     steps, batch = input.shape[1::-1] if batch_first else input.shape[:2]
@@ -143,7 +140,6 @@ def embedding_bag(
 
 
 def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Return the results of the op without gradients, whose bag sizes have another length."""
     return embedding_bag(*args, **kwargs, forward_only=True)
 
 
@@ -181,10 +177,7 @@ def flex_attention_backward(
 def dense_strided(
     like: torch.Tensor, shape: Sequence[int], stride_order: Sequence[int], *, last_innermost: bool = False
 ) -> torch.Tensor:
-    """Return a dense tensor whose dimensions are ordered in memory by `stride_order`.
-
-    `last_innermost`: the last dimension is innermost regardless of that order.
-    """
+    """Return a dense tensor with dimensions in memory by `stride_order`, the last innermost if `last_innermost`."""
     inner_first = sorted(range(len(shape)), key=lambda dim: stride_order[dim])
     if last_innermost and inner_first[0] != len(shape) - 1:
         inner_first.remove(len(shape) - 1)

@@ -43,16 +43,12 @@ def grouped_mm(
 
 
 def scaled_grouped_mm(offsets: int, dtype: int, self: torch.Tensor, mat2: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Return the products of groups of low-precision matrices, in bfloat16 by default.
-
-    `offsets` and `dtype` are the positions of these options among the other arguments.
-    """
+    """Return grouped low-precision products, by default bfloat16; `offsets` and `dtype` are positions in `rest`."""
     given = (*rest, *[None] * (dtype + 1 - len(rest)))
     return grouped_mm(self, mat2, given[offsets], None, given[dtype] or torch.bfloat16)
 
 
 def geqrf(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the packed QR factors and the scales of the Householder reflectors."""
     *batch, rows, columns = self.shape
     return _column_major_like(self), self.new_empty((*batch, min(rows, columns)))
 
@@ -105,7 +101,6 @@ def linalg_eig(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _column_major_like(like: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of column-major matrices with the same shape."""
     return torch.empty_like(like.mT, memory_format=torch.contiguous_format).mT
 
 
@@ -148,10 +143,7 @@ def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dty
 
 
 def _partition(rank: int, inner: Sequence[int]) -> list[int]:
-    """Return the untransformed dimensions, in the order in which C++'s std::partition leaves them.
-
-    The order matters where strides are equal, as in an expanded gradient.
-    """
+    """Return the untransformed dimensions in std::partition's order, which matters where strides are equal."""
     axes, last = list(range(rank)), rank
     for first in range(rank):
         if first < last and axes[first] in inner:

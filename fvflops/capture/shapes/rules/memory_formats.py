@@ -48,7 +48,6 @@ def preserve_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **
 
 
 def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
-    """Return another rule's result, contiguous."""
     result = rule(*args, **options)
     return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
@@ -63,13 +62,11 @@ def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor
 
 
 def like(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
-    """Return an empty tensor like the argument at each of these positions."""
     results = tuple(torch.empty_like(args[position]) for position in positions)
     return results[0] if len(results) == 1 else results
 
 
 def contiguous_like(position: int, *args: Any, **_: Any) -> torch.Tensor:
-    """Return a contiguous tensor like an argument."""
     return torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
 

@@ -18,7 +18,6 @@ _WORK = "__torch__.torch.classes.c10d.Work"
 
 
 def is_work(value: Any) -> bool:
-    """Return whether a value is the work handle of a collective."""
     return type(value) is torch.ScriptObject and value._type().qualified_name() == _WORK
 
 
@@ -54,13 +53,11 @@ def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options
 
 
 def aminmax_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and largest elements along a dimension."""
     values = torch.amin(self, dim, keepdim)
     return values, torch.empty_like(values)
 
 
 def fake_quantize(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the fake-quantized tensor and the mask of values in range."""
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 

@@ -68,7 +68,6 @@ def native_layer_norm(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the normalized input, means and inverse standard deviations."""
     output, *saved = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
     dtype = statistics_dtype(input, weight, bias)
     return (output, *(torch.empty_like(item, dtype=dtype) for item in saved))
@@ -95,7 +94,6 @@ def batch_norm_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, 
 
 
 def native_layer_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of input, weight and bias, contiguous."""
     grads = torch.ops.aten.native_layer_norm_backward(*args)
     return tuple(None if item is None else contiguous_like(0, item) for item in grads)
 

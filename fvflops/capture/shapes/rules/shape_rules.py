@@ -59,10 +59,6 @@ class ShapeRules:
     excludes rules that return an upper bound; `device` is the device whose kernels are emulated. `bounds` are the ops
     for which an upper bound was used, `given` the entries of `assume` that were used, `assumed` the assumptions about
     other data-dependent ops.
-
-    >>> rule = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
-    >>> rule(torch.empty(3, 5, device="meta")).shape
-    torch.Size([8, 2])
     """
 
     def __init__(
