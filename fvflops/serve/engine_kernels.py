@@ -37,6 +37,7 @@ class EngineKernels:
     figures: KernelFigures | None
     engine: str = ""
     _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _products: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, device: Device, network: Network | None, start: float = 1.0, engine: str = "") -> EngineKernels:
@@ -73,6 +74,13 @@ class EngineKernels:
 
     def product(self, rows: int, columns: int, inner: int, precision: Precision) -> float:
         """Return the time of a product of `rows` tokens with a weight of `columns` by `inner` elements."""
+        key = rows, columns, inner, precision
+        known = self._products.get(key)
+        if known is None:
+            known = self._products[key] = self._product(*key)
+        return known
+
+    def _product(self, rows: int, columns: int, inner: int, precision: Precision) -> float:
         if not rows:
             return 0.0
         gpu = self.processor(precision.dtype)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
@@ -25,9 +23,8 @@ CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collec
 _BF16 = WEIGHTS["bf16"]
 # `EngineStep.spread`: measured runs are best with it, between equally and very unevenly chosen experts.
 SPREAD = 0.7
-# Ratio of neighbouring numbers of cached tokens for which decoding is computed.
-_GRID = 1.15
-_AHEAD = 5  # numbers more than needed, so that a longer cache seldom needs a new table
+# Numbers of cached tokens of a sequence for which decoding is computed.
+_LENGTHS = (0.0, *(1.15**power for power in range(200)))
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
@@ -89,10 +86,7 @@ class EngineStep:
     encoded: int = 0
     _products: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
     _encoder: Mapping[_Merged, int] = field(init=False, repr=False, compare=False)
-    _by_tokens: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _tables: dict[int, tuple[Tensor, Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _known: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, products in (("_products", self.model.projections), ("_encoder", self.model.encoder)):
@@ -120,16 +114,36 @@ class EngineStep:
         kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
         return kernels + self._engine_seconds(work, kernels)
 
-    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None = None) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Sequence[float], everyone: int | None = None) -> list[float]:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
 
-        `cached` does not fall. Attention is timed for a geometric series of it, with lines between these.
+        Attention is timed for a geometric series of cached tokens, with lines between these.
         """
         work = self.work((), decoding, 0.0, self.draft_tokens, everyone)
-        points, values, slopes = self._table(decoding, float(cached[-1]) / decoding)
-        index = torch.searchsorted(points, cached, right=True).sub_(1).clamp_(0, len(slopes) - 1)
         rest = self._with_drafts(work, self._token_seconds(work)) + self._engine_seconds(work, 0.0)
-        return values[index] + slopes[index] * (cached - points[index]) + rest
+        found: list[float] = []
+        index = bisect_right(_LENGTHS, cached[0], key=lambda length: length * decoding) - 1
+        while len(found) < len(cached):
+            begin, end = _LENGTHS[index] * decoding, _LENGTHS[index + 1] * decoding
+            first, last = (self._kept(self._cached_seconds, decoding, tokens) for tokens in (begin, end))
+            slope = (last - first) / (end - begin)
+            between = cached[len(found) : bisect_left(cached, end, len(found))]
+            found += [first + slope * (tokens - begin) + rest for tokens in between]
+            index += 1
+        return found
+
+    def _cached_seconds(self, decoding: int, cached: float) -> float:
+        """Return the seconds of kernels of a step that only decodes which depend on the cached tokens."""
+        work = self.work((), decoding, cached, self.draft_tokens)
+        return self._with_drafts(work, sum(self._dependent_classes(work).values()))
+
+    def _kept(self, function: Callable[..., float], *arguments: object) -> float:
+        """Return the result of one of this object's methods, which is computed once."""
+        key = function.__name__, *arguments
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = function(*arguments)
+        return known
 
     def _with_drafts(self, work: Work, kernels: float) -> float:
         """Return the seconds of kernels and of the draft, which takes a layer's time for each token."""
@@ -138,22 +152,9 @@ class EngineStep:
     def _token_seconds(self, work: Work) -> float:
         """Return the seconds of kernels whose work depends on the number of tokens only; they are kept."""
         key = work.tokens, work.sequences, bool(work.chunks), work.everyone
-        known = self._by_tokens.get(key)
+        known = self._known.get(key)
         if known is None:
-            known = self._by_tokens[key] = sum(self._token_classes(work).values())
-        return known
-
-    def _table(self, decoding: int, keys: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return numbers of cached tokens up to `keys` a sequence, the seconds that depend on them, and the slopes."""
-        known = self._tables.get(decoding)
-        if known is None or float(known[0][-1]) < keys * decoding:
-            last = math.ceil(math.log(max(keys, 2.0), _GRID)) + _AHEAD
-            lengths = [0.0, *(_GRID**power for power in range(last))]
-            points = torch.tensor([length * decoding for length in lengths], dtype=torch.float64)
-            works = [self.work((), decoding, length * decoding, self.draft_tokens) for length in lengths]
-            seconds = [self._with_drafts(work, sum(self._dependent_classes(work).values())) for work in works]
-            values = torch.tensor(seconds, dtype=torch.float64)
-            known = self._tables[decoding] = points, values, values.diff() / points.diff()
+            known = self._known[key] = sum(self._token_classes(work).values())
         return known
 
     def _token_classes(self, work: Work) -> dict[str, float]:
@@ -161,7 +162,7 @@ class EngineStep:
         computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
         return {
             "products": computing * self._product_seconds(self._products, work.tokens, work.sequences),
-            "experts": experts * self._expert_seconds(work),
+            "experts": experts * self._kept(self._expert_seconds, self._everyone(work)),
             "memory-bound": self._moved_seconds(self._products, work.tokens),
             "collectives": self._collective_seconds(work.tokens, self._everyone(work)),
         }
@@ -240,15 +241,17 @@ class EngineStep:
         return total
 
     def _attention_seconds(self, work: Work) -> float:
-        dtype = self.layout.cache
         total = 0.0
         for layer, count in self.model.attention.items():
             for new, cached in work.chunks:
-                total += self.figures.computing * count * self.kernels.prompt(self._prompt(layer, new, cached), dtype)
+                total += self.figures.computing * count * self._kept(self._prompt_seconds, layer, new, cached)
             if work.decoding:
                 keys = max(1, round(work.cached / work.decoding) + 1)
-                total += count * self.kernels.decode(self._decode(layer, work, keys), dtype)
+                total += count * self.kernels.decode(self._decode(layer, work, keys), self.layout.cache)
         return total
+
+    def _prompt_seconds(self, layer: AttentionLayer, new: int, cached: int) -> float:
+        return self.kernels.prompt(self._prompt(layer, new, cached), self.layout.cache)
 
     def _cross_seconds(self, work: Work) -> float:
         """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
@@ -332,12 +335,11 @@ class EngineStep:
     def _everyone(self, work: Work) -> int:
         return work.tokens * self.layout.data if work.everyone is None else work.everyone
 
-    def _expert_seconds(self, work: Work) -> float:
+    def _expert_seconds(self, everyone: int) -> float:
         """Return the time of the experts on the tokens of all replicas."""
         layout = self.layout
         precision = WEIGHTS[layout.weights]
         divided = layout.tensor * layout.data // layout.expert
-        everyone = self._everyone(work)
         total = 0.0
         for layer, count in self.model.experts.items():
             rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)

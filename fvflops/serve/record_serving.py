@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count
@@ -19,7 +22,19 @@ from fvflops.serve.serving_model import ServingError, ServingModel
 _PROMPT, _ENCODED = 66, 59
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: masks of so few tokens take less time than threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @gc_paused()
+@_one_thread()
 def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
     """Return a causal language model as engines run it, and its cache after a prompt and after one more token.
 

@@ -6,8 +6,6 @@ pages are free; then waiting requests.
 
 from dataclasses import dataclass, field
 
-import torch
-
 
 @dataclass(eq=False)
 class NaiveSequence:
@@ -58,7 +56,7 @@ class NaiveEngine:
     def seconds(self, chunks, cached):
         if chunks:
             return self.times.seconds(chunks, len(cached), sum(cached))
-        return self.times.decode_seconds(len(cached), torch.tensor([sum(cached)], dtype=torch.float64)).item()
+        return self.times.decode_seconds(len(cached), [sum(cached)])[0]
 
     def free(self):
         held = sum(self.allocated.get(sequence, 0) for sequence in self.running) + sum(n for _, n in self.leaving)

@@ -109,7 +109,7 @@ def drawn_rows(
     groups: dict[int, float] = defaultdict(float)
     chances = _chances(experts, topk, spread)
     for chance in chances:
-        for rows, probability in _binomial(tokens, chance):
+        for rows, probability in zip(*_binomial(tokens, chance), strict=True):
             groups[rows] += experts / ranks / len(chances) * probability
     return tuple(sorted(groups.items()))
 
@@ -124,20 +124,22 @@ def _chances(experts: int, topk: int, spread: float) -> list[float]:
     return [min(1.0, mean * weight) for weight in weights]
 
 
-def _binomial(tokens: int, chance: float) -> list[tuple[int, float]]:
-    """Return numbers of chosen tokens with their probabilities; large numbers are put together."""
+@lru_cache(maxsize=65536)
+def _binomial(tokens: int, chance: float) -> tuple[range, tuple[float, ...]]:
+    """Return numbers of chosen tokens and their probabilities; large numbers are put together."""
     if chance >= 1:
-        return [(tokens, 1.0)]
+        return range(tokens, tokens + 1), (1.0,)
     mean, deviation = tokens * chance, math.sqrt(tokens * chance * (1 - chance))
     low, high = max(0, math.floor(mean - 4 * deviation)), min(tokens, math.ceil(mean + 4 * deviation) + 1)
     width = max(1, (high - low) // _DRAWN)
-    found: dict[int, float] = defaultdict(float)
+    groups = range(low + width // 2, high + 1 + width // 2, width)
+    found = [0.0] * len(groups)
+    every, chosen, others = math.lgamma(tokens + 1), math.log(chance), math.log1p(-chance)
     for rows in range(low, high + 1):
-        logarithm = math.lgamma(tokens + 1) - math.lgamma(rows + 1) - math.lgamma(tokens - rows + 1)
-        group = low + (rows - low) // width * width + width // 2
-        found[group] += math.exp(logarithm + rows * math.log(chance) + (tokens - rows) * math.log1p(-chance))
-    total = sum(found.values())
-    return [(rows, probability / total) for rows, probability in found.items()]
+        logarithm = every - math.lgamma(rows + 1) - math.lgamma(tokens - rows + 1)
+        found[(rows - low) // width] += math.exp(logarithm + rows * chosen + (tokens - rows) * others)
+    total = sum(found)
+    return groups, tuple(probability / total for probability in found)
 
 
 def _quantile(low: float, high: float, share: float, skew: float) -> float:

@@ -11,6 +11,7 @@ from fvflops.devices.kernel_models.memory_bound import missed_part
 
 # Rows and columns of a tile of the result, one thread block each; small tiles use the matrix units less well.
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64), (64, 16))
+_HEIGHTS = sorted({height for height, _ in _TILES})
 _LARGE, _MEDIUM = 128 * 128, 64 * 64
 # Ways to split the inner dimension among thread blocks, where there are fewer tiles than multiprocessors.
 _SPLITS = (2, 4, 8, 16)
@@ -136,8 +137,7 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
 def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
     """Return the seconds of products in one kernel besides its start, with the fastest tiles and split."""
     counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment, moved = group
-    rows = sum(height * count for height, count in counts)
-    matrices = sum(count for height, count in counts if height)
+    rows, matrices, rows_of_tiles = _add_up(counts)
     result = rows * columns
     if not result * inner:
         return 0.0
@@ -145,31 +145,45 @@ def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> floa
     operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
     written = result * result_bytes
     moving = (moved or operands + written * missed_part(written, figures.held)) / bandwidth
-    rate = gpu.peak / gpu.multiprocessors * figures.large
-    slower = (16 / alignment) ** _MISALIGNED
     best = float("inf")
-    for height, width in _TILES:
-        area = height * width
-        share = 1.0 if area >= _LARGE else figures.medium if area >= _MEDIUM else figures.medium * figures.small
-        # Of one step of the inner dimension.
-        feeding = (height * row_bytes + width * column_bytes) / figures.feed
-        step = slower * _STEP * max(2 * area / (rate * share), feeding)
-        tiles = _rows_of_tiles(counts, height) * ceil(columns / width)
+    for height, width, step in _tile_steps(gpu, figures, row_bytes, column_bytes, alignment):
+        tiles = rows_of_tiles[height] * ceil(columns / width)
         computing = _waves(tiles, gpu, figures) * (ceil(inner / _STEP) * step + figures.tile)
-        best = min(best, combine(computing, moving, figures.overlap))
+        if computing < best:
+            best = min(best, combine(computing, moving, figures.overlap))
         for parts in _SPLITS:
             if inner < 2 * _STEP * parts or tiles * parts > 2 * gpu.multiprocessors:
                 break
             steps = ceil(ceil(inner / parts) / _STEP)
             adding = figures.split + _PARTIAL * result * parts / bandwidth
             computing = _waves(tiles * parts, gpu, figures) * (steps * step + figures.tile)
-            best = min(best, combine(computing, moving, figures.overlap) + adding)
+            if computing + adding < best:
+                best = min(best, combine(computing, moving, figures.overlap) + adding)
     return best
 
 
+@lru_cache(maxsize=256)
+def _tile_steps(
+    gpu: Processor, figures: ProductFigures, row_bytes: float, column_bytes: float, alignment: int
+) -> list[tuple[int, int, float]]:
+    """Return rows and columns of each tile, and the seconds of one step of its inner dimension."""
+    rate = gpu.peak / gpu.multiprocessors * figures.large
+    slower = (16 / alignment) ** _MISALIGNED
+    found = []
+    for height, width in _TILES:
+        area = height * width
+        share = 1.0 if area >= _LARGE else figures.medium if area >= _MEDIUM else figures.medium * figures.small
+        feeding = (height * row_bytes + width * column_bytes) / figures.feed
+        found.append((height, width, slower * _STEP * max(2 * area / (rate * share), feeding)))
+    return found
+
+
 @lru_cache(maxsize=4096)
-def _rows_of_tiles(counts: tuple[tuple[int, float], ...], height: int) -> float:
-    return sum(ceil(rows / height) * count for rows, count in counts)
+def _add_up(counts: tuple[tuple[int, float], ...]) -> tuple[float, float, dict[int, float]]:
+    """Return the rows of all products, how many have some, and height of a tile → tiles in a column."""
+    rows = sum(height * count for height, count in counts)
+    tiles = {height: sum(ceil(rows / height) * count for rows, count in counts) for height in _HEIGHTS}
+    return rows, sum(count for height, count in counts if height), tiles
 
 
 def _waves(blocks: float, gpu: Processor, figures: ProductFigures) -> float:

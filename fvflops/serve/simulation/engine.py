@@ -3,9 +3,6 @@
 from bisect import bisect_left
 from itertools import accumulate
 
-import torch
-from torch import Tensor
-
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
 from fvflops.serve.simulation.sequences import Sequence
@@ -81,7 +78,7 @@ class Engine:
         if count < 1:
             return
         batches = [(each.decoding, each.cached_tokens(count)) for each in self.schedulers if each.decoding]
-        ends = list(accumulate(self._decode_seconds(batches).tolist(), initial=self.free_at))
+        ends = list(accumulate(self._decode_seconds(batches), initial=self.free_at))
         self._ends = ends
         self._planned = [self.plan_at, *ends[:-1]] if self.settings.steps_ahead else ends
         self.plan_at = self._planned[-1]
@@ -101,13 +98,12 @@ class Engine:
                 sum(new for plan in busy for new, _ in plan.chunks), sum(plan.decoding for plan in busy)
             )
             return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
-        batches = [(plan.decoding, torch.tensor([plan.cached], dtype=torch.float64)) for plan in busy]
-        return self._decode_seconds(batches).item()
+        return self._decode_seconds([(plan.decoding, [plan.cached]) for plan in busy])[0]
 
-    def _decode_seconds(self, batches: list[tuple[int, Tensor]]) -> Tensor:
+    def _decode_seconds(self, batches: list[tuple[int, list[float]]]) -> list[float]:
         everyone = self._everyone(0, sum(decoding for decoding, _ in batches))
         seconds = [self._times.decode_seconds(decoding, cached, everyone) for decoding, cached in batches]
-        return seconds[0] if len(seconds) == 1 else torch.stack(seconds).amax(0)
+        return seconds[0] if len(seconds) == 1 else list(map(max, *seconds))
 
     def _everyone(self, prompts: int, decoding: int) -> int | None:
         """Return the new tokens of all replicas; None if one is simulated, whose tokens all others have too."""

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 
-import torch
-from torch import Tensor
-
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.kv_pages import KVPages
 from fvflops.serve.simulation.sequences import Sequence, decode_steps
@@ -131,10 +128,9 @@ class Scheduler:
             self._finishing.pop(heappop(self._finish_steps), None)
         return self.pages.steps_that_fit(self._step, min(most, self._finish_steps[0] - self._step - 1))
 
-    def cached_tokens(self, count: int) -> Tensor:
+    def cached_tokens(self, count: int) -> list[float]:
         """Return the cached tokens of each of the next decode steps."""
-        steps = torch.arange(self._step + 1, self._step + 1 + count, dtype=torch.float64)
-        return steps * self._rate + self._offset
+        return [step * self._rate + self._offset for step in range(self._step + 1, self._step + 1 + count)]
 
     def advance(self, times: Series[float]) -> None:
         """Take quiet decode steps, planned at these times."""

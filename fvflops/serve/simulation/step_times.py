@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 
 class StepTimes(Protocol):
     """Seconds of an engine's steps; with speculative decoding with the draft and verification of all draft tokens."""
@@ -18,8 +16,8 @@ class StepTimes(Protocol):
         have as many each.
         """
 
-    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None) -> Tensor:
-        """Return the seconds of steps that only decode, for a float64 tensor of sums of cached tokens."""
+    def decode_seconds(self, decoding: int, cached: Sequence[float], everyone: int | None) -> list[float]:
+        """Return the seconds of steps that only decode, for each sum of cached tokens, which do not fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,6 @@ class LinearStepTimes:
         read = self.mixed_cached_token * cached
         return self.step + self.prompt_token * tokens + self.attention * pairs + read
 
-    def decode_seconds(self, decoding: int, cached: Tensor, everyone: int | None = None) -> Tensor:
+    def decode_seconds(self, decoding: int, cached: Sequence[float], everyone: int | None = None) -> list[float]:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`."""
-        return cached * self.cached_token + self.step
+        return [tokens * self.cached_token + self.step for tokens in cached]
