@@ -51,6 +51,7 @@ def pytest_collectstart(collector):
     draw_the_same_numbers()
 
 
+gc.set_threshold(20_000, 20, 20)  # models and traces are many objects: by default each test collects often in vain
 frozen = {"file": "", "modules": 0}  # when garbage collections last left out all that there was
 
 

@@ -63,6 +63,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def inside(folder, monkeypatch):
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)  # a sweep starts one worker
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 

@@ -38,9 +38,18 @@ COMMANDS = {
 }
 
 
+_WRITTEN: dict[str, str] = {}  # name → the JSON of its command, which several tests read
+
+
+def write_json(capsys, name):
+    if name not in _WRITTEN:
+        _WRITTEN[name] = output_of(capsys, *COMMANDS[name], "--format", "json")
+    return _WRITTEN[name]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
-    data = json.loads(output_of(capsys, *COMMANDS[name], "--format", "json"))
+    data = json.loads(write_json(capsys, name))
     lead = data["verdict"]["text"], describe_settings(data["settings"])
     assert lead[0].startswith(("Fits: ", "Does not fit: ", "Needs ")) and None not in data["settings"].values()
     _, *paragraphs = output_of(capsys, *COMMANDS[name]).split("\n\n")
@@ -59,7 +68,7 @@ def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "search"])
 def test_the_command_of_a_report_repeats_it(capsys, name):
-    first = output_of(capsys, *COMMANDS[name], "--format", "json")
+    first = write_json(capsys, name)
     command = shlex.split(json.loads(first)["command"])
     assert command[0] == "fvflops"
     again = json.loads(output_of(capsys, *command[1:], "--format=json"))
@@ -81,7 +90,7 @@ def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
 
 
 def test_each_layout_of_a_search_has_its_settings(capsys):
-    data = json.loads(output_of(capsys, *COMMANDS["search"], "--format", "json"))
+    data = json.loads(write_json(capsys, "search"))
     for layout in data["layouts"]:
         chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
         chosen += ["--optimizer-sharding", "dp"] * (layout["optimizer_sharding"] != "none")
@@ -128,7 +137,7 @@ def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
 
 def test_the_host_bounds_a_forward_pass(capsys):
     text = " ".join(output_of(capsys, *COMMANDS["plan"]).split())
-    data = json.loads(output_of(capsys, *COMMANDS["plan"], "--format", "json"))["host_bound"]
+    data = json.loads(write_json(capsys, "plan"))["host_bound"]
     share = data["share_waiting"]["forward"]
     assert data["forward_is_bound"] and 0.5 < share < 1
     assert f"The host bounds the forward pass: {share:.1%} of it waits for the host. Launch overhead: 50 µs an" in text

@@ -136,7 +136,8 @@ def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch
     assert len(commands) == 7
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    few = ["--jobs", "1", *(part for name in ("tp=1", "pp=1", "checkpoint=none") for part in ("--choices", name))]
+    choices = ("tp=1", "pp=1", "dp=1,8", "micro-batch=8", "checkpoint=none", "optimizer-sharding=none")
+    few = ["--jobs", "1", *(part for name in choices for part in ("--choices", name))]
     for command in commands:
         assert main([*shlex.split(command)[1:], *(few if "--search" in command else ())]) == 0
         printed = capsys.readouterr()

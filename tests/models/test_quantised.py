@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -87,10 +88,12 @@ def test_a_quantised_convolution(kind, rank, groups):
         lambda: nn.LSTM(6, 5, num_layers=2, bidirectional=True),
         lambda: nn.LSTM(6, 5, num_layers=3, batch_first=True),
         lambda: nn.GRU(6, 5, num_layers=2, bidirectional=True),
+        *(partial(kind, 6, 5) for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)),
     ],
 )
-def test_a_layer_of_dynamic_quantisation(make):
-    plain, x = make(), torch.rand(3, 2, 6)
+def test_a_layer_or_cell_of_dynamic_quantisation(make):
+    plain = make()
+    x = torch.rand(2, 6) if isinstance(plain, nn.RNNCellBase) else torch.rand(3, 2, 6)
     layer = quantization.quantize_dynamic(nn.Sequential(plain))[0]
     assert type(layer) is not type(plain) and total_of(layer, x) == total_of(plain, x)
 
@@ -101,13 +104,6 @@ def test_a_packed_batch_of_dynamic_quantisation(kind):
     packed = nn.utils.rnn.pack_sequence([torch.rand(4, 6), torch.rand(3, 6)])
     layer = quantization.quantize_dynamic(nn.Sequential(plain))[0]
     assert total_of(layer, packed) == total_of(plain, packed)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_a_cell_of_dynamic_quantisation(kind):
-    plain, x = kind(6, 5), torch.rand(2, 6)
-    layer = quantization.quantize_dynamic(nn.Sequential(plain))[0]
-    assert type(layer) is not type(plain) and total_of(layer, x) == total_of(plain, x)
 
 
 # --- the kernels of oneDNN, for which torch's compiler packs weights --------------------------------------------------

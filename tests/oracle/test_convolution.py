@@ -50,40 +50,18 @@ def draw_tensors(data, source, *, transposed=False, rank):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
 @cases
 @given(sources, st.data())
-def test_convolution(rank, source, data):
-    window, image, weight, grad = draw_tensors(data, source, rank=rank)
+def test_convolution(rank, transposed, source, data):
+    window, image, weight, grad = draw_tensors(data, source, transposed=transposed, rank=rank)
     bias = [source(grad.shape[1])] if data.draw(st.booleans()) else []
+    ours = convolution.transposed_convolution if transposed else convolution.convolution
+    options = {name: getattr(window, name) for name in ("stride", "padding", "dilation", "groups")}
+    options |= {"output_padding": window.output_padding} if transposed else {}
     check_product(
-        lambda tally, x, w, *b: convolution.convolution(tally, x, w, b[0] if b else None, window),
-        lambda x, w, *b: FORWARD[rank](
-            x, w, b[0] if b else None, window.stride, window.padding, window.dilation, window.groups
-        ),
-        image,
-        weight,
-        *bias,
-    )
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@cases
-@given(sources, st.data())
-def test_transposed_convolution(rank, source, data):
-    window, image, weight, grad = draw_tensors(data, source, transposed=True, rank=rank)
-    bias = [source(grad.shape[1])] if data.draw(st.booleans()) else []
-    check_product(
-        lambda tally, x, w, *b: convolution.transposed_convolution(tally, x, w, b[0] if b else None, window),
-        lambda x, w, *b: TRANSPOSED[rank](
-            x,
-            w,
-            b[0] if b else None,
-            window.stride,
-            window.padding,
-            window.output_padding,
-            window.groups,
-            window.dilation,
-        ),
+        lambda tally, x, w, *b: ours(tally, x, w, b[0] if b else None, window),
+        lambda x, w, *b: (TRANSPOSED if transposed else FORWARD)[rank](x, w, *b, **options),
         image,
         weight,
         *bias,

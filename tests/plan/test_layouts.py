@@ -1,7 +1,6 @@
 """Training steps of each layout: a rank's plan equals what torch's own classes do in processes that talk by gloo."""
 
 import logging
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +24,6 @@ from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import Trace
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama
-from tests.support.checkout import ROOT
 from tests.support.processes.layout_worker import CASES, COMPARED, CONFIG, LENGTH, RANKS, TOKENS
 from tests.support.processes.start import run_ranks
 
@@ -308,24 +306,6 @@ def test_torchs_log_of_redistributions_is_silent_during_a_plan():
     with torch_warnings_ignored():
         assert not logger.isEnabledFor(logging.WARNING)
     assert (logger.level, logger.isEnabledFor(logging.WARNING)) == before
-
-
-WITHOUT_NUMPY = """
-import sys
-sys.modules["numpy"] = None
-import torch
-from fvflops import plan_step
-from fvflops.zoo import build
-tokens = torch.ones(1, 16, dtype=torch.int64)
-mesh = {"pp": 2, "fsdp": 2, "tp": 2}
-print(len(plan_step(build("llama_tiny", device="meta"), tokens, mesh=mesh, microbatches=2).ranks))
-"""
-
-
-def test_ranks_are_planned_without_numpy():
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout == "2\n", done.stderr
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -60,7 +60,7 @@ def hostile_models(tmp_path):
     for name, change, text in (
         ("names of modules", set_scopes, code),
         ("names of modules, over two lines", set_scopes, code.replace(", ", ",\n")),
-        ("no list of modules", set_scopes, "[" * 9999),
+        ("no list of modules", set_scopes, "[" * 2000),
         ("names of nodes", set_node_names, code),
         ("name of a weight", rename_weight, code),
         ("weights elsewhere", put_weight_elsewhere, "/etc/passwd"),

@@ -46,12 +46,6 @@ def test_each_failure_is_a_row_of_its_own(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_workers_stop_when_the_caller_does():
-    rows = count_many([("w1", CANDIDATES["w1"]), ("hangs", CANDIDATES["hangs"])], workers=1)
-    assert next(rows).flops == 8
-    rows.close()
-
-
 def test_a_function_that_cannot_be_sent_is_an_error_of_its_row():
     (row,) = count_many([("local", lambda: None)], workers=1)
     assert row.failure == "error"
@@ -75,16 +69,16 @@ def test_without_pebble_the_extra_is_named(monkeypatch):
         next(count_many(["zoo:lenet5"], workers=1))
 
 
-def test_only_as_many_tasks_are_taken_as_the_pool_needs():
+def test_only_as_many_tasks_are_taken_as_the_pool_needs_and_workers_stop_when_the_caller_does():
     taken = []
 
     def models():
-        for width in range(1, 100):
-            taken.append(width)
-            yield f"w{width}", CANDIDATES["w1"]
+        for number in range(1, 100):
+            taken.append(number)
+            yield f"model {number}", CANDIDATES["w1" if number == 1 else "hangs"]
 
     rows = count_many(models(), workers=1)
-    next(rows)
+    assert next(rows).flops == 8
     assert len(taken) <= 4
     rows.close()
 

@@ -143,8 +143,8 @@ def _products(dtype: torch.dtype) -> Maker:
 
 def _tokens_one_by_one(loop: bool) -> Maker:
     def make() -> Step:
-        weight, x = torch.randn(64, 64), torch.randn(4096, 64)
-        return infer(lambda: [x[i : i + 1] @ weight for i in range(4096)] if loop else [x @ weight for _ in range(60)])
+        weight, x = torch.randn(64, 64), torch.randn(1024, 64)
+        return infer(lambda: [x[i : i + 1] @ weight for i in range(1024)] if loop else [x @ weight for _ in range(60)])
 
     return make
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -291,8 +291,3 @@ def write(trace: dict[str, Any], path: Path) -> str:
     """Write a trace and return its path."""
     path.write_text(json.dumps(trace))
     return str(path)
-
-
-def ops_of(work: Iterable[Work]) -> list[Op]:
-    """Return the ops of some work."""
-    return [item for item in work if isinstance(item, Op)]

@@ -1,7 +1,8 @@
 """Run the ranks of a worker, which talk by gloo: forks of one process, since to import torch takes seconds of each.
 
 `python -m tests.support.processes.start MODULE RANKS FOLDER ARGUMENT ...` calls the `main` of a module with each rank,
-a folder that all ranks share, and the arguments.
+a folder that all ranks share, and the arguments. Several numbers of ranks, "2,4", run one after the other, each in a
+folder of its number.
 """
 
 import gc
@@ -16,7 +17,7 @@ from tests.support.checkout import ROOT
 
 
 def run_ranks(worker, ranks, folder, *arguments, timeout=300):
-    """Run a module of this folder as some processes; one that fails raises."""
+    """Run a module of this folder as some processes, or as several such groups; one that fails raises."""
     module = f"tests.support.processes.{worker}"
     command = [sys.executable, "-W", "ignore", "-m", __name__, module, str(ranks), str(folder), *arguments]
     # gloo's ranks compute on the CPU, also where there is a GPU. A fork has no threads but one.
@@ -39,12 +40,19 @@ def run_ranks(worker, ranks, folder, *arguments, timeout=300):
     assert process.returncode == 0, errors[-4000:]
 
 
-def fork_ranks(module, ranks, folder, *arguments):
-    """Run each rank, and return how many failed."""
+def fork_groups(module, numbers, folder, *arguments):
+    """Run the ranks of each group, and return how many failed."""
     worker = importlib.import_module(module)
     if hasattr(worker, "prepare"):  # to import once what all ranks take
         worker.prepare()
     gc.freeze()  # what is imported is no garbage
+    if "," not in numbers:
+        return fork_ranks(worker, int(numbers), folder, *arguments)
+    return sum(fork_ranks(worker, int(ranks), os.path.join(folder, ranks), *arguments) for ranks in numbers.split(","))
+
+
+def fork_ranks(worker, ranks, folder, *arguments):
+    """Run each rank, and return how many failed."""
     children = []
     for rank in range(ranks):
         child = os.fork()
@@ -75,4 +83,4 @@ def run_rank(worker, rank, ranks, folder, arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_ranks(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    sys.exit(fork_groups(*sys.argv[1:]))
