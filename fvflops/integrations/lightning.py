@@ -70,6 +70,7 @@ class FlopsCallback(_LightningLoop, RecordedLoop, _Callback):
         self._optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a recording."""
         super().on_train_start(trainer, pl_module)
         self._optimizer_steps = trainer.global_step
 

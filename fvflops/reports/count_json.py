@@ -50,7 +50,10 @@ class SummaryError(ValueError):
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as JSON text, from which `parse` returns an equal one, in full depth whatever the options."""
+    """Return the summary as JSON text, from which `parse` returns an equal one.
+
+    It contains all views in full depth: `depth` is ignored, as is `by`, except that an unknown one raises ValueError.
+    """
     check_view(by, report="the JSON report")
     check_not_collapsed(summary, "the JSON report")
     return json.dumps(

@@ -40,6 +40,7 @@ class LlamaConfig:
 
     @property
     def head_size(self) -> int:
+        """The width of one head."""
         return self.hidden_size // self.heads
 
 

@@ -32,7 +32,14 @@ _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
 def render(breakdown: Breakdown) -> Iterator[str]:
-    """Yield the text of the page, which contains its style, script and data and needs no network."""
+    """Yield the text of the page, which contains its style, script and data and needs no network.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> net = ModuleTree({"": ModuleInfo("", "", "</script>")})
+    >>> page = "".join(render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})})))
+    >>> page.count("</script>"), "\\\\u003c/script>" in page
+    (2, True)
+    """
     yield from _render_page(breakdown.title(), [breakdown])
 
 
