@@ -75,7 +75,8 @@ def _judge(estimate: ServingEstimate) -> str:
             "sequence, more GPUs, or a cache in fp8 fit."
         )
     tokens = format_thousands(memory.tokens)
-    return f"It fits: {tokens} tokens of cache, which are {int(memory.sequences)} sequences of {length} tokens."
+    sequences = format_quantity(int(memory.sequences), "sequence")
+    return f"It fits: {tokens} tokens of cache, which are {sequences} of {length} tokens."
 
 
 def _list_memory(estimate: ServingEstimate) -> Iterator[str]:
