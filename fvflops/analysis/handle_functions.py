@@ -1,4 +1,4 @@
-"""Handles: names of ops and module classes, and functions for fvcore's `torch._C.Value`."""
+"""Handles: the op that a name selects, handles that a run did not use, and handles written for fvcore."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PYTHON_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:\.|::)(\w+)(\.\w+)
 
 
 def read_op(op: Any) -> str:
-    """Return the name of an op in a Trace, from that name, from torch's Python name or from the op.
+    """Return an op's name as in a Trace, given that name, its name in Python or the op itself.
 
-    A name without a namespace, and one that no op of torch has, raise ValueError.
+    Raises ValueError for a name without a namespace, and for an op that torch does not have.
     """
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
     if not isinstance(op, str):
         if isinstance(op, type) and issubclass(op, torch.autograd.Function):
-            raise TypeError(f"a handle of {op.__name__} goes by its name: write {FUNCTION_PREFIX + op.__name__!r}")
+            raise TypeError(f"set the handle of {op.__name__} by name: write {FUNCTION_PREFIX + op.__name__!r}")
         kind = type(op).__name__
-        raise TypeError(f"set_op_handle takes the name of an op, such as 'aten::linear'; got a {kind} first")
+        raise TypeError(f"the first argument must be the name of an op, such as 'aten::linear'; got a {kind}")
     name = op
     if name.startswith(_WITHOUT_SCHEMAS):
         return name
@@ -124,7 +124,7 @@ class JitType:
 
 @dataclass(frozen=True, slots=True)
 class JitNode:
-    """Result of `value.node()`: the node that produced a value; only a list's has inputs."""
+    """Result of `value.node()`: the node that produced a value; only the node of a list has inputs."""
 
     value: Value
 
@@ -168,7 +168,7 @@ class JitValue:
         return JitNode(self.value)
 
     def debugName(self) -> str:
-        """Return a name that is unique among the values of one side of a call."""
+        """Return a name that is unique among the inputs, or among the outputs, of a call."""
         return str(self.position)
 
 
@@ -192,7 +192,7 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     """Return a handle that takes a Call, from a handle for a Call or one in fvcore's form.
 
     A handle with one required positional parameter is called as `handle(call)`, any other as fvcore's
-    `handle(inputs, outputs)`. Any other object raises TypeError.
+    `handle(inputs, outputs)`. Raises TypeError for an object that cannot be called in either form.
     """
     if not callable(handle):
         raise TypeError(f"the handle of {name} must be a function, or None to ignore the op; got {handle!r}")
@@ -220,6 +220,7 @@ def adapt_handle(name: str, handle: Any) -> Handle:
 
 
 def _takes_call(handle: Any) -> bool:
+    """Return whether a handle has exactly one required positional parameter, so that it is called with the Call."""
     try:
         parameters = inspect.signature(handle).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`fvflops count` of several models: a table with a row a model, and its plot."""
+"""`fvflops count` of several models: a table with a row per model, and its plot."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ _ALIASES = {"memory": MEMORY}
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a table of several models."""
     group = parser.add_argument_group(
         "several models",
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "
@@ -66,7 +67,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
-    """Add the plot of models, its axes, and the file of joined columns, whose help starts with `join`."""
+    """Add the options of a plot of models and of a file of joined columns; `join` begins the help of `--join`."""
     add_options(
         group,
         f"""
@@ -75,7 +76,7 @@ def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
         --plot PATH  also plot the models and their Pareto front, .svg or .png; needs matplotlib
         --x COLUMN  horizontal axis; default: flops below a joined column, else parameters
         --y COLUMN  vertical axis; default: the first joined column of numbers, else flops
-        --lower COLUMN ...  a joined column of which less is better, such as a latency; may be repeated
+        --lower COLUMN ...  a joined column in which lower is better, such as a latency; may be repeated
         """,
     )
 
@@ -132,15 +133,15 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.format not in (*FORMATS, _PAPER):
         raise ValueError(
-            f"--format {arguments.format} is of one model: for several use {', '.join((*FORMATS, _PAPER))}"
+            f"--format {arguments.format} is for one model: for several use {', '.join((*FORMATS, _PAPER))}"
         )
     if option := find_chosen(arguments, _OF_ONE):
-        raise ValueError(f"{option} is of one model: omit it in a table of models (several, --columns or --plot)")
+        raise ValueError(f"{option} is for one model: omit it in a table of models (several, --columns or --plot)")
 
 
 @dataclass(frozen=True, slots=True)
 class ParetoPlot:
-    """A plot of two columns: its path, its file type, and the columns of which more is better."""
+    """A plot of two columns: its path, file type and axes, and the columns in which higher is better."""
 
     path: str
     kind: str
@@ -165,12 +166,12 @@ def read_plot(arguments: argparse.Namespace, joined: Join | None) -> ParetoPlot 
 
 
 def _check_no_results(names: Sequence[str], plot: str | None) -> None:
-    """Raise ValueError for a file of a sweep that is to be plotted."""
+    """Raise ValueError if a model to plot is the result file of a sweep."""
     for name in names:
         if plot is not None and has_results(name):
             raise ValueError(
-                f"{name} has the rows of a sweep and is no MODEL: the sweep with --output {name} --plot {plot} plots "
-                "them, and counts none again"
+                f"{name} has the results of a sweep and is not a MODEL: to plot them, run the sweep again with --output "
+                f"{name} --plot {plot}, which counts no model again"
             )
 
 
@@ -193,13 +194,14 @@ def _read_key(text: str) -> str:
 
 
 def _list_joined(joined: Join | None) -> list[str]:
+    """Return the joined columns of numbers."""
     numbers = [column.key for column in model_table((), joined).columns if not column.is_text]
     own = [column.key for column in model_table(()).columns]
     return [key for key in numbers if key not in own]
 
 
 def _find_higher(arguments: argparse.Namespace, joined: Join | None) -> list[str]:
-    """Return the joined columns of which more is better."""
+    """Return the joined columns in which higher is better; an unknown column of --lower raises ValueError."""
     known = _list_joined(joined)
     for key in arguments.lower:
         if key not in known:
@@ -210,6 +212,7 @@ def _find_higher(arguments: argparse.Namespace, joined: Join | None) -> list[str
 
 
 def _choose_axes(arguments: argparse.Namespace, joined: Join | None) -> tuple[str, str]:
+    """Return the columns of the horizontal and the vertical axis; two equal ones raise ValueError."""
     numbers = _list_joined(joined)
     y = _read_key(arguments.y) if arguments.y is not None else numbers[0] if numbers else "flops"
     if arguments.x is not None:
@@ -271,7 +274,7 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
 
 
 def _report_failures(counts: Sequence[ModelCount], joined: Join | None) -> int:
-    """Write a line on models that were not counted, and one on models without a row; return the exit code."""
+    """Report the models that were not counted and those without a joined row, to stderr; return the exit code."""
     if joined is not None and joined.missing:
         path = printable(joined.file.path)
         print(f"fvflops: warning: no row of {path} for {list_names(joined.missing)}", file=sys.stderr)

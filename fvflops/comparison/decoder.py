@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fvflops.analysis.recording import record
 from fvflops.comparison.cost_functions import ScalingError
-from fvflops.comparison.scaling import checked_embeddings
+from fvflops.comparison.scaling import BoundsCheckedEmbedding
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Trace
 
@@ -92,7 +92,7 @@ class Decoder:
     def _record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None, given: object) -> list[Trace]:
         """Return the Traces, none for a model that returns no cache and was not given one."""
         recording = record(self._model, table=self._table, warn=False, **self._run)
-        with torch.no_grad(), checked_embeddings(), _module_states(self._model, given) as states, recording:
+        with torch.no_grad(), BoundsCheckedEmbedding(), _module_states(self._model, given) as states, recording:
             result = self._prefill(prompt, {} if given is None else {self._cache: given})
             cache = getattr(result, self._cache, given)
             if cache is None:

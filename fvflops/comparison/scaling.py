@@ -5,19 +5,17 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.analysis.model_run import bind_inputs
-from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
 from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
@@ -26,7 +24,6 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import Status, Trace
 
-_EMBEDDING = Patch(F, "embedding")
 Range = range | tuple[int, int] | tuple[int, int, int]
 # Called with the number of runs so far.
 Progress = Callable[[int], None]
@@ -90,7 +87,7 @@ def cost_of(
         if metric == "parameters":
             return _count_parameters(built)
         options = {"kwargs": keywords, "table": table, "execution": execution, "device": device, "assume": assume}
-        with checked_embeddings():
+        with BoundsCheckedEmbedding():
             if loss is not None:
                 return _count_step(built, args, loss, metric, options)
             return read_sample(FlopCountAnalysis(built, args, warn=False, **options).trace(), table, metric)
@@ -271,22 +268,18 @@ def _describe_error(names: Sequence[str], sizes: Sizes, error: Exception) -> str
     return f"the model does not accept {format_sizes(names, sizes)}: {message}; narrow the range, or add a step"
 
 
-def checked_embeddings() -> AbstractContextManager[None]:
+class BoundsCheckedEmbedding(TorchFunctionMode):
     """Raise IndexError where an embedding is indexed beyond its last row, as real execution does; a context manager.
 
     Only indices with values are checked, such as token and position ids in shape execution.
     """
-    return _EMBEDDING.wrapped(_checked)
 
-
-def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(call)
-    def embedding(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > 1:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.embedding and len(args) > 1:
             _check(indices=args[0], weight=args[1])
-        return call(*args, **kwargs)
-
-    return embedding
+        return func(*args, **(kwargs or {}))
 
 
 def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:

@@ -11,8 +11,8 @@ from fvflops.serve.serving_model import ServingError, ServingModel
 
 # Bytes of the driver's context with its kernels, of NCCL's communicators, and of CUDA graphs of decoding steps.
 CONTEXT, NCCL, GRAPHS = 512 * 2**20, 2**30, 512 * 2**20
-# Bytes for an element of logits while a step samples: the product, in float32, sorted, and the order. Fitted to what
-# vLLM 0.19.0 printed at start for seven models (tests/data/serving_startup).
+# Bytes per logit while a step samples: the product, its copy in float32, the sorted copy and the order. Fitted to the
+# start-up logs of vLLM 0.19.0 for seven models (tests/data/serving_startup).
 _LOGITS = 14
 
 
@@ -20,7 +20,7 @@ _LOGITS = 14
 class ServingMemory:
     """Bytes of one GPU; `cache` is the rest of `usable`, negative where the model does not fit.
 
-    `token` are the bytes that one more token of a long sequence adds, `sequence` the bytes of a longest sequence.
+    `token` is what one more token of a long sequence adds, `sequence` the cache of a sequence of the longest `length`.
     """
 
     total: float
@@ -63,13 +63,13 @@ def find_memory(
 ) -> ServingMemory:
     """Return how a GPU's memory is used for sequences of up to `length` tokens.
 
-    `step_tokens` and `step_sequences` are the most of one step, `encoded` the tokens of `length` that an encoder reads.
-    A device whose memory is not known raises ServingError.
+    `step_tokens` and `step_sequences` are the maxima of one step, `encoded` the tokens of `length` that an encoder reads.
+    Raises ServingError for a device whose memory is not known.
     """
     if device.memory is None:
         raise ServingError(f"the memory of {device.name} is not known: add memory to it, in bytes")
     ranks, element = layout.tensor, CACHES[layout.cache]
-    # Layers of a window or a state keep the same bytes of a long sequence.
+    # Layers with a window or a state do not grow with a long sequence.
     growing = [layer for layer in model.cache if not layer.window and layer.kind != "cross attention"]
     token = sequence_bytes(growing, 1, element, ranks=ranks) - sequence_bytes(growing, 0, element, ranks=ranks)
     return ServingMemory(
@@ -107,9 +107,9 @@ def _width(size: int, is_divided: bool, ranks: int) -> float:
 
 
 def weights_read(model: ServingModel, layout: ServingLayout, experts: float, *, encodes: bool = False) -> float:
-    """Return the bytes of weights that a step reads on one GPU, with a part of the experts' (0 to 1).
+    """Return the bytes of weights that a step reads on one GPU.
 
-    An encoder's are among them where the step `encodes`.
+    `experts` is the fraction of the experts' weights that it reads, 0 to 1; with `encodes` it reads the encoder's too.
     """
     idle = sum(count * layer.elements for layer, count in model.experts.items()) * WEIGHTS[layout.weights].nbytes
     read = layout.weight_bytes(model) - (1 - experts) * idle / layout.gpus

@@ -208,9 +208,9 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("aten::linear", lambda a, b, c: 1)
     with pytest.raises(ValueError, match=r"'Fused' is not an op name: .* prim::PythonOp\.Fused"):
         analysis.set_op_handle("Fused", lambda call: 1)
-    with pytest.raises(TypeError, match="takes the name of an op, such as 'aten::linear'; got a function first"):
+    with pytest.raises(TypeError, match="must be the name of an op, such as 'aten::linear'; got a function"):
         analysis.set_op_handle(lambda call: 1, "aten::linear")
-    with pytest.raises(TypeError, match=r"goes by its name: write 'prim::PythonOp\.Function'"):
+    with pytest.raises(TypeError, match=r"by name: write 'prim::PythonOp\.Function'"):
         analysis.set_op_handle(torch.autograd.Function, lambda call: 1)
     with pytest.raises(ValueError, match=r"no attribute 'in_features': write call\.attributes\['in_features'\]"):
         FlopCountAnalysis(nn.Linear(4, 4), X).set_module_handle(nn.Linear, lambda call: call.in_features).total()

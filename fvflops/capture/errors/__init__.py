@@ -1,1 +1,1 @@
-"""Describe errors that a model raised, and refuse objects that are no models."""
+"""Describe errors that a model raised, and reject objects that are not models."""

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 _WORDS = 624  # of a Mersenne twister's state
-_EXTREME_WORDS = 600
+_EXTREME_WORDS = 600  # as many of them `extreme_draws` replaces
 # A state of torch's CPU generator: seed, words left, whether seeded, next word, the words as 64 bits each, and unused
 # normal draws.
 _TORCH_STATE = struct.Struct(f"=Qii Q {_WORDS}Q 40x")
 
 
 class SavedGenerator:
-    """A random generator of Python or NumPy with its state before a run; calling it restores that."""
+    """A random generator of Python or NumPy with its state before a run; a call restores the state."""
 
     __slots__ = ("_before", "_read", "_write")
 
@@ -40,7 +40,7 @@ class SavedGenerator:
 
 
 def comparable(state: Any) -> Any:
-    """Return a state without arrays and tensors, whose comparison returns another one."""
+    """Return a state with its arrays and tensors converted, so that == returns a bool."""
     if isinstance(state, torch.Tensor):
         return state.tolist()
     if isinstance(state, dict):
@@ -90,10 +90,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def extreme_draws(*, high: bool) -> Iterator[None]:
-    """Have the next draws of the global generators be almost the lowest or the highest, while the context lasts.
+    """Make the next draws of the global generators nearly the lowest or the highest while the context lasts.
 
     All three are Mersenne twisters: most words of their states are replaced by one whose output is extreme, which lasts
-    for some 300 floats. The other words are drawn, so that later draws, such as of a loop that rejects extremes, vary.
+    for some 300 floats. The other words are drawn, so that later draws, such as in a loop that rejects extremes, vary.
 
     >>> with extreme_draws(high=True):
     ...     random.random() > 0.999999, bool(torch.rand(()) > 0.999999)
@@ -115,7 +115,7 @@ def extreme_draws(*, high: bool) -> Iterator[None]:
 
 
 def _untemper(output: int) -> int:
-    """Return the word of a Mersenne twister's state whose output this is, by inverting its four steps.
+    """Return the word of a Mersenne twister's state that produces this output, by inverting the four tempering steps.
 
     Source: Matsumoto and Nishimura, Mersenne twister (1998), https://doi.org/10.1145/272991.272995, section 2.1.
     """

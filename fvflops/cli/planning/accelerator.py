@@ -33,7 +33,7 @@ def find_accelerator(text: str | None) -> Device | None:
 
 
 def find_capacity(text: str | None) -> int | None:
-    """Return the bytes of a `--device` that is the memory of a GPU with its unit, None for another one.
+    """Return the bytes of a `--device` that gives a GPU's memory, such as 24GB; None for any other value.
 
     >>> find_capacity("24GB"), find_capacity("23.5 gib"), find_capacity("4090")
     (24000000000, 25232932864, None)
@@ -52,7 +52,7 @@ def find_capacity(text: str | None) -> int | None:
 
 
 def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
-    """Return the torch device whose kernels are shown; `text` is the value of `--device`, without an accelerator.
+    """Return the torch device whose kernels are recorded: the accelerator's, else `text`, the value of `--device`.
 
     >>> kernels_of(find_accelerator("H100"), "H100"), kernels_of(None, "cpu")
     ('cuda', 'cpu')
@@ -63,7 +63,7 @@ def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
 
 
 def kernels_emulated(accelerator: Device | None) -> AbstractContextManager[None]:
-    """Choose the kernels that torch runs on this accelerator while the context lasts."""
+    """Record the kernels that torch would choose on this accelerator while the context lasts."""
     return gpu_emulated(None if accelerator is None else accelerator.capability)
 
 
@@ -80,7 +80,7 @@ def choose_network(text: str | None) -> Network | None:
 
 
 def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | None:
-    """Return the efficiency that `--efficiency` names: a software, FILE.yaml or FILE.yaml:NAME; None without one."""
+    """Return the efficiency that `--efficiency` names: a training library, FILE.yaml or FILE.yaml:NAME; None without one."""
     if text is None:
         return None
     file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
@@ -90,7 +90,7 @@ def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | Non
 
 
 def _split_file(text: str) -> tuple[str | None, str]:
-    """Return the file and the name of FILE.yaml:NAME, no file of another text."""
+    """Return the file and the name of FILE.yaml:NAME; (None, text) for any other text."""
     for ending in (".yaml", ".yml"):
         file, separator, name = text.partition(f"{ending}:")
         if separator:
@@ -118,7 +118,7 @@ def parse_device(text: str) -> str:
 
 
 def _named(arguments: argparse.Namespace) -> str | None:
-    """Return the value of `--device`; roofline's is `device`, since a saved Trace has one too."""
+    """Return the value of `--device`; in `roofline` it also describes a saved Trace, and is in `arguments.device`."""
     text: str | None = arguments.run_device if "run_device" in arguments else arguments.device
     return text
 
@@ -126,7 +126,7 @@ def _named(arguments: argparse.Namespace) -> str | None:
 def runs_on(arguments: argparse.Namespace) -> tuple[str | None, Callable[[], AbstractContextManager[None]]]:
     """Return the torch device whose kernels are recorded, None for the model's own, and a context to record in.
 
-    Where the model is built on the CPU, or without weights, the CPU's kernels are recorded anyway.
+    For the CPU it is None where the model is built on the CPU or without weights: its kernels are recorded by default.
     """
     named = _named(arguments)
     text = None if named == _META else named

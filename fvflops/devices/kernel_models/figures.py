@@ -1,4 +1,4 @@
-"""Figures of kernels by GPU, read from a YAML file; a GPU that it lacks gets the nearest ones' figures, or the mean."""
+"""Figures of kernels by GPU, read from a YAML file; a GPU not in it gets a near generation's, or the mean."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CLASSES: Mapping[str, type] = {
     "peers": PeerFigures,
 }
 _CAPABILITY = "capability"
-# Classes of most kernels of a training step, and their names.
+# Class → its name, for the classes of most kernels of a training step.
 _STEPS = {"product": "products", "attention": "attention", "memory": "memory-bound kernels"}
-# Classes whose kernels are written for a chip: other chips of its family are nearer than the mean. Errors of the others
-# with a GPU left out are smaller with the mean (tools/kernel_times.py).
+# Classes whose kernels are written for a chip: for a GPU without figures, other chips of its family are nearer than the
+# mean. For the other classes the mean has the smaller errors (tools/kernel_times.py, which leaves out each GPU).
 _OF_CHIPS = ("product", "attention", "encoder", "decode", "latent", "latent decode", "recurrent")
-# Figures that are chosen from a few values.
+# Figures with a few possible values, whose mean is the most frequent value.
 _CHOICES = ("rows", "packed")
 
 
@@ -63,9 +63,9 @@ class KernelFigures:
 
 
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
-    """Return the figures of a GPU, by class else the mean of the nearest generation's or of all measured GPUs.
+    """Return the figures of a GPU; for a class that it lacks, the mean of the nearest generation or of all GPUs.
 
-    None where the datasheet lacks a needed value. `without` are GPUs whose figures are not taken. Means are geometric.
+    None where the datasheet lacks a needed value. `without` are GPUs whose figures are not used. Means are geometric.
 
     >>> from fvflops import find_device
     >>> find_figures(find_device("H100 PCIe")).devices["product"], find_figures(find_device("TPU v4"))
@@ -88,7 +88,7 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
 
 
 def _name_devices(devices: Mapping[str, str]) -> str:
-    """Return which GPUs the classes of most kernels of a step are of."""
+    """Return the GPUs that the figures of most kernels of a step come from, as text."""
     kinds: dict[str, list[str]] = {}
     for kind, name in _STEPS.items():
         kinds.setdefault(devices[kind], []).append(name)
@@ -98,7 +98,7 @@ def _name_devices(devices: Mapping[str, str]) -> str:
 
 
 def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_chip: bool) -> list[str]:
-    """Return the GPU itself, else the GPUs of the nearest generation, none if that has little in common with it."""
+    """Return the GPU if measured, else the GPUs of the nearest generation, [] if that is too different for the class."""
     if device.name in entries or device.capability is None:
         return [device.name] if device.name in entries else []
     major, minor = device.capability
@@ -112,12 +112,12 @@ def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_ch
 
 
 def _has_hbm(major: int, minor: int) -> bool:
-    """Return whether chips of a compute capability are for data centers: 8.6, 8.9 and 12.0 are for graphics."""
+    """Return whether chips of a compute capability have HBM, as for data centers; 8.6, 8.9 and 12.0 have GDDR."""
     return major in (9, 10) or (minor == 0 and major < 9)
 
 
 def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return dtype → the geometric means of the figures that have the dtype; of choices the most frequent."""
+    """Return dtype → the geometric means of the figures that have the dtype; of `_CHOICES`, the most frequent value."""
     if len(figures) == 1:
         return figures[0]
     means = {}

@@ -22,7 +22,7 @@ class Finding:
     """One reason why a step is slow.
 
     `code` is a stable name of the reason, `text` a sentence with the numbers, `seconds` the time that a step would
-    save, `evidence` the rows that show it, `advice` the remedy, and `certainty` how sure the seconds are.
+    save, `evidence` the rows that show it, `advice` the remedy, and `certainty` how accurate the seconds are.
     """
 
     code: str
@@ -38,7 +38,7 @@ MEASURED = "measured: the time that the trace shows"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The rows of all steps of a trace, and times of kernels on the device, None if unknown."""
+    """The rows of all steps of a trace; `timer` estimates kernel times on the device, None for an unknown device."""
 
     trace: ExplainedTrace
     steps: int
@@ -57,17 +57,17 @@ class Evidence:
         return any(timeline.on_gpu for timeline in self.trace.timelines)
 
     def seconds(self, ns: float) -> float:
-        """Return nanoseconds of all steps as seconds of one."""
+        """Convert nanoseconds of all steps to seconds per step."""
         return ns / 1e9 / self.steps
 
     def time(self, ns: float) -> str:
-        """Return nanoseconds of all steps as text, of one."""
+        """Format nanoseconds of all steps as the time per step."""
         return format_seconds(self.seconds(ns))
 
     def finding(
         self, code: str, text: str, ns: float, rows: Sequence[WorkRow], advice: str, certainty: str = MEASURED
     ) -> Finding:
-        """Return a finding of some rows that costs nanoseconds of all steps."""
+        """Return a finding with its time per step, from `ns` of all steps, and the three longest `rows` as evidence."""
         longest = sorted(rows, key=lambda row: -row.kernel_ns)[:3]
         return Finding(code, text, self.seconds(ns), tuple(map(self._describe, longest)), advice, certainty)
 
@@ -79,13 +79,13 @@ class Evidence:
         return round(count / self.steps)
 
     def certainty(self, kind: str) -> str:
-        """Return the error to expect of the kernel model of a class, or that there is none for the device."""
+        """Return the expected error of the kernel model for a class of kernels; without a device, the other source."""
         if self.device is None:
             return "estimated from the other kernels of the trace"
         return expect_kernel_error(kind, "bf16", self.device).text
 
     def typical(self) -> float:
-        """Return how much longer products take than alone, as they do in a step: the median by time."""
+        """Return the slowdown of matrix products within a step, at least 1: measured over modelled time, median by time."""
         known = [
             (row.modelled_ns / row.expected_ns, row.modelled_ns)
             for row in self.work
@@ -109,7 +109,7 @@ def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evide
 
 
 def describe_work(row: WorkRow) -> str:
-    """Return a row's op with the shapes and the dtype of its tensors, or its kernel.
+    """Return a row's op with its tensors' shapes and dtype, or its kernel's name where no op launched it.
 
     >>> inputs = [[4, 8], [8, 2], []], ["c10::Half", "c10::Half", "Scalar"], None
     >>> describe_work(WorkRow("matmul", "compute", "aten::mm", "gemm", "forward", "", inputs))

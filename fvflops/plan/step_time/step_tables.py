@@ -1,4 +1,4 @@
-"""An estimated step as exact data, its tables, and its ranks over time as a picture and as a trace for Perfetto."""
+"""Show an estimated step: exact data, tables, and a timeline of its ranks as a picture or a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fvflops.units import format_quantity, format_seconds, format_share
 from fvflops.views.summary_rows import depth_of
 
 _DEPTH = 3  # levels below the root that are shown by default
-_LEAST = 0.01  # share of the kernels' time
+_MIN_SHARE = 0.01  # of the kernels' time, for a module to be shown by default
 # Figures in JSON.
 _OF_STEP = (
     *("device=device.name", "device_memory=device.memory", "efficiency", "network", "seconds", "bound_seconds=bound"),
@@ -53,7 +53,7 @@ def module_table(
     total = picoseconds.get("", 0) or 1
     limit = (_DEPTH + (len(plan.step.stages) > 1)) if depth is None else depth
     names = [module.name for module in summary.modules.modules() if picoseconds.get(module.name)]
-    least = 0 if depth is not None or sort is not None or top is not None else _LEAST
+    least = 0 if depth is not None or sort is not None or top is not None else _MIN_SHARE
     shown = [name for name in names if depth_of(name) <= limit and picoseconds[name] >= least * total]
     rows = [(summary.labels.get(name, name), picoseconds[name] / _SCALE, picoseconds[name] / total) for name in shown]
     columns = (
@@ -73,12 +73,11 @@ def module_table(
 
 
 def _summarise(estimate: StepEstimate) -> Summary:
-    """Return the picoseconds of kernels by module, with its submodules."""
+    """Return the picoseconds of kernels by module, submodules included."""
     tree = estimate.plans[estimate.slowest].recorded.modules
     picoseconds = Counter[str]()
     for module, seconds in estimate.by_module.items():
-        # The root comes last of the modules above.
-        picoseconds.update(dict.fromkeys({"", *modules_above(module), module}, round(seconds * _SCALE)))
+        picoseconds.update(dict.fromkeys({*modules_above(module), module}, round(seconds * _SCALE)))
     unknown = [name for name in estimate.by_module if name not in tree.by_name]
     return Summary(tree.with_pseudo_modules(unknown), {"time": picoseconds})
 
@@ -98,7 +97,7 @@ class RankMemory:
 
 
 def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
-    """Return the memory of each rank, one prediction for ranks that hold the same."""
+    """Return the memory of each rank, computed once for ranks with equal recordings and orders of actions."""
     memories: list[RankMemory] = []
     known: dict[tuple[int, object], tuple[MemoryPrediction, int]] = {}
     recordings: dict[tuple[int, int], MemoryTimeline] = {}
@@ -162,13 +161,13 @@ KINDS = {
 
 
 def pipeline_picture(estimate: StepEstimate) -> Gantt:
-    """Return the chart of the actions of each pipeline rank; the labels are numbers of microbatches."""
+    """Return the chart of each pipeline rank's actions over time, labelled by microbatch."""
     lanes = {
         name_of(plan): [_make_slice(span, plan.step.stages) for span in spans]
         for plan, spans in zip(estimate.plans, estimate.simulation.spans, strict=True)
     }
     stages = max(len(plan.step.stages) for plan in estimate.plans)
-    notes = ["Later stages of a rank are paler, in text in lower case."] if stages > 1 else []
+    notes = ["Later stages of a rank are paler, or lower case in text."] if stages > 1 else []
     notes += [f"Not drawn: {format_seconds(estimate.between)} between steps."] if estimate.between else []
     waiting = "waiting for other stages, or sending" if len(lanes) > 1 else "waiting"
     title, length = "Ranks of the pipeline over a step", estimate.simulation.seconds

@@ -1,4 +1,4 @@
-"""Data of a page: timeline, memory curve and roofline, and columns in which equal layers repeat a pattern."""
+"""Data of the HTML page: timeline, memory curve and roofline, in columns packed where equal layers repeat."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
 from fvflops.views.breakdown import MemoryCurve, Peaks
 
-# A column is packed if that leaves at most this share of its values.
-_WORTH = 0.5
+# A column is packed if the packed form has at most this share of its values.
+_MAX_SHARE = 0.5
 
 
 def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
-    """Return a column as runs, if shorter: [repetitions, values] or [repetitions, values, steps].
+    """Return a column as runs if that is shorter, else as it is.
 
-    The steps are added to the values at each repetition.
+    A run is [repetitions, values] or [repetitions, values, steps], where the steps are added to the values at each repetition.
     """
     runs: list[list[Any]] = []
     plain = 0  # the first value that is not in a run
@@ -50,7 +50,7 @@ def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
     if plain < length:
         runs.append([1, list(values[plain:])])
     size = sum(sum(map(len, run[1:])) for run in runs)
-    return {"runs": runs} if size <= _WORTH * length else list(values)
+    return {"runs": runs} if size <= _MAX_SHARE * length else list(values)
 
 
 def _difference(first: Any, second: Any) -> int | None:
@@ -66,6 +66,7 @@ MAX_POINTS = 1_500
 
 
 def intern(text: str, indexes: dict[str, int]) -> int:
+    """Return the index of a text, which is added if it is new."""
     return indexes.setdefault(printable(text), len(indexes))
 
 
@@ -73,7 +74,7 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
     """Return the calls of a timed run in columns, parents before children; times are in ns from the first call.
 
     `label` indexes `labels` for an op or a function, and is -1 for a call of `module`, an index of the page's modules.
-    `track` numbers threads and ranks. `hidden` is the number of calls that are omitted, the shortest ones.
+    `track` numbers threads and ranks. `hidden` is the number of omitted calls, the shortest ones.
     """
     placed = [piece for piece in timeline.layout("time") if piece.end > piece.start]
     shown = _longest(placed)
@@ -107,7 +108,7 @@ def _short(op: str) -> str:
 
 
 def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
-    """Return the longest calls; a call is at least as long as the calls inside of it, which are dropped first."""
+    """Return at most MAX_SPANS calls, the longest; no call is shorter than a call inside it, so that its parent remains."""
     if len(placed) <= MAX_SPANS:
         return placed
     shortest = sorted((piece.end - piece.start for piece in placed), reverse=True)[MAX_SPANS]
@@ -120,7 +121,7 @@ def _owner(timeline: Timeline, stack: int) -> str:
 
 
 def measured_memory(timeline: Timeline) -> MemoryCurve | None:
-    """Return the memory after each op of a run in which it was measured, None without."""
+    """Return the memory after each op of a run, None where it was not measured."""
     spans = [span for span in timeline.spans or () if span.event.memory_after is not None]
     ops = [span for span in spans if timeline.callees[span.callee].frame is None]
     if not any(span.event.memory_after for span in ops):
@@ -135,9 +136,9 @@ def measured_memory(timeline: Timeline) -> MemoryCurve | None:
 
 
 def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, Any]:
-    """Return a curve of at most MAX_POINTS points: of each of as many parts of the run, the one with the largest total.
+    """Return a memory curve of at most MAX_POINTS points, each the highest of its part of the run.
 
-    `at` has the number of each point's op in the run of `ops` ops.
+    `at` has the index of each point's op, `ops` the number of ops in the run.
     """
     totals = curve.totals()
     points = find_peaks(totals, min(len(totals), MAX_POINTS)) if totals else []
@@ -160,4 +161,5 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
 
 
 def write_peaks(peaks: Peaks) -> dict[str, Any]:
+    """Return the peaks of the roofline's device."""
     return {"device": printable(peaks.device), "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)}

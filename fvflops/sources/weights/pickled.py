@@ -1,4 +1,4 @@
-"""Modules that torch.save pickled whole; to load one runs code that the file names."""
+"""Load whole modules that torch.save pickled, which runs code that the file names."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def read_globals(path: str) -> list[str]:
 
 
 def _read_file(file: IO[bytes]) -> Iterator[str]:
+    """Yield the names that the pickles in a file of torch.save import."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
@@ -60,6 +61,7 @@ def _read_file(file: IO[bytes]) -> Iterator[str]:
 
 
 def _read_globals(file: IO[bytes]) -> Iterator[str]:
+    """Yield the names that one pickle imports."""
     texts: list[str] = []  # STACK_GLOBAL takes the two texts before it
     memo: dict[int, str] = {}
     for opcode, value, _ in pickletools.genops(file):
@@ -89,11 +91,11 @@ def _unpickle(path: str, options: SourceOptions) -> Any:
     try:
         return torch.load(path, map_location=options.device or "cpu", weights_only=False)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{path}: a class of the pickle cannot be imported: {error}: run where it can") from error
+        raise ValueError(f"{path}: a class of the pickle cannot be imported: {error}: run where that works") from error
 
 
 def _find_module(path: str, value: Any) -> nn.Module:
-    """Return a pickled module, or the only one in a pickled dict, as checkpoints of training loops are."""
+    """Return a pickled module, or the only one in a pickled dict, such as a training checkpoint; else raise ValueError."""
     if isinstance(value, nn.Module):
         return value
     found = {key: item for key, item in value.items() if isinstance(item, nn.Module)} if isinstance(value, dict) else {}

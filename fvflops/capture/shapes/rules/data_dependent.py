@@ -179,7 +179,8 @@ def _require_values(tensor: torch.Tensor, name: str, what: str = "values") -> No
         raise DataDependentError.of_op(name, what)
 
 
-# By name without overload. The first argument is the assumed size, a number of results or a fraction; the op's follow.
+# By name without overload. A rule's first argument is the assumed size, a number of results or a fraction; the rest are the
+# op's.
 SIZE_RULES: dict[str, Callable[..., Any]] = {
     "aten::_unique": lambda *args: unique(*args)[:2],
     "aten::_unique2": unique,
@@ -214,7 +215,7 @@ def data_dependent_key(name: str) -> str:
     return "" if packet in _UNNAMED_OVERLOAD and name != packet else packet
 
 
-# Ops for which all elements (boxes) are an upper bound, so that detection models need no assumption.
+# Ops that keep at most all elements (boxes): this bound is their size, so that detection models need no assumption.
 UPPER_BOUNDED = frozenset({"torchvision::nms", "torchvision::qnms"})
 
 # By name without overload: ops that return a Python scalar.
@@ -234,7 +235,7 @@ DATA_DEPENDENT = frozenset(
     }
 )
 
-# Positions of the arguments whose values matter, where these are not all tensors.
+# Positions of the arguments whose values are read, for ops that do not read all of their tensors.
 _DECISIVE = {
     "aten::_nested_tensor_from_mask": (1,),
     "aten::_pack_padded_sequence": (1,),
@@ -246,7 +247,7 @@ _DECISIVE = {
     "aten::tensor_split.tensor_indices_or_sections": (1,),
     "aten::_ctc_loss.Tensor": (2, 3),
 }
-# Their results have the sizes of the arguments.
+# Data-dependent ops whose results have a size that the arguments' shapes give.
 _STATIC = frozenset({"aten::_to_dense", "aten::narrow.Tensor"})
 _MASKS = (torch.bool, torch.uint8)
 
@@ -257,12 +258,12 @@ def depends_on_values(name: str) -> bool:
 
 
 def reads_values(name: str) -> bool:
-    """Return whether calls of an op may read values for Python or for the size of a result."""
+    """Return whether an op may read values, to return them to Python or to determine the size of a result."""
     return depends_on_values(name) and name not in _STATIC
 
 
 def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors whose values a call reads for Python or for the size of its result.
+    """Return the tensors whose values a call reads, to return them to Python or to determine the size of its result.
 
     >>> x = torch.arange(3)
     >>> tensors_read("aten::index.Tensor", (x, [x]), {}), tensors_read("aten::item", (x,), {})
