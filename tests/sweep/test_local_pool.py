@@ -11,14 +11,14 @@ from fvflops.sweep.count_model import Task
 from fvflops.sweep.local_pool import WorkerLimits, run_in_workers
 from tests.support.models.sweep_candidates import CANDIDATES
 
-# Prints the page faults of 20 blocks of 64 MB that are written to, before and after freed memory is kept, and the MB
+# Prints the page faults of 10 blocks of 64 MB that are written to, before and after freed memory is kept, and the MB
 # that are held after it is returned.
 PROGRAM = """
 import resource
 from fvflops.sweep import local_pool
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
+    for _ in range(10):
         block = bytearray(b"1" * (64 << 20))
         del block
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
