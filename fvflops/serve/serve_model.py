@@ -230,7 +230,7 @@ def serve_model(
     network: Network | None = None,
     name: str = "",
 ) -> ServingEstimate:
-    """Return the cost of serving a causal language model on a device: memory, time of tokens, and requests.
+    """Return the cost of serving a language model on a device: memory, time of tokens, and requests.
 
     `model` is as for `generation_cost`, and may be on the meta device; or what `record_serving` returned, which is
     shared by several estimates. `device` is a name, as for `mfu`, or a Device. `layout` says how GPUs divide the model,

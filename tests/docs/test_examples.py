@@ -129,7 +129,7 @@ def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch
     command = [sys.executable, "train.py"]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
-    number = re.compile(r"[\d.,]+(?: ms| s|%)?")
+    number = re.compile(r"<?[\d.,]+(?: ms| s|%)?")
     assert number.sub("", ran.stdout) == number.sub("", shown)
     assert shown.splitlines()[-1] == ran.stdout.splitlines()[-1]
     commands = re.findall(r"`(fvflops \w+ train.py:build[^`]*)`", page)

@@ -36,7 +36,7 @@ FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a causal language model, as for count")
+    parser.add_argument("model", metavar="MODEL", help="a language model, with an encoder or without, as for count")
     add_options(
         parser,
         f"""
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --max-model-len N  tokens of the longest sequence; default: prompt and output
 
         load:
-        --input-len N  tokens of a prompt; default: 1024
+        --input-len N  tokens of a prompt, which an encoder reads if there is one; default: 1024
         --output-len N  tokens of an answer; default: 256
         --concurrency N  simulate N clients, each of which sends a request after the last one's answer
         --rate R  simulate requests that arrive at random, R a second
