@@ -29,7 +29,7 @@ class Disaggregation:
     seconds_per_token: float = 0.0
 
     def transfer_seconds(self, tokens: int) -> float:
-        """Return the seconds in which the cache of a prompt arrives."""
+        """Return the seconds that the transfer of a prompt's cache takes."""
         return self.latency + tokens * self.seconds_per_token
 
 
@@ -44,9 +44,9 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a load on an engine and return the times of every request.
 
-    `load` is requests in order of arrival, or a closed loop of clients. `seed` draws what speculative decoding accepts.
-    Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no result;
-    with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
+    `load` is requests in order of arrival, or a closed loop of clients. `seed` is for the tokens that speculative decoding
+    accepts. Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no
+    result; with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
     """
     return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 
@@ -93,7 +93,7 @@ class _Simulation:
         self._clients = load.clients if isinstance(load, ClosedLoop) else 0
         self._requests: Iterator[Request] = iter(load.requests if isinstance(load, ClosedLoop) else load)
         self._done = 0
-        # Arrivals: time, order, the request, or the sequence whose cache was transferred.
+        # Arrivals: time, order, and a request, or a sequence whose cache was transferred.
         self._events: list[tuple[float, int, Request | Sequence]] = []
         self._order = 0
         self._turns = [0, 0]
@@ -140,7 +140,7 @@ class _Simulation:
         if not self._clients:
             self._issue(None)
             if self._events and self._events[0][0] < time:
-                raise ValueError("requests of a load are in order of arrival: sort them")
+                raise ValueError("requests must be in order of arrival: sort them")
         index = self._times.add(time, arrival.input_tokens, arrival.output_tokens)
         prefix = min(arrival.prefix_tokens, arrival.input_tokens - 1)
         tokens = 1 if self._disaggregation else arrival.output_tokens
@@ -160,6 +160,7 @@ class _Simulation:
 
     def _record(self, scheduler: Scheduler, plan: Plan, now: float, end: float) -> None:
         times = self._times
+        # A time that is not known yet is NaN, which differs from itself.
         for sequence in plan.begun:
             queued = scheduler.queued.pop(sequence.index, None)
             if queued is not None and times.scheduled[sequence.index] != times.scheduled[sequence.index]:
