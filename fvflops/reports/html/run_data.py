@@ -108,7 +108,7 @@ def _short(op: str) -> str:
 
 
 def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
-    """Return at most MAX_SPANS calls, the longest; no call is shorter than the calls inside it, which are dropped first."""
+    """Return at most MAX_SPANS calls, the longest; a call is at least as long as the calls inside it."""
     if len(placed) <= MAX_SPANS:
         return placed
     shortest = sorted((piece.end - piece.start for piece in placed), reverse=True)[MAX_SPANS]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import isnan
 
 from fvflops.serve.simulation.engine import Engine
 from fvflops.serve.simulation.engine_settings import EngineSettings
@@ -44,8 +45,8 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a load on an engine and return the times of every request.
 
-    `load` is requests in order of arrival, or a closed loop of clients. `seed` is for the tokens that speculative decoding
-    accepts. Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no
+    `load` is requests in order of arrival, or a closed loop of clients. `seed` is for the acceptance of speculative
+    tokens. Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no
     result; with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
     """
     return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
@@ -160,14 +161,13 @@ class _Simulation:
 
     def _record(self, scheduler: Scheduler, plan: Plan, now: float, end: float) -> None:
         times = self._times
-        # A time that is not known yet is NaN, which differs from itself.
         for sequence in plan.begun:
             queued = scheduler.queued.pop(sequence.index, None)
-            if queued is not None and times.scheduled[sequence.index] != times.scheduled[sequence.index]:
+            if queued is not None and isnan(times.scheduled[sequence.index]):
                 times.queued[sequence.index] = queued
                 times.scheduled[sequence.index] = now
         for sequence in plan.prefilled:
-            if times.first_token[sequence.index] != times.first_token[sequence.index]:
+            if isnan(times.first_token[sequence.index]):
                 times.first_token[sequence.index] = end
         for sequence in plan.finished:
             self._finish(scheduler, sequence, end)
