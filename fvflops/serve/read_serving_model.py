@@ -40,13 +40,12 @@ def read_serving_model(
     parameters: int,
     topk: int = 1,
     layer_types: Sequence[str] = (),
-    encoded: int = 0,
 ) -> ServingModel:
     """Return the work of an engine for a model, from a recorded prompt of `prompt` tokens and the next token's step.
 
     `cache` are the layers of its cache, `topk` the experts of a token where the model runs all of them, and
-    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. `encoded`
-    is as in ServingModel. A model without products of weights raises ServingError.
+    `layer_types` the kind of each layer, by which later layers find an earlier one's cache that they share. A model
+    without products of weights raises ServingError.
     """
     calls = _without_scans(_list_products(prefill), prompt)
     steps = _without_scans(_list_products(decode), prompt)
@@ -86,7 +85,6 @@ def read_serving_model(
         divided_norms=_count_divided_norms(decode, projections),
         activations=sum(number for module, number in activations.items() if module not in mixed),
         encoder_kernels=once_run if crossing else 0,
-        encoded=encoded,
     )
 
 

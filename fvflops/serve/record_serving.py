@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,6 +73,5 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         parameters=parameter_count(model)[""],
         topk=getattr(text, "num_experts_per_tok", 1),
         layer_types=types,
-        encoded=getattr(decoder, "encoded", 0),
     )
-    return serving, (before, after)
+    return replace(serving, encoded=getattr(decoder, "encoded", 0)), (before, after)
