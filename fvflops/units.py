@@ -1,4 +1,4 @@
-"""All formatting and parsing of numbers.
+"""Format and parse numbers.
 
 The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables can be compared with theirs.
 """
@@ -80,7 +80,7 @@ def format_short(count: float) -> str:
 
 
 def digits_apart(form: Callable[[Any], str], values: Iterable[Any], *, most: int = 8) -> int | None:
-    """Return the significant digits, `most` at most, with which different values have different texts.
+    """Return the least number of significant digits, up to `most`, at which different values have different texts.
 
     None is the usual three, or the number that `digits_shown` has set.
 
@@ -274,7 +274,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def number_to_string(number: float, units: str | None = None, precision: int = 2) -> str:
-    """Return a number with a blank and the prefix T, G, M, K, m or u, in DeepSpeed's format.
+    """Return a number with a space and the prefix T, G, M, K, m or u, in DeepSpeed's format.
 
     `units` is the prefix, "" for none; by default the largest that is not larger than the number. `precision` is the
     number of decimals, of six significant digits in all. Any other prefix raises ValueError.

@@ -88,8 +88,8 @@ class FlopCountAnalysis(_TableAnalysis):
     def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
         """Return the op calls in the order of the run, of one phase or of all.
 
-        `ignore` names ops that are not listed, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
-        ValueError with the closest match, a phase that was not run TraceError.
+        `ignore` names ops that are not listed, such as "aten::view" or "aten::add.Tensor"; Raises
+        ValueError for an unknown op, with the closest match, and TraceError for a phase that was not run.
         """
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
@@ -166,10 +166,10 @@ class FlopCountAnalysis(_TableAnalysis):
         """Export the run as a timeline or a flame graph for other programs.
 
         `format` is "chrome-trace" (Perfetto, chrome://tracing), "speedscope" or "flame-graph" (collapsed stacks); by
-        default the one of the file extension: `.speedscope.json`, other `.json`, `.txt`. `weight` is the unit of
-        widths: "time" (measured), "flops", "macs", "bytes" or "memory"; None is time where measured, else FLOPs. A path
-        that cannot be written raises OSError before the model is run, any other format or weight ValueError, and a
-        weight without data TraceError.
+        default it follows from the file extension: `.speedscope.json`, other `.json`, `.txt`. `weight` is the unit of
+        widths: "time" (measured), "flops", "macs", "bytes" or "memory"; None is time where measured, else FLOPs. Raises
+        OSError before the run for a path that cannot be written, ValueError for an unknown format or weight, and
+        TraceError for a weight without data.
 
         >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -170,8 +170,8 @@ def _check_no_results(names: Sequence[str], plot: str | None) -> None:
     for name in names:
         if plot is not None and has_results(name):
             raise ValueError(
-                f"{name} has the results of a sweep and is not a MODEL: to plot them, run the sweep again with --output "
-                f"{name} --plot {plot}, which counts no model again"
+                f"{name} has the results of a sweep and is not a MODEL: to plot them, run the sweep again with "
+                f"--output {name} --plot {plot}, which counts no model again"
             )
 
 

@@ -68,7 +68,7 @@ _op_patterns, _kernel_patterns = (
 
 @lru_cache(maxsize=65536)
 def kind_of_op(name: str) -> str:
-    """Return the class of an op's kernels, "" if its name does not tell.
+    """Return the class of an op's kernels by its name, "" if unknown.
 
     >>> [kind_of_op(name) for name in ("aten::addmm", "vllm::unified_attention", "aten::mul", "mine::op")]
     ['matmul', 'attention', 'elementwise', '']
@@ -89,7 +89,7 @@ def _is_pointwise(name: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def kind_of_kernel(name: str) -> str:
-    """Return the class of a kernel by its name, "other" if that does not tell.
+    """Return the class of a kernel by its name, "other" if unknown.
 
     >>> [kind_of_kernel(name) for name in ("ncclDevKernel_Generic", "nvjet_tst_64x64", "triton_poi_fused_add_mul_0")]
     ['communication', 'matmul', 'elementwise']
@@ -100,7 +100,7 @@ def kind_of_kernel(name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def shorten_kernel(name: str) -> str:
-    """Return a kernel's name without types and arguments; of a kernel of torch.compile the ops fused in it.
+    """Return a kernel's name without types and arguments, or the ops that torch.compile fused in it.
 
     >>> shorten_kernel("void at::native::elementwise_kernel<128, 4, std::array<char*, 2ul>>(int, float*)")
     'elementwise_kernel'

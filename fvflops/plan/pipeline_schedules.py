@@ -33,7 +33,7 @@ class Schedule:
 
     With `style` "loop", stage s is on rank s modulo ranks; with "v", the second half of the stages runs back from the
     last rank to the first, which has the first and the last stage. `stages_per_rank` is the required number, 0 for any.
-    One that `splits_backward` runs the gradients of inputs and of weights apart.
+    A schedule that `splits_backward` computes gradients of inputs and of weights in separate actions.
     """
 
     torch_class: str
@@ -169,7 +169,7 @@ def _read_order(
             f"microbatches: {error}"
         ) from error
     orders = []
-    # Torch gathers up to 3 stages ahead. With a larger number than there are it looks at all actions for each of them.
+    # Torch gathers up to 3 stages ahead. With more than a rank has it searches all actions for each one.
     ahead = min(3, stages_per_rank)
     for rank in range(ranks):
         lowered = add_gradient_reductions(add_unsharding(made.pipeline_order[rank], ahead), microbatches)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: split a model into stages, and find the hidden state that one sends to the next."""
+"""Pipeline parallelism: split a model into stages, and find the hidden state that a stage sends to the next."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_stages(model: nn.Module) -> PipelineStages:
 
 
 def find_tied(model: nn.Module, stages: PipelineStages) -> tuple[tuple[str, str], ...]:
-    """Return the names of each parameter that the first and the last stage share, in the first and in the last.
+    """Return the names of each parameter that the first and the last stage share, as (in the first, in the last).
 
     >>> from fvflops.zoo.llama import Llama, LlamaConfig
     >>> sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 8, "layers": 2, "heads": 1, "kv_heads": 1}
@@ -99,7 +99,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
-    """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage.
+    """Raise ShardingError if `name` cannot be divided; `given` has the number of layers of each stage, None by default.
 
     The first stage may have the embedding alone, and the last the head alone, as in Llama 3's training.
     """
@@ -129,7 +129,7 @@ def copy_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Seq
 
 
 def _keep_layer_types(owner: Any, layers: int, start: int) -> None:
-    """Let a stage's first layer have the attention of the layer `start`: transformers finds it by a layer's index."""
+    """Rotate the types of layers to begin at `start`: transformers finds a layer's attention by its index."""
     config = getattr(owner, "config", None)
     types = getattr(config, "layer_types", None)
     if config is not None and isinstance(types, Sequence) and len(types) == layers:
@@ -137,7 +137,7 @@ def _keep_layer_types(owner: Any, layers: int, start: int) -> None:
 
 
 def name_in_stage(name: str, blocks: str, stage: int, counts: Sequence[int]) -> str:
-    """Return a stage's name of a module of the model, "" where its block is in another stage.
+    """Return the name that a module of the model has in a stage, "" where its block is in another stage.
 
     >>> [name_in_stage("layers.3.mlp", "layers", stage, (2, 2)) for stage in range(2)]
     ['', 'layers.1.mlp']
@@ -160,7 +160,7 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
 def make_stage_inputs(
     model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec | None, *, is_last: bool
 ) -> Inputs:
-    """Return the inputs of a stage that receives `hidden`, without the hidden state itself; None for the first."""
+    """Return the inputs of a stage that receives `hidden`, without it; it is None for the first stage."""
     if hidden is None and (is_last or not stages.last_arguments):
         return inputs
     args, kwargs = inputs

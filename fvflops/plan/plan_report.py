@@ -44,7 +44,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
 
 
 def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
-    """Return the costs of each rank of a pipeline by a convention."""
+    """Return a report of the costs of each rank of a pipeline, with FLOPs by a convention."""
     table = resolve_table(plan.ranks[0].table) if table is None else table
     first = plan.ranks[0]
     mesh = ", ".join(f"{axis}={size}" for axis, size in first.mesh.items())

@@ -54,9 +54,9 @@ class RankPlan(Displayed):
 
     `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` describe the rank's shard,
     `model_parameters` the full model. `trace` is the step; `derived` describes its calls that are estimated, not run,
-    and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal microbatches
-    once. `step` is the order of the rank's actions, `table` the convention that `flops` counts by, `settings` the
-    assumptions, `offload` the parts on the host.
+    and `left_out` the work of a real step that is not included. `recorded` is the part that was run, with one of
+    equal microbatches. `step` is the order of the rank's actions, `table` the convention that `flops` counts by,
+    `settings` the assumptions, `offload` the parts on the host.
     """
 
     _report = "fvflops.plan.plan_report:plan_report"
@@ -114,8 +114,8 @@ class RankPlan(Displayed):
         """Return the memory of the rank at each event of its step; the arguments are as for `predict_memory`.
 
         The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
-        that its forward pass left. The events of an action that repeats an earlier one, with as much memory allocated,
-        are there once. Included are gathered parameters and buffers of collectives, and the parts that
+        that its forward pass left. An action that repeats an earlier one with equal memory allocated adds no events.
+        Included are gathered parameters and buffers of collectives, and the parts that
         `estimated_memory` names; on the CPU gloo's copies are workspaces. Not included: the process groups' own
         buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and the parts in `left_out`.
         """
@@ -180,7 +180,7 @@ def plan_ranks(
     whole_pipeline: bool = False,
     short: dict[Hashable, ShortStage] | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` as for `RankModel`."""
+    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` is as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
     rank_model = RankModel(model, inputs, options, short)
@@ -228,7 +228,7 @@ class _RecordedRanks:
         settings: Mapping[str, Any],
         first: int,
     ) -> Iterator[RankPlan]:
-        """Yield the plan of each rank; `first` is the rank as which they were recorded."""
+        """Yield the plan of each rank; `first` is the rank for which the passes were recorded."""
         settings = {**settings, **settings_of_trace(self.trace, settings)}
         for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
             shift = GroupShift(rank - first)
@@ -269,7 +269,7 @@ def _record(
     *,
     shortened: bool,
 ) -> _RecordedRanks | None:
-    """Run the stages of some ranks with equal ones; if `shortened`, few equal layers, or None if these differ."""
+    """Record the stages of ranks with equal ones; if `shortened`, few of equal layers, or None if these differ."""
     hidden = rank_model.find_hidden(device_mesh)
     stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
     tensors = [parameter for stage in stages for parameter in stage.parameters()]
@@ -323,7 +323,7 @@ def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Act
 def _estimate_tied(
     device: str, stages: Sequence[StageModule], options: PlanOptions, rank_model: RankModel, rank: int
 ) -> dict[Action, dict[str, Any]]:
-    """Return the Pass' all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
+    """Return action → its Pass's all-reduces of gradients that the first and last stage share, as in Megatron-LM."""
     numbers = rank_model.stages_of(rank)
     schedule, ranks, stages_per_rank = options.placement
     last = ranks * stages_per_rank - 1
@@ -341,6 +341,7 @@ def _estimate_tied(
 
 
 def _list_excluded(options: PlanOptions, model: nn.Module) -> tuple[str, ...]:
+    """Return the work of a real step that a plan without an optimizer excludes."""
     step = "the optimizer step"
     reduced = ["norms"] * options.sequence_parallel + ["routers"] * has_router_gradients(model)
     if reduced and options.size("tp") > 1 and not options.is_fully_sharded:

@@ -63,7 +63,7 @@ def find_memory(
 ) -> ServingMemory:
     """Return how a GPU's memory is used for sequences of up to `length` tokens.
 
-    `step_tokens` and `step_sequences` are the maxima of one step, `encoded` the tokens of `length` that an encoder reads.
+    `step_tokens` and `step_sequences` are the maxima of a step, `encoded` the tokens of `length` that an encoder reads.
     Raises ServingError for a device whose memory is not known.
     """
     if device.memory is None:

@@ -68,7 +68,7 @@ def test_the_rows_of_a_file_are_plotted_and_not_counted_again(tmp_path, monkeypa
     assert "p.svg is not written: no model has both parameters and peak_memory" in capsys.readouterr().err
     assert main(["count", "rows.csv", "--plot", "p.svg"]) == 2
     assert (
-        "rows.csv has the results of a sweep and is not a MODEL: to plot them, run the sweep again with --output"
+        "rows.csv has the results of a sweep and is not a MODEL: to plot them, run the sweep again with"
         in capsys.readouterr().err
     )
 

@@ -1,4 +1,4 @@
-"""Why shape execution cannot run an op, in own words: messages of torch describe its internals."""
+"""Explain why shape execution cannot run an op; torch's own messages describe its internals."""
 
 from __future__ import annotations
 

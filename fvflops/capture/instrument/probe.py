@@ -49,8 +49,8 @@ class Probe:
     each, because kernel launches take longer than most kernels and the wait for them would be timed. A region's time
     excludes the sleeps inside it.
 
-    `dispatch_ns` is the dispatch overhead of an op, the median time of a no-op sampled during the run: in a tight loop
-    the no-op would take a tenth of that, since no kernels evict the caches. On a CPU it is subtracted from an op's
+    `dispatch_ns` is the dispatch overhead of an op, the median time of a no-op sampled during the run: in a tight loop,
+    where no kernels evict the caches, the no-op takes a tenth as long. On a CPU it is subtracted from an op's
     time, but at most a tenth of the op's time: small ops evict less. `overhead_ns` is the profiling overhead so far:
     the time spent in the dispatch mode and one dispatch overhead per op. It is subtracted from a region's time.
     `live_bytes` is the size of the live storages that the run created, the memory reported on a CPU.

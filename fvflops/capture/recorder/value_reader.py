@@ -20,7 +20,7 @@ _MASKS = frozenset({"attn_mask", "attn_bias", "bias"})
 _MAX_LENGTH = 1 << 16
 _MAX_CACHED = 256
 
-# The values of each such argument, None where unknown.
+# The values of each value-dependent argument, None where unknown.
 Values = tuple[tuple[int, ...] | None, ...]
 
 

@@ -16,9 +16,9 @@ from fvflops.capture.restore.restore import Snapshot
 
 
 class DrawFinder:
-    """The generators that a run draws from, known at its end, and in a second run the lines that do.
+    """Find the generators that a run draws from, and in a second run the lines that draw.
 
-    The first run costs a comparison of states. The second compares them after each line of the model's source.
+    States are compared at the end of the first run, and after each line of the model's source in the second.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class DrawFinder:
         return bool(self._generators) and not self._located
 
     def compare(self, snapshot: Snapshot, recorder: Recorder) -> None:
-        """At the end of a run, find the generators that drew since a snapshot; record draws without a line as such."""
+        """Find the generators that a run drew from since a snapshot; record a draw without a line if none is known."""
         self._generators = [saved for saved in snapshot.generators() if saved.has_drawn]
         if self.needs_second_run:
             recorder.python_reads.record_draw(Site("", ""))

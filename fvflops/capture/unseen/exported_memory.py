@@ -20,7 +20,7 @@ from fvflops.trace import TensorSpec
 SAMPLE_BYTES = 64
 read_bytes = Struct(f"{SAMPLE_BYTES}s").unpack_from
 read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * SAMPLE_BYTES)]  # by size
-# All memory; only memory that torch has allocated is read. This takes a fifth of the time of ctypes.string_at.
+# A view of all memory, of which only memory allocated by torch is read; five times as fast as ctypes.string_at.
 MEMORY = (c_ubyte * sys.maxsize).from_address(0)
 # torch's method, unwrapped.
 address_of = cast(Any, torch.UntypedStorage.__base__).data_ptr
@@ -31,7 +31,7 @@ Sample = tuple[bytes, ...]
 
 
 def find_address(storage: torch.UntypedStorage) -> int:
-    """Return a storage's address, 0 without memory."""
+    """Return a storage's address, 0 if it has no memory."""
     try:
         address: int = address_of(storage)
     except RuntimeError:  # the storage of a wrapper subclass
@@ -56,7 +56,7 @@ def with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedStor
             yield tensor, storage
 
 
-# All bytes of exported memory are compared up to this size, beyond it blocks of 64 bytes at this many places.
+# Exported memory of up to this many bytes is compared in full; of larger memory, this many blocks of 64 bytes.
 _MAX_COMPARED = 1 << 24
 _BLOCKS = 256
 
@@ -64,7 +64,7 @@ _BLOCKS = 256
 class Export:
     """Memory that code outside torch can access: its storage, the tensor's spec, and where it was exported.
 
-    `site` is None for an input that was not exported: of its memory a sample is compared.
+    `site` is None for an input that was not exported: only a sample of its memory is compared.
     """
 
     __slots__ = ("_checksum", "_storage", "site", "spec")
@@ -76,7 +76,7 @@ class Export:
         self.update()
 
     def update(self) -> bool:
-        """Take the contents as they are; return whether they have changed since the last time."""
+        """Save a checksum of the contents; return whether it differs from the last one."""
         before, self._checksum = getattr(self, "_checksum", None), self._sum()
         return before is not None and self._checksum is not None and self._checksum != before
 
@@ -143,7 +143,7 @@ class ExportedMemory:
                 self._report(export.site, export.spec, index)
 
     def accept(self, indices: Iterable[int] | None = None) -> None:
-        """Take the contents of these storages, by default of all, as they are: an op may have written to them."""
+        """Save the contents of these storages, by default all, without a report: an op may have written to them."""
         if self._exports:
             for index in self._exports.keys() & set(self._exports if indices is None else indices):
                 self._exports[index].update()

@@ -80,7 +80,7 @@ def choose_network(text: str | None) -> Network | None:
 
 
 def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | None:
-    """Return the efficiency that `--efficiency` names: a training library, FILE.yaml or FILE.yaml:NAME; None without one."""
+    """Return the efficiency that `--efficiency` names: a library, FILE.yaml or FILE.yaml:NAME; None without one."""
     if text is None:
         return None
     file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)

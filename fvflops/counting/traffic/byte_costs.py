@@ -14,7 +14,7 @@ from fvflops.trace import Event, Signature, Status, StopsAt, Trace, tensors_in
 
 PARTS = ("moved", "read", "written")
 _NO_STOPS = StopsAt()
-# By whether the results are in new storages.
+# Whether the results are in new storages, None if unknown → StorageInfo.
 _STORAGE_INFOS = {moved: StorageInfo(moved) for moved in (None, False, True)}
 
 
@@ -92,7 +92,7 @@ def split_by_aliasing(
                 events.append(event)
             continue
         item = event.item
-        storage_info = _storage_infos(event.reads, event.writes, sizes, by_shape[item])
+        storage_info = _make_storage_info(event.reads, event.writes, sizes, by_shape[item])
         number = numbers.get((item, storage_info))
         if number is None:
             number = numbers[item, storage_info] = len(signatures)
@@ -109,7 +109,7 @@ def split_by_aliasing(
     return split_trace, TrafficCostModel(part, storage_infos)
 
 
-def _storage_infos(
+def _make_storage_info(
     reads: tuple[int, ...], writes: tuple[int, ...], sizes: list[int], by_shape: int | None
 ) -> StorageInfo:
     if by_shape is None:

@@ -98,7 +98,7 @@ def _name_devices(devices: Mapping[str, str]) -> str:
 
 
 def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_chip: bool) -> list[str]:
-    """Return the GPU if measured, else the GPUs of the nearest generation, [] if that is too different for the class."""
+    """Return the GPU if measured, else all of the nearest generation, [] if it is too different for the class."""
     if device.name in entries or device.capability is None:
         return [device.name] if device.name in entries else []
     major, minor = device.capability

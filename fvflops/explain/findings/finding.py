@@ -76,6 +76,7 @@ class Evidence:
         return f"{describe_work(row)}: {calls}, {self.time(row.kernel_ns)} ({row.kernel[:60]})"
 
     def each(self, count: float) -> int:
+        """Return a count of all steps as the rounded count per step."""
         return round(count / self.steps)
 
     def certainty(self, kind: str) -> str:
@@ -85,7 +86,7 @@ class Evidence:
         return expect_kernel_error(kind, "bf16", self.device).text
 
     def typical(self) -> float:
-        """Return the slowdown of matrix products within a step, at least 1: measured over modelled time, median by time."""
+        """Return the slowdown of matrix products in a step, at least 1: measured over modelled time, median by time."""
         known = [
             (row.modelled_ns / row.expected_ns, row.modelled_ns)
             for row in self.work

@@ -1,4 +1,4 @@
-"""Align profiler events with recorded calls: both in order, the events nested."""
+"""Align profiler events, which are nested, with recorded calls; both are in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fvflops.trace.module_tree import innermost
 _MAX_PAIRS, _WINDOW = 6_000_000, 400
 # Op that autograd calls if no dispatch mode is active → the op that it calls under the recorder's mode.
 _RECORDED_OPS = {"aten::_index_put_impl_": "aten::index_put_"}
-# Names that one piece of work may have: in compiled code `aten::linear` is `aten::addmm`. Op → such names.
+# Op → names that its work may have in compiled code, where `aten::linear` is `aten::addmm`.
 _EQUAL_WORK = {
     "aten::linear": re.compile(r"(addmm|baddbmm|bmm|linear|matmul|mm|_int_mm|_scaled_mm)"),
     "aten::convolution": re.compile(r"_?\w*conv(olution\w*|[123]d)"),
@@ -35,8 +35,8 @@ _Key = Callable[[RecordedCall], Hashable]
 def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[RecordedCall]) -> Pairs:
     """Return the alignment of two ordered lists as pairs of positions.
 
-    Events nested in an aligned one, up to its end, are not aligned. Events with the shapes of a call are aligned first,
-    and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
+    Events nested in an aligned one, up to its end, are not aligned. Events are aligned by name and shapes first, and
+    in the gaps by name. An op equals its in-place variant, since autograd accumulates gradients in
     place if no dispatch mode is active. Calls of modules and calls that have FLOPs are aligned first: an event of
     attention is not lost to the transposes inside it. Events of compiled code, of kind "compiled", are aligned with ops
     that may have the same work.
@@ -57,7 +57,7 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
 
 @cache
 def name_of_work(name: str) -> str:
-    """Return the op that may have the work of an op of compiled code.
+    """Return the op of the model whose work an op of compiled code may do.
 
     >>> name_of_work("aten::addmm"), name_of_work("aten::_scaled_dot_product_flash_attention")
     ('aten::linear', 'aten::scaled_dot_product_attention')
@@ -109,6 +109,7 @@ def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, p
 
 
 def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
+    """Return the alignment of one gap: greedy if that aligns all, else the longest, or greedy where that is slow."""
     if not names or not expected:
         return []
     pairs = _align_greedily(names, ends, expected)
@@ -120,7 +121,7 @@ def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
 
 
 def _align_greedily(names: _Keys, ends: Sequence[int], expected: _Keys, *, window: int | None = None) -> Pairs:
-    """Align each expected name with the next equal one, among a `window` of names, or else up to a missing one."""
+    """Align each expected name with the next equal one within `window` names; without it, stop at the first miss."""
     pairs: Pairs = []
     start = 0
     for expected_position, name in enumerate(expected):

@@ -88,10 +88,10 @@ class StepMeter:
 
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
-    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. Where there
-    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: a figure without a
-    count is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts
-    so far. A call that needs values is counted by recording the next step that has one. Work between the models'
+    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. With many
+    distinct calls, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time. Until its count
+    is known, from `close` at the latest or from a polynomial in the length that fits all counts so far, a figure is
+    NaN. A call that needs values is counted by recording the next step that has one. Work between the models'
     forward passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its
     work. A model's work may depend on its inputs, modes and trainable parameters; after adding adapters, make another
     meter.
@@ -103,7 +103,7 @@ class StepMeter:
     nothing raises: an unknown figure is NaN, with one warning that says why; with `strict` it raises UtilisationError.
     `live` shows the last step of rank 0 in one line of the terminal, on standard error or a stream; nothing if it is
     no terminal. `expected` is the time of a step as planned, a StepEstimate or seconds: after 20 steps, and in
-    the summary, the meter says which share of the time it does not explain.
+    the summary, the meter reports the share of the time that it does not explain.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -185,7 +185,7 @@ class StepMeter:
         return f"{format_quantity(len(self._steps), 'step')}, mean {mean.rates()}; last {last.rates()}"
 
     def _repr_html_(self) -> str:
-        """Return the page of `to_html` for a notebook, with all that is not counted yet counted now."""
+        """Count the pending calls, and return the page of `to_html` for a notebook."""
         from fvflops.reports import notebook_page
 
         report = self._make_report()
@@ -196,7 +196,7 @@ class StepMeter:
 
     @contextmanager
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
-        """Meter one step, as `begin` and `end`; one that raises is left out."""
+        """Meter one step, as `begin` and `end`; a step that raises is discarded."""
         self.begin(batch)
         try:
             yield
@@ -206,7 +206,7 @@ class StepMeter:
         self.end(samples=samples, tokens=tokens)
 
     def begin(self, batch: Any = None) -> None:
-        """Begin a step; one that was begun before is left out.
+        """Begin a step, and discard an unfinished one.
 
         With a `batch`, any nested structure of tensors, the first step is recorded with all that runs in it. If the
         calls of the models have all its multiply-adds, steps are counted by their calls as without a batch; else the
@@ -253,7 +253,7 @@ class StepMeter:
             self._live.draw(str(last))
 
     def cancel(self) -> None:
-        """Leave out a step that was begun."""
+        """Discard an unfinished step."""
         if self._start is not None:
             self._start = None
             self._observer.stop()
@@ -262,13 +262,13 @@ class StepMeter:
     def mean(self, steps: int | None = None) -> StepFigures | None:
         """Return the mean figures of the last `steps`, by default of all; None before the first.
 
-        Utilisations and rates are of the steps together, and a figure that one of them lacks is NaN.
+        Utilisations and rates are over the total time of these steps; a figure that any of them lacks is NaN.
         """
         self._add_times()
         return mean_figures([self._figures(step) for step in list(self._steps)[-steps if steps else 0 :]])
 
     def summary(self, *, gather: bool = False) -> MeterSummary | None:
-        """Return the mean step, with all that is not counted yet counted now; None before the first step.
+        """Count the pending calls, and return the mean step; None before the first step.
 
         With `gather` it covers all ranks of torch.distributed, and every rank has to call it: the figures are
         exchanged once, by all_gather_object. Otherwise it covers this rank.
@@ -378,8 +378,8 @@ class StepMeter:
     def _compare_calls(self, work: StepWork, kinds: Counter[Hashable], is_recorded: bool) -> StepWork:
         """Return the work of a step with a batch, by its calls if these are all of it.
 
-        They are if they have all multiply-adds of the recorded step, and a step that is not recorded has such calls
-        too: in a compiled function, which runs without compilation in a recording, it has none.
+        They are if they have all multiply-adds of the recorded step, and if a step without recording has the same
+        calls: in a compiled function, which only runs uncompiled in a recording, no calls are observed.
         """
         by_calls = work._replace(recorded=work.calls, is_batch=False)
         if is_recorded:

@@ -370,7 +370,7 @@ class _Lifetimes:
         return [block]
 
     def _replaced_at(self, created: int) -> int:
-        """Return the event at which a step replaces the last step's storage of an event: in its first microbatch."""
+        """Return the event, in the first microbatch, at which the last step's result of event `created` is replaced."""
         exits = self._exits
         if not exits or created < exits[-1]:
             return exits[0] if exits else created + 1

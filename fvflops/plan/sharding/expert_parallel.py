@@ -1,7 +1,7 @@
 """Expert parallelism: a mixture's experts are divided among ranks, which send them their tokens.
 
-As in torchtitan and transformers, the ranks of `ep` are not further ranks: with the other axes of the mesh they are one
-view of the ranks that the dense layers divide by fsdp (or dp), cp and tp.
+As in torchtitan and transformers, `ep` adds no ranks: the experts have a mesh of their own over the ranks of the dense
+layers' mesh.
 
     dense layers   (pp, dp, fsdp, cp, tp)
     experts        (pp, dp, efsdp, ep, etp)    fsdp * cp * tp = efsdp * ep * etp
@@ -45,7 +45,7 @@ class DividedExperts:
     """The experts of a rank's model: their modules, and name → number of experts before they were divided.
 
     `mesh` is the DeviceMesh that divides them, None without ep; its axes are dp, efsdp or edp, ep and etp.
-    `data_ranks` are the ranks with different tokens.
+    `data_ranks` is the number of ranks with different tokens.
     """
 
     modules: tuple[nn.Module, ...]
@@ -55,7 +55,7 @@ class DividedExperts:
 
     @property
     def divided_parameters(self) -> set[int]:
-        """The ids of their parameters if the experts are divided, so that other ranks have others."""
+        """The ids of the experts' parameters if each rank of ep has different experts, else none."""
         modules = () if self.mesh is None else self.modules
         return {id(parameter) for module in modules for parameter in module.parameters()}
 
@@ -82,7 +82,7 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
     fitting = [size for size in range(1, ranks + 1) if ranks % size == 0 and (size == 1 or size % shared == 0)]
     if experts not in fitting:
         axes = " x ".join(axis for axis in (data, "cp", "" if etp > 1 else "tp") if axis and mesh.get(axis, 1) > 1)
-        whole = f" and contain cp and tp whole ({shared})" if shared > 1 else ""
+        whole = f" and be a multiple of cp and tp ({shared})" if shared > 1 else ""
         raise ShardingError(
             f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{whole}: "
             f"use ep={join_choices(fitting)}"
@@ -177,7 +177,7 @@ def loops_over_experts(model: nn.Module) -> bool:
 
 
 def _mixtures(model: nn.Module) -> dict[str, Any]:
-    """Return name of the experts → the mixture of a zoo model."""
+    """Return name of its experts → mixture, for the mixtures of a zoo model."""
     pattern = _pattern_of(model)
     return {
         f"{path}.experts": module
@@ -218,7 +218,7 @@ def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapp
 
 
 def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
-    """Apply `fully_shard` to a rank's experts over the ranks of efsdp, in place, with further options of it.
+    """Apply `fully_shard` to a rank's experts over the ranks of efsdp, in place; `options` are passed on to it.
 
     As in torchtitan, the experts' second dimension is sharded where efsdp has more ranks than a rank has experts. Their
     gradients are divided by the number of ranks with different tokens, as the dense layers' are.
@@ -250,7 +250,7 @@ def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
 
 
 def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, int], routing: Routing) -> None:
-    """Let each expert of a model get as many tokens as a routing says, in place; None is a balanced routing."""
+    """Route to each expert of a model, in place, the number of tokens that `routing` gives; None is balanced."""
     found = _find_experts(model)
     assert found is not None
     library, modules = found
@@ -276,14 +276,14 @@ def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, in
 def describe_routing(routing: Routing) -> str:
     """Return a plan's assumption on the tokens of each expert."""
     if routing is None:
-        return "balanced routing, in which all experts get as many tokens"
+        return "balanced routing: all experts get equally many tokens"
     return "routing by the given numbers of tokens of each expert"
 
 
 def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    """Return the forward of transformers' experts, of which the second argument has the experts of each token.
+    """Return a forward of transformers' experts that sends each token to the experts that `tokens` chooses.
 
-    Its dispatch takes the numbers of tokens of this rank's experts as `tokens` has them.
+    The dispatch gets the number of tokens for each expert of this rank from `tokens`, not from the other ranks.
     """
     code: Any = import_module("transformers.distributed.expert_parallel")
 
@@ -308,6 +308,8 @@ def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Ca
 
 
 def _route(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
+    """Return a forward of a zoo router that chooses the experts of `tokens`."""
+
     def routed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, chosen = forward(x)
         tokens.batch = len(chosen), chosen.shape[-1]

@@ -19,7 +19,7 @@ _MAX_SHARE = 0.5
 def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
     """Return a column as runs if that is shorter, else as it is.
 
-    A run is [repetitions, values] or [repetitions, values, steps], where the steps are added to the values at each repetition.
+    A run is [repetitions, values] or [repetitions, values, steps]; the steps are added at each repetition.
     """
     runs: list[list[Any]] = []
     plain = 0  # the first value that is not in a run
@@ -108,7 +108,7 @@ def _short(op: str) -> str:
 
 
 def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
-    """Return at most MAX_SPANS calls, the longest; no call is shorter than a call inside it, so that its parent remains."""
+    """Return at most MAX_SPANS calls, the longest; a call is at least as long as the calls inside it."""
     if len(placed) <= MAX_SPANS:
         return placed
     shortest = sorted((piece.end - piece.start for piece in placed), reverse=True)[MAX_SPANS]

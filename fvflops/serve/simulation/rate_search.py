@@ -16,7 +16,7 @@ class LatencyLimits:
     at: Literal["mean", "p50", "p90", "p95", "p99"] = "p99"
 
     def hold(self, result: SimulationResult) -> bool:
-        """Say whether a simulation is within the limits; a figure that it lacks, as no output token, is."""
+        """Return whether a simulation is within the limits; a figure that it lacks (NaN) does not exceed its limit."""
         return not (getattr(result.ttft, self.at) > self.ttft or getattr(result.tpot, self.at) > self.tpot)
 
 
@@ -27,10 +27,10 @@ def largest_rate(
     tolerance: float = 0.01,
     most: float = 1e6,
 ) -> float:
-    """Return the largest rate of requests a second at which the limits hold, by bisection; 0.0 if at none.
+    """Return the largest rate of requests a second at which the limits hold, by bisection; 0.0 if there is none.
 
-    `simulate_rate` simulates a rate, with equal lengths and seed at each. Rates up to `most` are tried. The result is
-    exact to the share `tolerance`, as far as latencies grow with the rate.
+    `simulate_rate` simulates a rate, with the same lengths and seed for all. Rates up to `most` are tried. The relative
+    error is at most `tolerance`, provided that latencies grow with the rate.
     """
     low, high = 0.0, 1.0
     while high <= most and limits.hold(simulate_rate(high)):
@@ -38,7 +38,7 @@ def largest_rate(
     if high > most:
         return low
     if not low:
-        # A rate at which requests hardly meet: if the limits do not hold there, they do at none.
+        # At this rate requests hardly overlap: limits that do not hold here hold at no rate.
         low = 1.0 / 1024
         if not limits.hold(simulate_rate(low)):
             return 0.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import isnan
 
 from fvflops.serve.simulation.engine import Engine
 from fvflops.serve.simulation.engine_settings import EngineSettings
@@ -29,7 +30,7 @@ class Disaggregation:
     seconds_per_token: float = 0.0
 
     def transfer_seconds(self, tokens: int) -> float:
-        """Return the seconds in which the cache of a prompt arrives."""
+        """Return the seconds that the transfer of a prompt's cache takes."""
         return self.latency + tokens * self.seconds_per_token
 
 
@@ -44,9 +45,9 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a load on an engine and return the times of every request.
 
-    `load` is requests in order of arrival, or a closed loop of clients. `seed` draws what speculative decoding accepts.
-    Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no result;
-    with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
+    `load` is requests in order of arrival, or a closed loop of clients. `seed` is for the acceptance of speculative
+    tokens. Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no
+    result; with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
     """
     return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 
@@ -93,7 +94,7 @@ class _Simulation:
         self._clients = load.clients if isinstance(load, ClosedLoop) else 0
         self._requests: Iterator[Request] = iter(load.requests if isinstance(load, ClosedLoop) else load)
         self._done = 0
-        # Arrivals: time, order, the request, or the sequence whose cache was transferred.
+        # Arrivals: time, order, and a request, or a sequence whose cache was transferred.
         self._events: list[tuple[float, int, Request | Sequence]] = []
         self._order = 0
         self._turns = [0, 0]
@@ -140,7 +141,7 @@ class _Simulation:
         if not self._clients:
             self._issue(None)
             if self._events and self._events[0][0] < time:
-                raise ValueError("requests of a load are in order of arrival: sort them")
+                raise ValueError("requests must be in order of arrival: sort them")
         index = self._times.add(time, arrival.input_tokens, arrival.output_tokens)
         prefix = min(arrival.prefix_tokens, arrival.input_tokens - 1)
         tokens = 1 if self._disaggregation else arrival.output_tokens
@@ -162,11 +163,11 @@ class _Simulation:
         times = self._times
         for sequence in plan.begun:
             queued = scheduler.queued.pop(sequence.index, None)
-            if queued is not None and times.scheduled[sequence.index] != times.scheduled[sequence.index]:
+            if queued is not None and isnan(times.scheduled[sequence.index]):
                 times.queued[sequence.index] = queued
                 times.scheduled[sequence.index] = now
         for sequence in plan.prefilled:
-            if times.first_token[sequence.index] != times.first_token[sequence.index]:
+            if isnan(times.first_token[sequence.index]):
                 times.first_token[sequence.index] = end
         for sequence in plan.finished:
             self._finish(scheduler, sequence, end)

@@ -95,7 +95,7 @@ def _unpickle(path: str, options: SourceOptions) -> Any:
 
 
 def _find_module(path: str, value: Any) -> nn.Module:
-    """Return a pickled module, or the only one in a pickled dict, such as a training checkpoint; else raise ValueError."""
+    """Return a pickled module, or the only one in a pickled dict, such as a checkpoint; else raise ValueError."""
     if isinstance(value, nn.Module):
         return value
     found = {key: item for key, item in value.items() if isinstance(item, nn.Module)} if isinstance(value, dict) else {}

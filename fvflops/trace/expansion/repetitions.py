@@ -68,7 +68,7 @@ class ListCall:
 
 
 def grow_results(rows: RecordedRows, event: Event) -> None:
-    """Add the results of a call on a vector with an element for each layer that grow with it."""
+    """Record which results of a call grow with its input, a vector with an element for each layer."""
     signature = rows.trace.signatures[event.item]
     lengths = {rows.vectors[index] for index in event.reads if index in rows.vectors}
     shapes = {spec.shape for spec in tensors_in((*signature.inputs, *signature.outputs))}
@@ -79,7 +79,7 @@ def grow_results(rows: RecordedRows, event: Event) -> None:
 
 
 def repetitions_in(rows: RecordedRows, storages: Sequence[int]) -> list[Repetition]:
-    """Return the repetitions in a sequence of distinct storages, by their places."""
+    """Return the repetitions in a sequence of distinct storages, as ranges of its positions."""
     positions = {index: position for position, index in enumerate(storages)}
     found: list[Repetition] = []
     position = 0
@@ -131,7 +131,7 @@ def _add_registered(rows: RecordedRows) -> None:
 def _add_copies(rows: RecordedRows) -> None:
     """Find the repetitions among copies of all parameters that were made before the run, such as master weights.
 
-    They are the first other storages, and all have as many times the bytes of their parameters.
+    They are the first storages after the model's, and larger than their parameters by one common factor.
     """
     registered = count_registered(rows.storages)
     parameters = [
@@ -191,6 +191,7 @@ class _Finder:
         return found, lists
 
     def _reads_both(self, event: Event) -> bool:
+        """Return whether an op reads or writes storages of both periods."""
         return {FIRST, SECOND} <= {self._rows.period_of_storage(index) for index in (*event.reads, *event.writes)}
 
     def _index_periods(self, begin: int) -> None:
@@ -228,9 +229,9 @@ class _Finder:
         return None
 
     def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
-        """Give storages places that were created for all layers at once, such as an optimizer's state.
+        """Add the repetition of storages that were created for all layers at once, such as an optimizer's state.
 
-        Return whether the storages of two periods are equally far from each other, as they should be.
+        Return False, without adding it, if the distance between the storages of a pair varies.
         """
         if not pairs:
             return True
@@ -271,7 +272,7 @@ class _Finder:
         return all(follows(*pair, repetition, unplaced) for pair in pairs)
 
     def _end_of(self, repetition: Repetition) -> int:
-        """Return where events end to repeat the events a period earlier; none of them begins another repetition."""
+        """Return the end of the events that equal the events a period earlier: no repetition begins before it."""
         position, events = repetition.end, self._events
         while position < len(events) and self._rows.looks_like(
             events[position - repetition.length], events[position], repetition.step

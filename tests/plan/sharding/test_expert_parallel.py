@@ -100,7 +100,7 @@ def test_tokens_are_sent_to_their_experts_and_back_in_both_directions():
     }
     assert plan.parameters == 205_632 - 2 * 2 * EXPERT_OF_ZOO and plan.world == 4
     assert plan.flops().macs() == plan_mixtral({"dp": 4}).flops().macs()
-    assert "balanced routing, in which all experts get as many tokens" in plan.derived
+    assert "balanced routing: all experts get equally many tokens" in plan.derived
 
 
 def test_experts_are_sharded_fully_among_the_ranks_that_remain():
@@ -177,7 +177,7 @@ LLAMA = {"model": "llama_tiny"}
         ({"fsdp": 3, "ep": 3}, {}, r"ep=3 must divide the 4 experts of layers.0.mlp.experts: use ep=1, 2 or 4"),
         ({"fsdp": 10, "ep": 2}, {}, "ep leaves 5 ranks of fsdp for each 2 experts .* widths 64 and 96 by 5"),
         ({"ep": 2}, {}, "ep=2 must divide the 1 rank of fsdp: use ep=1"),
-        ({"fsdp": 2, "tp": 4, "ep": 2}, {}, "and contain cp and tp whole .4.: use ep=1, 4 or 8"),
+        ({"fsdp": 2, "tp": 4, "ep": 2}, {}, "and be a multiple of cp and tp .4.: use ep=1, 4 or 8"),
         ({"fsdp": 4, "tp": 4, "ep": 2, "etp": 2}, {}, r"etp=2 must be 1 or the size of tp .4."),
         ({"tp": 3}, {}, r"tp=3 must divide the numbers of heads .*: use tp=1 or 2"),
         ({"fsdp": 2, "ep": 2}, LLAMA, "no mixtures are known in fvflops.zoo.llama.Llama: plan it without ep"),

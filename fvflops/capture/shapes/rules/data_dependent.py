@@ -179,8 +179,7 @@ def _require_values(tensor: torch.Tensor, name: str, what: str = "values") -> No
         raise DataDependentError.of_op(name, what)
 
 
-# By name without overload. A rule's first argument is the assumed size, a number of results or a fraction; the rest are the
-# op's.
+# By name without overload. A rule takes the assumed size, a number of results or a fraction, then the op's arguments.
 SIZE_RULES: dict[str, Callable[..., Any]] = {
     "aten::_unique": lambda *args: unique(*args)[:2],
     "aten::_unique2": unique,
