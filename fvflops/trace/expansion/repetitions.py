@@ -229,7 +229,7 @@ class _Finder:
         return None
 
     def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
-        """Add storages created for all layers at once, as by an optimizer; return False, and add none, if they differ."""
+        """Add storages created for all layers at once, as by an optimizer; if they differ, return False."""
         if not pairs:
             return True
         length = abs(pairs[0][1] - pairs[0][0])
