@@ -115,9 +115,9 @@ class RankPlan(Displayed):
 
         The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
         that its forward pass left. An action that repeats an earlier one with equal memory allocated adds no events.
-        Included are gathered parameters and buffers of collectives, and the parts that
-        `estimated_memory` names; on the CPU gloo's copies are workspaces. Not included: the process groups' own
-        buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and the parts in `left_out`.
+        Included are gathered parameters and buffers of collectives, and the parts that `estimated_memory` names; on the
+        CPU gloo's copies are workspaces. Not included: the process groups' own buffers, such as NCCL's, FSDP2's
+        CPUOffloadPolicy, and the parts in `left_out`.
         """
         recording = self.recorded_memory(
             device=device, granularity=granularity, first_step=first_step, workspaces=workspaces

@@ -89,12 +89,11 @@ class StepMeter:
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
     runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. With many
-    distinct calls, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time. Until its count
-    is known, from `close` at the latest or from a polynomial in the length that fits all counts so far, a figure is
-    NaN. A call that needs values is counted by recording the next step that has one. Work between the models'
-    forward passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its
-    work. A model's work may depend on its inputs, modes and trainable parameters; after adding adapters, make another
-    meter.
+    distinct calls, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time. A figure without
+    a count is NaN until `close` at the latest, or until a polynomial in the length fits all counts so far. A call that
+    needs values is counted by recording the next step that has one. Work between the models' forward passes, such as a
+    loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work. A model's work may
+    depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in

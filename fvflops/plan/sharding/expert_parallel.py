@@ -281,10 +281,7 @@ def describe_routing(routing: Routing) -> str:
 
 
 def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    """Return a forward of transformers' experts that sends each token to the experts that `tokens` chooses.
-
-    The dispatch gets the number of tokens for each expert of this rank from `tokens`, not from the other ranks.
-    """
+    """Return transformers' forward with the experts of each token, and the tokens of each expert, by `tokens`."""
     code: Any = import_module("transformers.distributed.expert_parallel")
 
     def routed(hidden_states: torch.Tensor, top_k_index: torch.Tensor, *args: Any) -> Any:

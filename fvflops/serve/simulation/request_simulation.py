@@ -65,11 +65,7 @@ class _Engines:
 
 
 def _engines(
-    settings: EngineSettings,
-    step_times: StepTimes,
-    disaggregation: Disaggregation | None,
-    seed: int,
-    longest_run: int,
+    settings: EngineSettings, step_times: StepTimes, disaggregation: Disaggregation | None, seed: int, longest_run: int
 ) -> _Engines:
     count, more = (disaggregation.prefill_engines, disaggregation.decode_engines) if disaggregation else (1, 0)
     first = [Engine(settings, step_times, seed=seed, longest_run=longest_run) for _ in range(count)]

@@ -131,7 +131,7 @@ def _add_registered(rows: RecordedRows) -> None:
 def _add_copies(rows: RecordedRows) -> None:
     """Find the repetitions among copies of all parameters that were made before the run, such as master weights.
 
-    They are the first storages after the model's, and larger than their parameters by one common factor.
+    They are the first storages after the model's, with the bytes of their parameters times a common factor.
     """
     registered = count_registered(rows.storages)
     parameters = [
@@ -229,10 +229,7 @@ class _Finder:
         return None
 
     def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
-        """Add the repetition of storages that were created for all layers at once, such as an optimizer's state.
-
-        Return False, without adding it, if the distance between the storages of a pair varies.
-        """
+        """Add storages created for all layers at once, as by an optimizer; if they differ, return False."""
         if not pairs:
             return True
         length = abs(pairs[0][1] - pairs[0][0])
