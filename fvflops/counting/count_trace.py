@@ -66,7 +66,7 @@ class CostModel(Protocol):
     `counts_modules` is whether it may count modules as a whole, rather than by the ops in them.
     """
 
-    stops_at: StopsAt
+    stops_at: StopsAt = StopsAt()
     counts_modules: bool = False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:

@@ -77,6 +77,16 @@ def test_there_is_a_recipe_for_each_kind_of_change():
     assert [title for title, _, _ in RECIPES] == list(SHOWN)
 
 
+def test_names_and_files_in_the_text_exist():
+    text = re.sub(r"```.*?```", "", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    paths = re.findall(r"`((?:configs|fvflops|tests|tools)/[\w./]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    named = re.findall(r"`([\w.]+)`\s+(?:of|in)\s+`([\w/]+\.py)`", text)
+    assert len(named) > 5
+    lacking = [pair for pair in named if not re.search(rf"\b{pair[0].split('.')[-1]}\b", (ROOT / pair[1]).read_text())]
+    assert lacking == []
+
+
 def test_a_recipe_is_a_file_or_two_and_an_entry():
     for title, diff, _ in RECIPES:
         files = re.findall(r"^--- (.*)\n\+\+\+ (.*)\n", diff, re.MULTILINE)
