@@ -88,7 +88,7 @@ class FlopCountAnalysis(_TableAnalysis):
     def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
         """Return the op calls in the order of the run, of one phase or of all.
 
-        `ignore` names ops that are not listed, such as "aten::view" or "aten::add.Tensor"; Raises
+        `ignore` names ops that are not listed, such as "aten::view" or "aten::add.Tensor". Raises
         ValueError for an unknown op, with the closest match, and TraceError for a phase that was not run.
         """
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
