@@ -103,7 +103,7 @@ def test_the_page_has_all_tools_and_models(tool):
 
 def test_the_readme_shows_figures_of_the_page():
     header, *rows = table_of("counts")
-    shown = re.findall(r"^\| (.+?) \|", (ROOT / "README.md").read_text().partition("## Compared with other")[2], re.MULTILINE)
+    shown = re.findall(r"^\| (.+?) \|", (ROOT / "README.md").read_text().partition("## Compared")[2], re.MULTILINE)
     found = {row[0].rpartition(" ")[0]: dict(zip(header, row, strict=True)) for row in rows}
     columns = ["ViT-B/16", "LSTM", "SDPA", "step, MobileNetV3-L"]
     for title in shown[2:]:
