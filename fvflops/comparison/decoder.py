@@ -57,6 +57,9 @@ def _module_states(model: nn.Module, given: object) -> Iterator[_States]:
 class Decoder:
     """Run a model on a prompt and then on single tokens, `batch` sequences at once; `run` are options of `record`."""
 
+    # Tokens that an encoder reads of any sample; 0 where it reads as many as it is given.
+    encoded = 0
+
     def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any]) -> None:
         parameters = inspect.signature(model.forward).parameters
         takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
@@ -146,8 +149,6 @@ class EncoderDecoder(Decoder):
         parameters = inspect.signature(model.forward).parameters
         self._ids = "decoder_input_ids"
         self._has_position_ids = False
-        # Tokens that the encoder reads of any sample; 0 where it reads as many as it is given.
-        self.encoded = 0
         if "input_features" in parameters:
             config: Any = model.config
             self.encoded = config.max_source_positions

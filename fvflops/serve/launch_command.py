@@ -61,7 +61,7 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
         "data": layout.data if layout.data > 1 else None,
         "expert": ("" if engine == "vllm" else layout.expert) if layout.expert > 1 else None,
         # Engines count the decoder's tokens.
-        "length": memory.length - (estimate.load.mean_input if estimate.model.cross_attention else 0),
+        "length": memory.length - (estimate.load.input_tokens if estimate.model.cross_attention else 0),
         "utilisation": estimate.load.utilisation,
         "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
     }

@@ -74,4 +74,4 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         topk=getattr(text, "num_experts_per_tok", 1),
         layer_types=types,
     )
-    return replace(serving, encoded=getattr(decoder, "encoded", 0)), (before, after)
+    return replace(serving, encoded=decoder.encoded), (before, after)

@@ -77,18 +77,12 @@ class ServingLoad:
             )
 
     @property
-    def mean_input(self) -> int:
-        """Tokens of a prompt in the mean."""
-        inputs = [request.input_tokens for request in self.requests] or [self.input_tokens]
-        return round(sum(inputs) / len(inputs))
-
-    @property
     def length(self) -> int:
         """Tokens of the longest sequence."""
         return self.longest or self.input_tokens + self.output_tokens
 
     def read_by(self, model: ServingModel) -> ServingLoad:
-        """Return the load with prompts as long as a model's encoder reads them, if it has one.
+        """Return the load with prompts as long as a model's encoder reads them, if it has one; of requests, their mean.
 
         Prompts of another length, and prompts found in a cache of prefixes, raise ServingError.
         """
@@ -96,13 +90,14 @@ class ServingLoad:
             return self
         if self.hit_rate or any(request.prefix_tokens for request in self.requests):
             raise ServingError(f"{model.name} reads each prompt with its encoder, so no prefix is found in a cache")
-        fixed = model.encoded
-        given = {self.input_tokens} - {_PROMPT} | {request.input_tokens for request in self.requests}
-        if not fixed or self.input_tokens == fixed:
-            return self
-        if given - {fixed}:
-            raise ServingError(f"the encoder of {model.name} reads {fixed} tokens of any request; got {min(given)}")
-        return replace(self, input_tokens=fixed, longest=self.longest and max(self.longest, fixed + self.output_tokens))
+        inputs = [request.input_tokens for request in self.requests]
+        mean = round(sum(inputs) / len(inputs)) if inputs else model.encoded or self.input_tokens
+        given = set(inputs or [self.input_tokens]) - {model.encoded, *(() if inputs else (_PROMPT,))}
+        if model.encoded and given:
+            raise ServingError(
+                f"the encoder of {model.name} reads {model.encoded} tokens of any request; got {min(given)}"
+            )
+        return replace(self, input_tokens=mean)
 
     def lengths(self, spread: float = 0.0) -> Lengths:
         """Return the lengths of prompts and outputs, which vary by a share."""
@@ -278,7 +273,7 @@ def prepare_engine(
     figures = find_engine_figures(engine)
     drafted = load.speculation.draft_tokens if load.speculation else 0
     kernels = EngineKernels.of(device, network, figures.start, engine)
-    encoded = load.mean_input if model.cross_attention else 0
+    encoded = load.input_tokens if model.cross_attention else 0
     steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted, encoded=encoded)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
     memory = find_memory(

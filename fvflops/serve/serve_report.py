@@ -195,7 +195,7 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     if estimate.model.experts:
         yield "each token chooses its experts at random, some more often than others"
     if estimate.model.encoder:
-        length = format_thousands(estimate.load.mean_input)
+        length = format_thousands(estimate.load.input_tokens)
         yield f"the encoder reads prompts of {length} tokens whole; the decoder starts from one token"
 
 

@@ -87,6 +87,11 @@ def test_simulated_requests_take_an_encoder_each(model):
     estimate = serve_model(model, device=H100, load=ServingLoad(requests=requests))
     assert estimate.settings.chunked_prefill is False
     assert estimate.requests.ttft.mean == pytest.approx(estimate.prefill.seconds, rel=1e-6)
+    long = tuple(Request(0.0, tokens, 5) for tokens in (4000, 6000))
+    estimate = serve_model(model, device=H100, load=ServingLoad(requests=long))
+    own = 2 * sum(layer.token for layer in model.cache if layer.kind != "cross attention")
+    shared = 2 * sum(layer.token for layer in model.cache if layer.kind == "cross attention")
+    assert estimate.memory.sequence == 5000 * shared + estimate.load.output_tokens * own
     assert len(search_serving(model, device=H100, gpus=1, load=LOAD, precisions=[("bf16", "bf16")]).best()) == 1
 
 
@@ -97,6 +102,9 @@ def test_whisper_reads_the_same_length_of_any_request(whisper):
     assert "--max-model-len 50" in launch_command(estimate, "whisper")
     with pytest.raises(ServingError, match=f"reads {whisper.encoded} tokens of any request; got 300"):
         serve_model(whisper, device=H100, load=ServingLoad(input_tokens=300))
+    load = ServingLoad(input_tokens=whisper.encoded, requests=(Request(0.0, 300, 5),))
+    with pytest.raises(ServingError, match="any request; got 300"):
+        serve_model(whisper, device=H100, load=load)
 
 
 def test_no_prefix_of_a_prompt_is_in_a_cache(model):
