@@ -110,6 +110,24 @@ def test_kernels_of_a_chip_are_as_on_chips_of_its_family(device, left, attention
     assert (devices["attention"], devices["mixture"]) == (attention, mixture)
 
 
+@pytest.mark.parametrize("name", ["RTX 4090", "RTX 3090", "RTX 5090", "L40", "L20"])
+def test_slower_matrix_units_are_busier_and_never_faster_than_the_measured_ones(name):
+    device = find_device(name)
+    figures = find_figures(device)
+    measured = find_device(figures.devices["product"])
+    before = find_figures(measured)
+    for kind, factors in (("product", ("large", "medium", "small")), ("attention", ("peak", "narrow"))):
+        own, other = 1.0, 1.0
+        for factor in factors:
+            own, other = (x * getattr(y.of(kind, "bf16"), factor) for x, y in ((own, figures), (other, before)))
+            assert other <= own <= 0.9701, (kind, factor)
+            rate = own * device.matrix["bf16"] / device.vector["fp32"]
+            assert rate <= other * measured.matrix["bf16"] / measured.vector["fp32"] * 1.001, (kind, factor)
+    assert find_figures(find_device("H20")).of("product", "bf16").large == pytest.approx(0.97)  # of two GPUs' mean
+    same = find_figures(find_device("RTX A6000")).of("product", "bf16")  # as much per clock cycle as an L40S
+    assert same == find_figures(find_device("L40S")).of("product", "bf16")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -14,14 +14,14 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84446, 491),
+    "fvflops": (84489, 491),
     "fvflops/analysis": (3000, 18),
     "fvflops/capture": (18568, 109),
     "fvflops/cli": (5683, 35),
     "fvflops/comparison": (4349, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1760, 12),
-    "fvflops/devices": (2146, 13),
+    "fvflops/devices": (2189, 13),
     "fvflops/formulas": (4145, 27),
     "fvflops/integrations": (777, 7),
     "fvflops/measure": (6112, 25),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72443, 421),
+    "tests": (72461, 421),
     "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

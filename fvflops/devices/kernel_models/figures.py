@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from statistics import geometric_mean, mode
 from typing import Any
 
 from fvflops import paths
-from fvflops.devices.devices import Device
+from fvflops.devices.devices import Device, find_device
 from fvflops.devices.kernel_models.collectives import CollectiveFigures, PeerFigures
 from fvflops.devices.kernel_models.fused_attention import AttentionFigures, DecodeFigures
 from fvflops.devices.kernel_models.memory_bound import MemoryFigures
@@ -39,6 +39,21 @@ _STEPS = {"product": "products", "attention": "attention", "memory": "memory-bou
 # Classes whose kernels are written for a chip: for a GPU without figures, other chips of its family are nearer than the
 # mean. For the other classes the mean has the smaller errors (tools/kernel_times.py, which leaves out each GPU).
 _OF_CHIPS = ("product", "attention", "encoder", "decode", "latent", "latent decode", "recurrent")
+# Class → figure that is a fraction of the matrix peak → the figure that it is a factor of.
+_TILES = {"large": "", "medium": "large", "small": "medium"}
+_PROMPTS = {"peak": "", "narrow": "peak", "wide": "peak"}
+_FRACTIONS: Mapping[str, Mapping[str, str]] = {
+    "product": _TILES,
+    "mixture": _TILES,
+    "attention": _PROMPTS,
+    "encoder": _PROMPTS,
+    "latent": _PROMPTS,
+    "decode": {"peak": ""},
+    "latent decode": {"peak": ""},
+}
+# Matrix units are slower per clock cycle below this ratio (of GeForce: 0.5); between, datasheets state other clocks.
+# They are then busy for at most this fraction of the time.
+_SLOWER, _BUSY = 0.75, 0.97
 # Figures with a few possible values, whose mean is the most frequent value.
 _CHOICES = ("rows", "packed")
 
@@ -81,10 +96,38 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
         names = _find_nearest(device, measured, kind in _OF_CHIPS)
         devices[kind] = " and ".join(names) or f"the mean of {len(measured)} GPUs"
         by_class[kind] = _average([measured[name].by_class[kind] for name in names or measured])
+        if names and device.name not in names:
+            by_class[kind] = _at_rate(by_class[kind], _FRACTIONS.get(kind, {}), device, names)
     source = f"of {_name_devices(devices)}, {next(iter(entries.values())).source}"
     if device.name not in entries:
         source = f"not measured for {device.name}: {source}"
     return KernelFigures(capability=device.capability, by_class=by_class, devices=devices, source=source)
+
+
+def _at_rate(
+    by_dtype: Mapping[str, Any], fractions: Mapping[str, str], device: Device, measured: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return figures with larger fractions of the peak where the matrix units do less per clock cycle than the measured.
+
+    The matrix units of an RTX 4090 do half as much as an L40S's, and are fed as fast.
+    """
+    found = {}
+    for dtype, figures in by_dtype.items():
+        given = [_per_cycle(find_device(name), dtype) for name in measured]
+        share = _per_cycle(device, dtype) / geometric_mean(given) if all(given) else 1.0
+        if not 0 < share < _SLOWER:
+            share = 1.0
+        before, after = {"": 1.0}, {"": 1.0}
+        for name, base in fractions.items():
+            before[name] = before[base] * getattr(figures, name)
+            after[name] = min(before[name] / share, max(before[name], _BUSY))
+        found[dtype] = replace(figures, **{name: after[name] / after[base] for name, base in fractions.items()})
+    return found
+
+
+def _per_cycle(device: Device, dtype: str) -> float:
+    """Return how much more the matrix units do than the vector units in fp32; 0.0 where the datasheet lacks one."""
+    return device.matrix.get(dtype, 0.0) / device.vector.get("fp32", float("inf"))
 
 
 def _name_devices(devices: Mapping[str, str]) -> str:
