@@ -107,7 +107,7 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
 def _at_rate(
     by_dtype: Mapping[str, Any], fractions: Mapping[str, str], device: Device, measured: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return figures with larger fractions of the peak where the matrix units do less per clock cycle than the measured.
+    """Return larger fractions of the peak for matrix units that do less per clock cycle than the measured ones.
 
     The matrix units of an RTX 4090 do half as much as an L40S's, and are fed as fast.
     """
