@@ -12,7 +12,7 @@ from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
 from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
-from fvflops.devices.kernel_models.products import Group, Processor, group_seconds
+from fvflops.devices.kernel_models.products import Group, Processor, Product, group_seconds, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
 from fvflops.plan.step_time.calibration import Network
 from fvflops.serve.serving_layout import Precision
@@ -94,6 +94,14 @@ class EngineKernels:
         # or the activation function before it does that.
         start = self.figures.of("product", "bf16").start
         return float(start + group_seconds(group, gpu, figures))
+
+    def products(self, shape: Product) -> float:
+        """Return the time of products in bf16 that no weight of a language model has, such as of an image's patches."""
+        gpu = self.processor("bf16")
+        if self.figures is None:
+            work = 2 * shape.batch * shape.rows * shape.columns * shape.inner
+            return max(work / gpu.peak, (shape.moved or shape.nbytes) / gpu.bandwidth)
+        return product_seconds(shape, gpu, self.figures.of("product", "bf16"))
 
     def prompt(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of prompts, latent where keys and values differ in size."""

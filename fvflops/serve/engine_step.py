@@ -15,6 +15,7 @@ from fvflops.devices.kernel_models.recurrent import Recurrence
 from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_figures import NO_OVERHEAD, EngineFigures
 from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.image_encoder import image_seconds
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 
@@ -101,6 +102,10 @@ class EngineStep:
         everyone: int | None = None,
     ) -> Work:
         """Return the work of a step, whose prompts and part of whose cached tokens an encoder reads if there is one."""
+        images = self.model.images
+        if images:  # before the text of a prompt
+            read = (images.number * images.tokens,) * sum(not before for _, before in chunks)
+            return Work(tuple(chunks), decoding, cached, drafted, everyone, read)
         if not self.model.cross_attention:
             return Work(tuple(chunks), decoding, cached, drafted, everyone)
         own = max(0.0, cached - decoding * self.encoded)
@@ -215,6 +220,8 @@ class EngineStep:
         for layer, count in model.cross_attention.items():
             pairs = sum(work.encoded) + work.decoding * self.encoded
             total += count * layer.heads * (layer.key_size + layer.value_size) * pairs
+        if model.images:
+            total += len(work.encoded) * model.images.number * model.images.macs
         return (total + sum(model.encoder_macs(tokens) for tokens in work.encoded)) * self.layout.data
 
     @property
@@ -230,6 +237,8 @@ class EngineStep:
 
     @property
     def _encoder_launches(self) -> int:
+        if self.model.images:
+            return self.model.images.launches
         attention = _ENCODER_KERNELS * sum(self.model.encoder_attention.values())
         return sum(self._encoder.values()) + attention + self.model.encoder_kernels
 
@@ -270,6 +279,8 @@ class EngineStep:
         if not tokens:
             return 0.0
         model, layout = self.model, self.layout
+        if model.images:
+            return len(work.encoded) * self._kept(self._image_seconds)
         total = self._product_seconds(self._encoder, tokens, 0) + self._moved_seconds(self._encoder, tokens)
         for layer, count in model.encoder_attention.items():
             total += count * sum(self.kernels.encoder(self._attend(layer, 1, each, each)) for each in work.encoded)
@@ -277,6 +288,10 @@ class EngineStep:
             if item.divided == "rows":
                 total += count * self.kernels.collective("all_reduce", layout.tensor, 2.0 * tokens * item.columns)
         return total
+
+    def _image_seconds(self) -> float:
+        assert self.model.images is not None
+        return image_seconds(self.model.images, self.kernels, self.layout.tensor)
 
     def _attend(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
         """Return attention to all of an encoder's tokens."""

@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LAYER_PART = re.compile(r".*?\.\d+\.[^.]+(?:\.\d+(?=\.|$))?")
 _GROUPED = "aten::_grouped_mm"
 # Ops of which a normalisation, and an activation function, has one.
-_NORMS = ("aten::rsqrt", "aten::native_layer_norm", "aten::_fused_rms_norm")
-_ACTIVATIONS = ("aten::silu", "aten::gelu", "aten::relu", "aten::sigmoid", "aten::tanh")
+NORMS = ("aten::rsqrt", "aten::native_layer_norm", "aten::_fused_rms_norm")
+ACTIVATIONS = ("aten::silu", "aten::gelu", "aten::relu", "aten::sigmoid", "aten::tanh")
 
 
 def read_serving_model(
@@ -63,9 +63,9 @@ def read_serving_model(
     once = [call for call in calls if crossing and call.module not in decoded]
     ran = {_NUMBER.sub("*", module) for module in decoded} | {"logits"}
     limited = [_limit_division(module, item, by_module) for module, item in projections]
-    activations = _count_ops(decode, _ACTIVATIONS)
-    norms = sum(_count_ops(decode, _NORMS).values())
-    once_run = sum(_count_ops(prefill, (*_NORMS, *_ACTIVATIONS)).values()) - norms - sum(activations.values())
+    activations = _count_ops(decode, ACTIVATIONS)
+    norms = sum(_count_ops(decode, NORMS).values())
+    once_run = sum(_count_ops(prefill, (*NORMS, *ACTIVATIONS)).values()) - norms - sum(activations.values())
     return ServingModel(
         name=name,
         layers=max(len(cache) - len(crossing), len(by_module)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count
+from fvflops.analysis.recording import record
 from fvflops.comparison.cost_functions import ScalingError
 from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
+from fvflops.serve.image_encoder import count_image_tokens, read_image_encoder
 from fvflops.serve.read_serving_model import read_serving_model
 from fvflops.serve.serving_model import ServingError, ServingModel
 
@@ -36,18 +38,21 @@ def _one_thread() -> Iterator[None]:
 
 @gc_paused()
 @_one_thread()
-def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
+def record_serving(
+    model: nn.Module, name: str = "", *, image: Mapping[str, Any] | None = None
+) -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
     """Return a causal language model as engines run it, and its cache after a prompt and after one more token.
 
-    `model` is as for `generation_cost`, and may be on the meta device; nothing is computed. Raise ScalingError or
-    ServingError for a model that cannot be served from a cache of one sequence.
+    `model` is as for `generation_cost`, and may be on the meta device; nothing is computed. `image` are the arguments
+    of a call with one image, whose encoder is read too. Raise ScalingError or ServingError for a model that cannot be
+    served from a cache of one sequence.
     """
     snapshots: list[CacheSnapshot] = []
 
     def look(cache: Any) -> None:
         snapshots.append(take_snapshot(cache))
 
-    run = {"execution": "shapes"}
+    run: dict[str, Any] = {"execution": "shapes"}
     table = resolve_table("default")
     config: Any = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
@@ -74,4 +79,11 @@ def record_serving(model: nn.Module, name: str = "") -> tuple[ServingModel, tupl
         topk=getattr(text, "num_experts_per_tok", 1),
         layer_types=types,
     )
-    return replace(serving, encoded=decoder.encoded), (before, after)
+    images = None
+    if image is not None:
+        tokens = count_image_tokens(model, image)
+        with torch.no_grad(), record(model, table=table, warn=False, **run) as recording:
+            model(**image)
+        images = read_image_encoder(recording.trace(), prefill, tokens)
+    reads_images = any(hasattr(part, "get_image_features") for part in model.modules())
+    return replace(serving, encoded=decoder.encoded, images=images, reads_images=reads_images), (before, after)

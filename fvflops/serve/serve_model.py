@@ -47,7 +47,9 @@ class ServingLoad:
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
     second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most
     `longest` tokens, by default a prompt and its output; `utilisation` is the part of the GPU's memory that the engine
-    takes. With `speculation` simulated requests are decoded speculatively.
+    takes. With `speculation` simulated requests are decoded speculatively. Each prompt begins with `images`, like the
+    one in `image`, which are keyword arguments of a call of the model; their tokens come on top of `input_tokens`, and
+    are among the tokens of `requests`.
     """
 
     input_tokens: int = _PROMPT
@@ -59,6 +61,8 @@ class ServingLoad:
     longest: int | None = None
     utilisation: float = 0.9
     speculation: Speculation | None = None
+    images: int = 0
+    image: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     __repr__ = record_repr
 
@@ -66,6 +70,8 @@ class ServingLoad:
         for name in ("input_tokens", "output_tokens"):
             if getattr(self, name) < 1:
                 raise ServingError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.images < 0:
+            raise ServingError(f"images must be at least 0; got {self.images}")
         if not 0 < self.utilisation <= 1:
             raise ServingError(f"utilisation must be above 0, and at most 1; got {self.utilisation}")
         if sum(given is not None for given in (self.concurrency, self.rate)) + bool(self.requests) > 1:
@@ -81,13 +87,21 @@ class ServingLoad:
         """Tokens of the longest sequence."""
         return self.longest or self.input_tokens + self.output_tokens
 
-    def read_by(self, model: ServingModel) -> ServingLoad:
-        """Return the load with prompts as long as a model's encoder reads them, if it has one; of requests, their mean.
+    def read_by(self, model: ServingModel) -> tuple[ServingLoad, ServingModel]:
+        """Return the load and the model for each other.
 
-        Prompts of another length, and prompts found in a cache of prefixes, raise ServingError.
+        Prompts are as long as a model's encoder reads them, if it has one; of requests, their mean. Tokens of images
+        are added, and the model reads as many. Prompts of another length, prompts found in a cache of prefixes, and
+        images for a model that was recorded without raise ServingError.
         """
+        if self.images and model.images is None:
+            raise ServingError("images need `image` too: the keyword arguments of a call of the model with an image")
+        if self.images and model.images is not None:
+            images = model.images._replace(number=self.images)
+            tokens = self.input_tokens + (0 if self.requests else images.number * images.tokens)
+            return replace(self, input_tokens=tokens), replace(model, images=images)
         if not model.cross_attention:
-            return self
+            return self, replace(model, images=None)
         if self.hit_rate or any(request.prefix_tokens for request in self.requests):
             raise ServingError(f"{model.name} reads each prompt with its encoder, so no prefix is found in a cache")
         inputs = [request.input_tokens for request in self.requests]
@@ -97,7 +111,7 @@ class ServingLoad:
             raise ServingError(
                 f"the encoder of {model.name} reads {model.encoded} tokens of any request; got {min(given)}"
             )
-        return replace(self, input_tokens=mean)
+        return replace(self, input_tokens=mean), model
 
     def lengths(self, spread: float = 0.0) -> Lengths:
         """Return the lengths of prompts and outputs, which vary by a share."""
@@ -239,9 +253,9 @@ def serve_model(
     (131072.0, True)
     """
     load = load or ServingLoad()
-    serving = model if isinstance(model, ServingModel) else record_serving(model, name)[0]
+    serving = model if isinstance(model, ServingModel) else record_serving(model, name, image=load.image)[0]
     layout = layout or ServingLayout()
-    load = load.read_by(serving)
+    load, serving = load.read_by(serving)
     check_layout(serving, layout)
     setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
     return _estimate(setup, load, engine)

@@ -194,6 +194,15 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.model.experts:
         yield "each token chooses its experts at random, some more often than others"
+    if images := estimate.model.images:
+        each = format_quantity(images.tokens, "token")
+        read = format_seconds(estimate.prefill.classes["encoder"])
+        yield (
+            f"prompts begin with {format_quantity(images.number, 'image')} of {each}, which the encoder reads in "
+            f"bf16: {read}; the host's work on images is not included"
+        )
+    elif estimate.model.reads_images:
+        yield "prompts of text: the image encoder is in the weights, and does not run; --images adds images"
     if estimate.model.encoder:
         length = format_thousands(estimate.load.input_tokens)
         yield f"the encoder reads prompts of {length} tokens whole; the decoder starts from one token"
@@ -208,6 +217,7 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
         ],
         "prefill": _encode_phase(estimate.prefill),
         "decode": [_encode_phase(phase) for phase in estimate.decode],
+        "images": record_data(images, "number", "tokens", "macs") if (images := estimate.model.images) else None,
         "compute_bound_batch": estimate.compute_bound,
         "error": expect_serving_error(estimate.engine, estimate.device),
         "requests": None if estimate.requests is None else _encode_requests(estimate, estimate.requests),

@@ -87,7 +87,7 @@ def find_memory(
 
 
 def _activation_bytes(model: ServingModel, layout: ServingLayout, tokens: int, sequences: int) -> float:
-    """Return the bytes of the largest step: hidden states, the widest part of a layer, and the logits."""
+    """Return the bytes of the largest step: hidden states, the widest part of a layer, the logits, or images."""
     widest = max(
         _width(item.columns, item.divided == "columns", layout.tensor)
         + _width(item.inner, item.divided == "rows", layout.tensor)
@@ -99,7 +99,8 @@ def _activation_bytes(model: ServingModel, layout: ServingLayout, tokens: int, s
         columns = (3 if layer.gated else 2) * layer.inner / divided + 2 * layer.hidden
         widest = max(widest, layer.topk / layout.expert * columns)
     logits = _LOGITS * sequences * model.vocabulary
-    return max(2.0 * tokens * (2 * model.hidden + widest), 2.0 * tokens * model.hidden + logits)
+    images = model.images.activation_bytes(layout.tensor) if model.images else 0.0
+    return max(images, 2.0 * tokens * (2 * model.hidden + widest), 2.0 * tokens * model.hidden + logits)
 
 
 def _width(size: int, is_divided: bool, ranks: int) -> float:

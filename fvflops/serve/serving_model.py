@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.devices.kernel_models.fused_attention import Attention
+from fvflops.devices.kernel_models.products import Product
 from fvflops.serve.cache_size import CacheLayer
 
 
@@ -77,6 +79,35 @@ class StateLayer(NamedTuple):
     cache: CacheLayer
 
 
+class ImageEncoder(NamedTuple):
+    """Work of `number` images of a prompt, each of which becomes `tokens` of it.
+
+    `products` and `attention` are of one image, with how often it has them; `kernels` are its normalisations and
+    activation functions, `macs` its multiply-adds.
+    """
+
+    number: int
+    tokens: int
+    products: Mapping[Product, int]
+    attention: Mapping[Attention, int]
+    kernels: int
+    macs: int
+
+    @property
+    def launches(self) -> int:
+        """Kernels of the encoder, which reads all images of a prompt at once."""
+        return sum(self.products.values()) + sum(self.attention.values()) + self.kernels
+
+    def ranks(self, ranks: int) -> int:
+        """Return how many ranks of tensor parallelism divide it: all, or one where they do not divide its heads."""
+        return 1 if any(shape.heads % ranks for shape in self.attention) else ranks
+
+    def activation_bytes(self, ranks: int) -> float:
+        """Return the bytes of the widest product's operand and result, in two bytes an element."""
+        widths = [shape.rows * shape.batch * (shape.inner + shape.columns / ranks) for shape in self.products]
+        return 2.0 * self.number * max(widths, default=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingModel:
     """Work of an engine for a causal language model: each part with the number of layers that have it.
@@ -86,7 +117,8 @@ class ServingModel:
     hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products
     that run once a request for each token of an encoder, keys and values of cross attention among them, and
     `encoder_kernels` its normalisations and activation functions. It reads `encoded` tokens of each request, 0 where as
-    many as the request has.
+    many as the request has. `images` are of each prompt, None where prompts are text; `reads_images` is whether they
+    may have some.
     """
 
     name: str
@@ -108,6 +140,8 @@ class ServingModel:
     divided_norms: int = 0
     encoder_kernels: int = 0
     encoded: int = 0
+    images: ImageEncoder | None = None
+    reads_images: bool = False
 
     @property
     def mixtures(self) -> int:

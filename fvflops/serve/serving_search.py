@@ -117,8 +117,8 @@ def search_serving(
     1
     """
     device, load, limits = resolve_device(device), load or ServingLoad(), limits or LatencyLimits(at="p95")
-    serving = model if isinstance(model, ServingModel) else record_serving(model)[0]
-    load = load.read_by(serving)
+    serving = model if isinstance(model, ServingModel) else record_serving(model, image=load.image)[0]
+    load, serving = load.read_by(serving)
     points: list[ServingPoint] = []
     unfit: list[Unfit] = []
     for layout in _list_layouts(serving, gpus, precisions):

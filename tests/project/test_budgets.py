@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84489, 491),
+    "fvflops": (84691, 492),
     "fvflops/analysis": (3000, 18),
     "fvflops/capture": (18568, 109),
-    "fvflops/cli": (5683, 35),
+    "fvflops/cli": (5707, 35),
     "fvflops/comparison": (4349, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1760, 12),
@@ -27,13 +27,13 @@ LIMITS = {
     "fvflops/measure": (6112, 25),
     "fvflops/plan": (11376, 53),
     "fvflops/reports": (4973, 34),
-    "fvflops/serve": (4006, 26),
+    "fvflops/serve": (4184, 27),
     "fvflops/sources": (4442, 32),
     "fvflops/sweep": (2081, 11),
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72461, 421),
+    "tests": (72582, 422),
     "tools": (12303, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 
 from torch import nn
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_seconds
+from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_seconds, parse_sides
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
@@ -23,64 +24,69 @@ from fvflops.serve.simulation.engine_settings import Speculation
 from fvflops.serve.simulation.rate_search import LatencyLimits
 from fvflops.serve.simulation.requests import read_requests
 from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel
 
 EXAMPLES = (
     "fvflops serve zoo:llama3_8b --device H100",
     "fvflops serve zoo:llama3_70b --device H100 --tp 4 --concurrency 64",
     "fvflops serve zoo:mixtral_8x7b --device H100 --search --gpus 4 --tpot 30ms",
 )
-RARE = ("--pp", "--hit-rate", "--acceptance", "--draft-tokens", "--watts", "--price", "--at", "--utilisation")
+RARE = (
+    *("--pp", "--images", "--image-size", "--hit-rate", "--acceptance", "--draft-tokens"),
+    *("--watts", "--price", "--at", "--utilisation"),
+)
 # Options of --search.
 _OF_FIXED = ("gpus", "draft_tokens", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
+_COUNTS = ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus")
+_OPTIONS = f"""
+device:
+--device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
+--network NAME  how GPUs are linked, or FILE.yaml:NAME; default: the GPU's usual nodes
+--engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
+
+layout:
+--tp N  GPUs that divide heads and matrices (tensor parallelism)
+--pp N  stages of a pipeline
+--ep N  GPUs that divide the experts of each layer; default: each has a part of every expert
+--dp-attention N  groups of --tp GPUs that compute the attention of their own sequences
+--weights {{{",".join(WEIGHTS)}}}  precision of the weights; default: bf16
+--cache {{{",".join(CACHES)}}}  precision of the KV cache; default: bf16
+--utilisation PART  part of the memory that the engine takes; default: 0.9
+--max-model-len N  tokens of the longest sequence; default: prompt and output
+
+load:
+--input-len N  tokens of a prompt, which an encoder reads if there is one; default: 1024
+--output-len N  tokens of an answer; default: 256
+--concurrency N  simulate N clients, each of which sends a request after the last one's answer
+--rate R  simulate requests that arrive at random, R a second
+--requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
+--images N  images of each prompt, before its tokens of text; default: 0
+--image-size N|HxW  height and width of --images; default: the model's
+--hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
+
+--draft-tokens N  tokens that speculative decoding drafts for each step
+--acceptance PART  how likely a drafted token is accepted; default: 0.7
+--price X  price of a GPU hour, for the cost of a million output tokens
+--watts W  power of a GPU, for their energy
+
+search:
+--search  find the layout that serves most on --gpus GPUs, within the limits
+--gpus N  GPUs of the search
+--ttft TIME  limit of the time to first token, such as 200ms
+--tpot TIME  limit of the time per output token, such as 50ms
+--at {{mean,p50,p90,p95,p99}}  statistic that the limits are for; default: p95
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a language model, with an encoder or without, as for count")
     add_options(
         parser,
-        f"""
-        device:
-        --device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
-        --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: the GPU's usual nodes
-        --engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
-
-        layout:
-        --tp N  GPUs that divide heads and matrices (tensor parallelism)
-        --pp N  stages of a pipeline
-        --ep N  GPUs that divide the experts of each layer; default: each has a part of every expert
-        --dp-attention N  groups of --tp GPUs that compute the attention of their own sequences
-        --weights {{{",".join(WEIGHTS)}}}  precision of the weights; default: bf16
-        --cache {{{",".join(CACHES)}}}  precision of the KV cache; default: bf16
-        --utilisation PART  part of the memory that the engine takes; default: 0.9
-        --max-model-len N  tokens of the longest sequence; default: prompt and output
-
-        load:
-        --input-len N  tokens of a prompt, which an encoder reads if there is one; default: 1024
-        --output-len N  tokens of an answer; default: 256
-        --concurrency N  simulate N clients, each of which sends a request after the last one's answer
-        --rate R  simulate requests that arrive at random, R a second
-        --requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
-        --hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
-
-        --draft-tokens N  tokens that speculative decoding drafts for each step
-        --acceptance PART  how likely a drafted token is accepted; default: 0.7
-        --price X  price of a GPU hour, for the cost of a million output tokens
-        --watts W  power of a GPU, for their energy
-
-        search:
-        --search  find the layout that serves most on --gpus GPUs, within the limits
-        --gpus N  GPUs of the search
-        --ttft TIME  limit of the time to first token, such as 200ms
-        --tpot TIME  limit of the time per output token, such as 50ms
-        --at {{mean,p50,p90,p95,p99}}  statistic that the limits are for; default: p95
-        """,
-        type=dict.fromkeys(
-            ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus"),
-            parse_count,
-        )
-        | dict.fromkeys(("utilisation", "rate", "hit_rate", "acceptance"), parse_amount)
-        | dict.fromkeys(("price", "watts"), parse_amount)
+        _OPTIONS,
+        type=dict.fromkeys((*_COUNTS, "images"), parse_count)
+        | {"image_size": parse_sides}
+        | dict.fromkeys(("utilisation", "rate", "hit_rate", "acceptance", "price", "watts"), parse_amount)
         | dict.fromkeys(("ttft", "tpot"), parse_seconds),
     )
     shared_options.add_building(parser)
@@ -94,19 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     device = find_accelerator(arguments.device)
     if device is None:
         raise ValueError(f"--device {arguments.device}: name the GPU, such as H100; 'fvflops list devices' lists them")
-    load = ServingLoad(
-        input_tokens=arguments.input_len or 1024,
-        output_tokens=arguments.output_len or 256,
-        concurrency=arguments.concurrency,
-        rate=arguments.rate,
-        requests=tuple(read_requests(arguments.requests)) if arguments.requests else (),
-        hit_rate=arguments.hit_rate or 0.0,
-        longest=arguments.max_model_len,
-        utilisation=arguments.utilisation or 0.9,
-        speculation=_read_speculation(arguments),
-    )
-    options = shared_options.building_options(arguments, device="meta", dtype="bf16")
-    model = load_model(arguments.model, options).model.eval()
+    loaded = _load(arguments)
+    load = _read_load(arguments, loaded)
+    model = loaded.model
     if arguments.search:
         write_report(_search(arguments, model, device, load), arguments)
         return 0
@@ -132,6 +128,34 @@ def run(arguments: argparse.Namespace) -> int:
     report = serve_report(estimate, name=arguments.model, price=arguments.price, watts=arguments.watts)
     write_report(report, arguments)
     return 0
+
+
+def _load(arguments: argparse.Namespace) -> LoadedModel:
+    """Return the model, with the inputs of a call with an image where prompts have some."""
+    if arguments.image_size and not arguments.images:
+        raise ValueError("--image-size is about --images: add it")
+    options = shared_options.building_options(arguments, device="meta", dtype="bf16")
+    loaded = load_model(arguments.model, replace(options, image_size=arguments.image_size))
+    if arguments.images and not loaded.kwargs:
+        raise ValueError(f"--images: {arguments.model} reads no images: omit it")
+    loaded.model.eval()
+    return loaded
+
+
+def _read_load(arguments: argparse.Namespace, loaded: LoadedModel) -> ServingLoad:
+    return ServingLoad(
+        input_tokens=arguments.input_len or 1024,
+        output_tokens=arguments.output_len or 256,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        requests=tuple(read_requests(arguments.requests)) if arguments.requests else (),
+        hit_rate=arguments.hit_rate or 0.0,
+        longest=arguments.max_model_len,
+        utilisation=arguments.utilisation or 0.9,
+        speculation=_read_speculation(arguments),
+        images=arguments.images or 0,
+        image=loaded.kwargs if arguments.images else None,
+    )
 
 
 def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:

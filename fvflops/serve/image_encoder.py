@@ -1,0 +1,84 @@
+"""The work of a vision-language model for an image of a prompt, and its time on an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fvflops.devices.kernel_models.fused_attention import Attention
+from fvflops.devices.kernel_models.products import Product
+from fvflops.plan.step_time.kernel_times import kernel_of
+from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.read_serving_model import ACTIVATIONS, NORMS
+from fvflops.serve.serving_model import ImageEncoder, ServingError
+from fvflops.trace import Trace
+
+# Settings of a configuration with the id of the token that stands for a part of an image.
+_PLACEHOLDERS = ("image_token_id", "image_token_index")
+
+
+def image_seconds(images: ImageEncoder, kernels: EngineKernels, ranks: int) -> float:
+    """Return the seconds of the kernels for all images of a prompt, in bf16, on each of `ranks` GPUs."""
+    ranks = images.ranks(ranks)
+    total = 0.0
+    for shape, count in images.products.items():
+        columns = max(1, shape.columns // ranks)
+        # Kernels between products read and write about three times a product's input.
+        moved = kernels.moved(3 * 2.0 * images.number * shape.batch * shape.rows * shape.inner)
+        total += count * (kernels.products(_times(shape, images.number)._replace(columns=columns)) + moved)
+    for each, count in images.attention.items():
+        batch, heads, key_heads = each.batch * images.number, each.heads // ranks, max(1, each.key_heads // ranks)
+        total += count * kernels.encoder(each._replace(batch=batch, heads=heads, key_heads=key_heads))
+        summed = 2.0 * batch * each.queries * each.heads * each.values
+        total += count * 2 * kernels.collective("all_reduce", ranks, summed)  # of attention and of the MLP
+    return total
+
+
+def _times(shape: Product, number: int) -> Product:
+    """Return a product of so many images: of a weight with more rows, of other matrices more of them."""
+    return shape._replace(rows=shape.rows * number) if shape.batch == 1 else shape._replace(batch=shape.batch * number)
+
+
+def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:
+    """Return the tokens of a prompt that stand for its image; ServingError for a prompt without."""
+    config: Any = getattr(model, "config", None)
+    token = next((getattr(config, name) for name in _PLACEHOLDERS if getattr(config, name, None) is not None), None)
+    ids = inputs.get("input_ids")
+    tokens = 0 if token is None or ids is None else int((ids == token).sum())
+    if not tokens:
+        raise ServingError(
+            f"a prompt of {type(model).__name__} has no tokens that stand for an image (image_token_id in its "
+            "configuration), so images cannot be timed: serve it with prompts of text"
+        )
+    return tokens
+
+
+def read_image_encoder(trace: Trace, text: Trace, tokens: int) -> ImageEncoder:
+    """Return the work that a recorded prompt with an image has in modules which a recorded prompt of text does not run.
+
+    `tokens` are of the image.
+    """
+    ran = {scope for stack in text.scopes() for scope in stack}
+    scopes = trace.scopes()
+    products: Counter[Product] = Counter()
+    attention: Counter[tuple[str, Attention]] = Counter()
+    others = macs = 0
+    for event in trace.events or ():
+        if event.kind != "op" or not scopes[event.stack] or scopes[event.stack][-1] in ran:
+            continue
+        signature = trace.signatures[event.item]
+        others += signature.packet in (*NORMS, *ACTIVATIONS)
+        kernel = kernel_of(signature)
+        if kernel is None or kernel.shape is None:
+            continue
+        macs += kernel.macs
+        if isinstance(kernel.shape, Attention):
+            attention[scopes[event.stack][-1], kernel.shape] += 1
+        elif kernel.kind == "matmul":
+            products[kernel.shape] += 1
+    # A module attends to windows of an image one after the other, engines to all at once.
+    together = Counter(shape._replace(batch=shape.batch * number) for (_, shape), number in attention.items())
+    return ImageEncoder(1, tokens, products, together, others, macs)
