@@ -339,7 +339,7 @@ def _read_inside(node: Node, what: str) -> Link | NodeLink:
     if _COLLECTIVES not in node.fields(what):
         return _read_link(node, what)
     keys = ("bandwidth", "adds", _COLLECTIVES)
-    found = node.fields(what, keys, keys)
+    found = node.fields(what, (*keys, "links"), keys)
     adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
     if adds not in _TRUTH:
         raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
@@ -347,7 +347,8 @@ def _read_inside(node: Node, what: str) -> Link | NodeLink:
     if name not in measured:
         hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
         raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
-    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds])
+    links = _integer(found["links"], f"links, {what}") if "links" in found else 1
+    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds], links)
     return NodeLink(fabric, measured[name].of("collective", ""))
 
 
