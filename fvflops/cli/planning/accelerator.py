@@ -48,9 +48,12 @@ def find_capacity(text: str | None) -> int | None:
     if text is None or text.isdecimal():
         return None
     try:
-        return parse_size(text.upper().replace("IB", "iB"))
+        size = parse_size(text.upper().replace("IB", "iB"))
     except ValueError:
         return None
+    if size <= 0:
+        raise ValueError(f"--device {text}: the memory of a GPU is above 0, such as 24GB")
+    return size
 
 
 def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
