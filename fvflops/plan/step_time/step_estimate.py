@@ -280,8 +280,7 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
     """Return the estimated time of the step of a pipeline's ranks, whose program `read_step` returned."""
     simulation = step.simulate(timing.timer(), timing.network, host_waits=timing.host_waits, log=True)
     seconds = simulation.seconds + timing.efficiency.step
-    samples, tokens = _count_samples(plans)
-    flops = _count_flops(plans)
+    (samples, tokens), flops = _count_samples(plans), _count_flops(plans)
     least = partial(least_seconds, device=timing.device, float32_matmul=timing.efficiency.float32_matmul)
     return StepEstimate(
         plans=plans,
