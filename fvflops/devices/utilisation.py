@@ -150,6 +150,14 @@ def hfu(
     return _utilisation("HFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
 
 
+def least_seconds(
+    counts: Work, device: Device, *, model_only: bool, attention: str | None = None, float32_matmul: str | None = None
+) -> float:
+    """Return the least time for FLOPs at a device's peaks: `mfu`, of the model's alone, or `hfu`, times seconds."""
+    work = _read_work(_count_attention(counts, attention), None, device, float32_matmul, model_only=model_only)
+    return float(sum(_Machine(device, 1, False).times(work).values()))
+
+
 def _count_attention(work: Work, attention: str | None) -> Work:
     """Return the counts of an analysis or a Trace with its attention counted as `with_attention` says."""
     if attention is None:
@@ -253,8 +261,13 @@ def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | Non
 
     `float32_matmul` is as in `mfu`.
     """
-    default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
+    default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and is_of_cudnn(op)
     return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)
+
+
+def is_of_cudnn(op: str) -> bool:
+    """Return whether an op or a class of modules runs in cuDNN."""
+    return _CUDNN.match(op) is not None
 
 
 def _product_dtype(dtype: str, float32_matmul: str | None) -> str:

@@ -169,6 +169,8 @@ def test_options_of_the_step(capsys):
     )
     recomputed = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--checkpoint", "Block", "--format", "json"))
     none = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--optimizer", "none", "--format", "json"))
+    rounded = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--dtype", "tf32", "--format", "json"))
+    assert rounded["settings"]["float32_products"] == "tf32"
     assert masters["ranks"][0]["memory_by_kind"]["optimizer state"] > 0
     assert "recompute" in recomputed["slowest_rank"]["kernels_by_phase"]
     assert "optimizer" in plain["slowest_rank"]["kernels_by_phase"]

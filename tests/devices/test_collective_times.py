@@ -51,7 +51,8 @@ def test_more_bytes_take_longer_and_none_less_than_the_link_needs(name, kind, si
 @pytest.mark.parametrize("name", LINKS)
 def test_more_ranks_take_longer(name, kind, size, nbytes):
     link = LINKS[name]
-    fabric = link.fabric._replace(adds=False)  # with one, a ring may be the slower way
+    # A switch that adds may be the slower way, and of links to each GPU more ranks have more.
+    fabric = link.fabric._replace(adds=False, links=1)
     more, fewer = (collective_seconds(Collective(kind, n, nbytes), fabric, link.figures) for n in (size + 1, size))
     assert more > fewer
 
@@ -92,6 +93,18 @@ def test_protocols_change_where_their_times_meet():
 def test_links_that_share_a_root_get_slower_with_the_ranks():
     assert LINKS["PCIe 4"].among(2)[0] > 3 * LINKS["PCIe 4"].among(4)[0]
     assert LINKS["HGX B200 3200G"].among(2) == pytest.approx(LINKS["HGX B200 3200G"].among(8), rel=0.1)
+
+
+@pytest.mark.parametrize("network", ["MI300X 3200G", "MI355X 3200G"])
+def test_without_a_switch_a_group_uses_the_links_among_its_gpus(network):
+    inside = LINKS[network]
+    for ranks in range(2, 9):
+        fabric = Fabric(inside.fabric.bandwidth * (ranks - 1) / 7)
+        for kind in ("all_reduce", "all_gather", "all_to_all"):
+            assert inside.seconds(kind, ranks, 1e9) == NodeLink(fabric, inside.figures).seconds(kind, ranks, 1e9)
+        own = peer_seconds(Collective("all_reduce", ranks, 1e6), inside.fabric, PEERS)
+        assert own == peer_seconds(Collective("all_reduce", ranks, 1e6), fabric, PEERS)
+    assert inside.bandwidth == inside.among(2)[0] < inside.fabric.bandwidth / 7
 
 
 # Of NCCL, in microseconds; payloads are as in NVIDIA's AIConfigurator 0.12, message sizes times bytes of an element.

@@ -159,8 +159,11 @@ def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: 
             )
         names = [argument.name for argument in converted._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        first = given.pop(names[0])
+        if not first.is_floating_point() or first.dtype is torch.float64:  # as autocast, which takes neither
+            return function(*args, **kwargs)
         given["dtype"] = given.get("dtype") or torch.float32
-        return converted(given.pop(names[0]), **given)
+        return converted(first, **given)
 
 
 def _cast(name: str, values: Sequence[Any]) -> list[Any]:

@@ -180,7 +180,7 @@ def _report_search(
             kwargs=subject.kwargs,
             device=accelerator,
             network=choose_network(arguments.network),
-            efficiency=choose_efficiency(arguments.efficiency, accelerator),
+            efficiency=choose_efficiency(arguments, accelerator),
             kernels=options.device,
             fused=find_classes(subject, arguments.fused),
             bucket_cap_mb=arguments.bucket_cap_mb,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 from fvflops.capture.shapes.cuda_kernels import gpu_emulated
 from fvflops.devices.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
 from fvflops.plan.step_time.calibration import Efficiency, Network, find_efficiency, find_network
+from fvflops.sources.loaded_model import parse_dtype
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.
@@ -46,9 +48,12 @@ def find_capacity(text: str | None) -> int | None:
     if text is None or text.isdecimal():
         return None
     try:
-        return parse_size(text.upper().replace("IB", "iB"))
+        size = parse_size(text.upper().replace("IB", "iB"))
     except ValueError:
         return None
+    if size <= 0:
+        raise ValueError(f"--device {text}: the memory of a GPU is above 0, such as 24GB")
+    return size
 
 
 def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
@@ -79,10 +84,16 @@ def choose_network(text: str | None) -> Network | None:
     return find_network(name) if file is None else find_network(name, file=file)
 
 
-def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | None:
-    """Return the efficiency that `--efficiency` names: a library, FILE.yaml or FILE.yaml:NAME; None without one."""
+def choose_efficiency(arguments: argparse.Namespace, accelerator: Device) -> Efficiency:
+    """Return the efficiency that `--efficiency` names: a software or FILE.yaml[:NAME]; tf32 by `--dtype`."""
+    found = _named_efficiency(arguments.efficiency, accelerator)
+    is_tf32 = arguments.dtype is not None and parse_dtype(arguments.dtype) == "tf32"
+    return replace(found, float32_matmul="tf32") if is_tf32 else found
+
+
+def _named_efficiency(text: str | None, accelerator: Device) -> Efficiency:
     if text is None:
-        return None
+        return find_efficiency(accelerator)
     file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
     if file is None:
         return find_efficiency(accelerator, software=text)

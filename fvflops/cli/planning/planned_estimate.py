@@ -43,7 +43,7 @@ def estimate_training(
     subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
 ) -> StepEstimate:
     """Return the estimated step of a loaded model."""
-    network, efficiency = choose_network(arguments.network), choose_efficiency(arguments.efficiency, accelerator)
+    network, efficiency = choose_network(arguments.network), choose_efficiency(arguments, accelerator)
     with activity(f"planning a step of {arguments.model}"):
         plans = with_input_hint(
             subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options, whole_pipeline=True)

@@ -30,10 +30,14 @@ class Collective(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The links inside a node: bytes/s of a GPU's in one direction, and whether their switch can add (NVLink SHARP)."""
+    """The links inside a node: bytes/s of a GPU's in one direction, and whether their switch can add (NVLink SHARP).
+
+    Without a switch a GPU has `links`, one to each of so many others, which share the bandwidth.
+    """
 
     bandwidth: float
     adds: bool = False
+    links: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +141,11 @@ def peer_seconds(collective: Collective, fabric: Fabric, figures: PeerFigures) -
     ranks, nbytes = collective.ranks, collective.nbytes
     if ranks < 2:
         return 0.0
-    reading = nbytes * (ranks - 1) / (fabric.bandwidth * figures.peers)
+    reading = nbytes * (ranks - 1) / (_speed(fabric, ranks, 0.0) * figures.peers)
     return figures.start + min(reading, 2 * reading / ranks + figures.barrier)
 
 
 def _speed(fabric: Fabric, ranks: int, sharing: float) -> float:
     """Return the bytes/s of a GPU's link when `ranks` GPUs use theirs."""
-    return fabric.bandwidth * float((2 / max(2, ranks)) ** sharing)
+    used = min(max(2, ranks) - 1, fabric.links) / fabric.links
+    return fabric.bandwidth * used * float((2 / max(2, ranks)) ** sharing)

@@ -72,9 +72,9 @@ class KernelFigures:
     source: str
 
     def of(self, kind: str, dtype: str) -> Any:
-        """Return the figures of a class of kernels in a dtype, else in the first one of the class."""
+        """Return the figures of a class of kernels in a dtype, else in bf16, else in the first one of the class."""
         by_dtype = self.by_class[kind]
-        return by_dtype.get(dtype) or next(iter(by_dtype.values()))
+        return by_dtype.get(dtype) or by_dtype.get("bf16") or next(iter(by_dtype.values()))
 
 
 def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:

@@ -20,8 +20,9 @@ from fvflops.devices.kernel_models.fused_attention import (
 )
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
+from fvflops.devices.utilisation import check_float32_matmul, product_dtype
 from fvflops.formulas.yaml_document import Node, read_entries
-from fvflops.plan.step_time.kernel_times import Kernel
+from fvflops.plan.step_time.kernel_times import CUDNN, Kernel
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -141,6 +142,7 @@ class Efficiency:
     time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
     kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.
     `software` is the shipped entry that they are of, "" for others, and `source` says where they are from.
+    `float32_matmul` is how float32 products run, as in `mfu`.
     """
 
     kernels: KernelFigures | None = None
@@ -154,11 +156,13 @@ class Efficiency:
     launch_collective: float = 0.0
     step: float = 0.0
     software: str = ""
+    float32_matmul: str | None = None
     source: str = "peaks of the device, without launch overhead: a bound"
 
     __repr__ = record_repr
 
     def __post_init__(self) -> None:
+        check_float32_matmul(self.float32_matmul)
         for name in FRACTIONS.values():
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a fraction, above 0 and at most 1; got {getattr(self, name)}")
@@ -229,7 +233,8 @@ class KernelTimer:
     def _processor(self, dtype: str) -> Processor:
         known = self._processors.get(dtype)
         if known is None:
-            peak = self.device.peak(short_dtype(dtype))
+            op, short = ("aten::convolution", "fp32") if dtype == CUDNN else ("", short_dtype(dtype))
+            peak = self.device.peak(product_dtype(op, short, self.device, self.efficiency.float32_matmul))
             known = self._processors[dtype] = Processor(self.device.multiprocessors or 1, peak, self._bandwidth())
         return known
 
@@ -241,7 +246,7 @@ class KernelTimer:
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
-_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("kernels", "software", "source"))
+_NUMBERS = tuple(item.name for item in fields(Efficiency) if item.type == "float")
 # Of devices whose kernels are not known, in the shipped file.
 _PEAKS = "fractions of peaks"
 
@@ -334,7 +339,7 @@ def _read_inside(node: Node, what: str) -> Link | NodeLink:
     if _COLLECTIVES not in node.fields(what):
         return _read_link(node, what)
     keys = ("bandwidth", "adds", _COLLECTIVES)
-    found = node.fields(what, keys, keys)
+    found = node.fields(what, (*keys, "links"), keys)
     adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
     if adds not in _TRUTH:
         raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
@@ -342,7 +347,8 @@ def _read_inside(node: Node, what: str) -> Link | NodeLink:
     if name not in measured:
         hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
         raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
-    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds])
+    links = _integer(found["links"], f"links, {what}") if "links" in found else 1
+    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds], links)
     return NodeLink(fabric, measured[name].of("collective", ""))
 
 
@@ -390,7 +396,8 @@ class Timing(NamedTuple):
 
     def timer(self, efficiency: Efficiency | None = None) -> KernelTimer:
         """Return the times of kernels on the device, with its efficiency or another one."""
-        return KernelTimer(self.device, efficiency or self.efficiency)
+        chosen = replace(efficiency or self.efficiency, float32_matmul=self.efficiency.float32_matmul)
+        return KernelTimer(self.device, chosen)
 
 
 def resolve_timing(

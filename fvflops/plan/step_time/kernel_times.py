@@ -13,7 +13,7 @@ from fvflops.counting.count_trace import SignatureCache, find_dtype
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product
-from fvflops.devices.utilisation import with_attention
+from fvflops.devices.utilisation import is_of_cudnn, with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import collective_of, is_communication
@@ -49,6 +49,8 @@ class Kernel(NamedTuple):
         return "decode" if is_decoding else "attention" if shape.causal else "encoder"
 
 
+# Compute dtype of cuDNN's products of float32, which take the peak of tf32 where the device has it.
+CUDNN = "tf32"
 # A kernel of unknown cost.
 UNKNOWN = Kernel("unknown", 0, 0, "")
 _KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
@@ -96,6 +98,8 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
     if not nbytes and not macs:
         return UNKNOWN if traffic is None else None
     dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
+    if dtype == "float32" and is_of_cudnn(packet):
+        dtype = CUDNN
     if "attention" in packet and macs:
         if _has_gathered_keys(signature):
             macs //= 2  # of a causal mask over the whole sequence: the mean of the ranks

@@ -12,7 +12,7 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import ErrorEstimate, expect_step_error
-from fvflops.devices.utilisation import hfu, mfu, model_flops
+from fvflops.devices.utilisation import least_seconds, model_flops
 from fvflops.garbage_collector import gc_paused
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
@@ -129,10 +129,10 @@ class StepEstimate(Displayed):
         """The share of the step in which a pipeline rank does none of its actions, the mean over the pipeline's ranks.
 
         Sends of hidden states are in this time too, the time between steps is not. With equal stages and no
-        communication it is (p - 1)/(m + p - 1) for 1F1B with p stages and m microbatches.
+        communication it is (p - 1)/(m + p - 1) for 1F1B with p stages and m microbatches. A rank alone has none.
         """
         busy = [sum(span.end - span.start for span in spans) for spans in self.simulation.spans]
-        return 1 - sum(busy) / len(busy) / self.simulation.seconds
+        return 1 - sum(busy) / len(busy) / self.simulation.seconds if len(busy) > 1 else 0.0
 
     @property
     def exposed_share(self) -> float:
@@ -280,8 +280,8 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
     """Return the estimated time of the step of a pipeline's ranks, whose program `read_step` returned."""
     simulation = step.simulate(timing.timer(), timing.network, host_waits=timing.host_waits, log=True)
     seconds = simulation.seconds + timing.efficiency.step
-    samples, tokens = _count_samples(plans)
-    flops = _count_flops(plans)
+    (samples, tokens), flops = _count_samples(plans), _count_flops(plans)
+    least = partial(least_seconds, device=timing.device, float32_matmul=timing.efficiency.float32_matmul)
     return StepEstimate(
         plans=plans,
         seconds=seconds,
@@ -289,9 +289,9 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
         samples=samples,
         tokens=tokens,
         model_flops=_mean(flops, model_flops),
-        mfu=_mean(flops, partial(mfu, seconds=seconds, device=timing.device)),
-        hfu=_mean(flops, partial(hfu, seconds=seconds, device=timing.device)),
-        mfu_of_unmasked=_mean(flops, partial(mfu, seconds=seconds, device=timing.device, attention="causal")),
+        mfu=_mean(flops, partial(least, model_only=True)) / seconds,
+        hfu=_mean(flops, partial(least, model_only=False)) / seconds,
+        mfu_of_unmasked=_mean(flops, partial(least, model_only=True, attention="causal")) / seconds,
         device=timing.device,
         efficiency=timing.efficiency,
         network=timing.network,
@@ -397,6 +397,8 @@ def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
 def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
     """Return the settings of the time that apply."""
     settings: dict[str, Any] = {"efficiency": timing.efficiency.source.partition(";")[0]}
+    if timing.efficiency.float32_matmul is not None:
+        settings["float32_products"] = timing.efficiency.float32_matmul
     if timing.host_waits:
         settings["host_waits"] = True
     if timing.fused:

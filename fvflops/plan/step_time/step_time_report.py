@@ -108,6 +108,8 @@ def judge(
     """Return whether bytes reserved for the `tensors` of each rank of a mesh fit a device."""
     reserve = device.reserve(mesh)
     reserved_for = f"the device's context{' and NCCL' * (reserve > device.reserve())}" if reserve else ""
+    if device.memory is None and device.note:
+        advice = f"It is {device.note}."
     return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice, tensors)
 
 

@@ -55,6 +55,19 @@ def test_cross_entropy_in_autocast_for_cuda_has_log_probabilities_in_bfloat16_an
     assert (inputs["_log_softmax"], inputs["nll_loss_forward"]) == ("bfloat16", "float32")
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.bfloat16])
+def test_autocast_for_cuda_sums_in_float32_what_is_of_a_lower_precision(dtype):
+    class Sums(nn.Module):
+        def forward(self, x):
+            with torch.autocast("cuda", torch.bfloat16):
+                return x.sum(), x.sum(0), x.cumsum(0), x.cumprod(0)
+
+    calls = FlopCountAnalysis(Sums(), torch.ones(4, dtype=dtype), device="cuda").op_calls()
+    expected = {torch.bool: torch.int64, torch.bfloat16: torch.float32}.get(dtype, dtype)
+    found = [call.outputs[0].partition("[")[0] for call in calls]
+    assert found == [str(expected).removeprefix("torch.")] * 4
+
+
 @needs("plan and sharded memory")
 @pytest.mark.parametrize("mesh", [{"dp": 1}, {"pp": 1}])
 def test_a_rank_computes_in_the_autocast_of_its_device(mesh):

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import TrainingStepAnalysis, plan_rank, predict_memory, search_layouts
+from fvflops import TrainingStepAnalysis, find_device, plan_rank, predict_memory, search_layouts
 from fvflops.cli import main
 from fvflops.plan.memory.step_settings import Verdict
+from fvflops.plan.step_time.step_time_report import judge
 
 GB = 10**9
 
@@ -28,6 +29,12 @@ def test_a_verdict(needed, memory, reserve, fits, expected):
     data = verdict.encode()
     assert (data["text"], data["fits"], data["needed"], data["memory"]) == (str(verdict), fits, needed, memory)
     assert str(Verdict(81 * GB)) == "Needs 81 GB: no device is named."
+
+
+def test_a_device_of_unknown_memory_says_in_which_sizes_it_is_made():
+    text = str(judge(GB, find_device("V100"), {}))
+    assert text.endswith("is not known. It is made with 16 and with 32 GB, which have names of their own.")
+    assert str(judge(GB, find_device("V100 16GB"), {}, advice="Try less.")).startswith("Fits: 1 GB of 16.9 GB.")
 
 
 def test_tensors_that_fit_without_cached_blocks_are_said():

@@ -1,13 +1,14 @@
 """`estimate_op` and `fvflops ops --time`: the time of one call."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fvflops import Device, estimate_op, find_device, plan_step
+from fvflops import Device, estimate_op, estimate_step, find_device, find_efficiency, plan_step
 from fvflops.cli import main
-from fvflops.devices.kernel_models.figures import find_figures
+from fvflops.devices.kernel_models.figures import find_figures, load_figures
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer
 from fvflops.plan.step_time.step_program import read_step
 
@@ -20,6 +21,42 @@ def test_linear_and_mm_of_the_same_product_take_the_same_time_as_a_plans_kernel(
     timer = KernelTimer(find_device("H100"), Efficiency(kernels=find_figures(find_device("H100"))))
     launches = [launch for program in read_step(step.ranks).programs for launch in program.launches]
     assert linear.seconds in [timer.alone(launch.kernel) for launch in launches if launch.phase == "forward"]
+
+
+@pytest.mark.parametrize("device", [*load_figures(), "RTX 4090", "MI300X"])
+def test_float16_takes_as_long_as_bfloat16(device):
+    prompt, token = (1, 32, 4096, 128), (1, 32, 1, 128)
+    calls = [
+        ("aten::mm", [(4096, 4096)] * 2, {}),
+        ("aten::_scaled_dot_product_flash_attention", [prompt] * 3, {"is_causal": True}),
+        ("aten::_scaled_dot_product_flash_attention", [prompt] * 3, {}),
+        ("aten::_scaled_dot_product_flash_attention", [token, prompt, prompt], {}),
+    ]
+    for op, inputs, arguments in calls:
+        half, bfloat = (estimate_op(op, inputs, device=device, dtype=t, **arguments) for t in ("float16", "bfloat16"))
+        assert half.seconds == bfloat.seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "convolution", "product"), [("H100", "tf32", "tf32"), ("V100", "fp32", None), ("MI300X", "fp32", "tf32")]
+)
+def test_float32_runs_in_tf32_where_the_device_has_it_convolutions_by_default(device, convolution, product):
+    gpu = find_device(device)
+    shape = [(64, 256, 64, 64), (256, 256, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    convolved = estimate_op("aten::convolution", shape, device=gpu, dtype="float32")
+    assert convolved.bound_seconds == 2 * convolved.kernel.macs / gpu.peak(convolution)
+    step = plan_step(torch.nn.Linear(8192, 8192, bias=False, device="meta"), torch.ones(8192, 8192), mesh={"dp": 1})
+    plain = estimate_step(step, device=gpu)
+    with_tf32 = replace(find_efficiency(gpu), float32_matmul="tf32")
+    if product is None:
+        with pytest.raises(ValueError, match="no peak for tf32"):
+            estimate_step(step, device=gpu, efficiency=with_tf32)
+        return
+    rounded = estimate_step(step, device=gpu, efficiency=with_tf32)
+    assert rounded.seconds < 0.5 * plain.seconds
+    assert rounded.bound == pytest.approx(rounded.model_flops / gpu.peak(product), rel=0.02)
+    assert rounded.mfu * rounded.seconds == pytest.approx(rounded.model_flops / gpu.peak(product))
+    assert rounded.settings["float32_products"] == "tf32" and "float32_products" not in plain.settings
 
 
 def test_attention_by_mask_window_and_new_tokens():
