@@ -24,7 +24,7 @@ from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
-from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.argument_values import find_chosen, parse_assumptions, typed_words
 from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
@@ -44,7 +44,7 @@ _CALL = re.compile(r"(\w+)\((.+)\)")
 _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
 _LOGITS = 3  # axes: batch, tokens, vocabulary
-_OF_OUTPUT = ("--format", "--output")
+OF_OUTPUT = ("--format", "--output")
 # Option → the axis without which it has no effect.
 AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
 
@@ -177,12 +177,7 @@ def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) 
     >>> repeat_command(argparse.Namespace(argv=typed, precision="bf16-mixed", optimizer=None), "AdamW")
     'fvflops plan zoo:gpt2 --precision bf16-mixed --optimizer AdamW'
     """
-    words, skipped = ["fvflops"], False
-    for word in arguments.argv:
-        name, has_value, _ = word.partition("=")
-        if not skipped and name not in _OF_OUTPUT:
-            words.append(word)
-        skipped = not skipped and name in _OF_OUTPUT and not has_value
+    words = typed_words(arguments, OF_OUTPUT)
     for option, value in (("--precision", arguments.precision), ("--optimizer", arguments.optimizer or optimizer)):
         if value is not None and option not in {word.partition("=")[0] for word in words}:
             words += [option, value]
