@@ -15,12 +15,13 @@ from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
 from fvflops.devices.kernel_models.products import Group, Processor, Product, group_seconds, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
 from fvflops.plan.step_time.calibration import Network
-from fvflops.serve.serving_layout import Precision
+from fvflops.serve.serving_layout import WEIGHTS, Precision
 from fvflops.serve.serving_model import ServingError
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
 _PEERS = 8 * 2**20
+_DTYPES = {item.dtype for item in WEIGHTS.values()}
 _HOPPER = 9  # CUDA's compute capability
 
 
@@ -54,9 +55,11 @@ class EngineKernels:
             figures = replace(figures, by_class=by_class)
         return cls(device, network, figures, engine)
 
-    def bound(self) -> EngineKernels:
-        """Return the same with the bound of each kernel."""
-        return EngineKernels(self.device, self.network, None)
+    def bound(self, **changes: Any) -> EngineKernels:
+        """Return the same with the bound of each kernel, with changes to the peaks of each dtype."""
+        kernels = EngineKernels(self.device, self.network, None)
+        kernels._processors.update((name, self.processor(name)._replace(**changes)) for name in _DTYPES if changes)
+        return kernels
 
     def processor(self, dtype: str) -> Processor:
         """Return the peaks for a dtype, of bf16 where the device has no units for it."""

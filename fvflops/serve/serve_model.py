@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -35,8 +36,8 @@ _ROUNDS, _ARRIVALS = 6, 2000
 _PROMPT = 1024
 # Lengths of simulated prompts and answers vary by this share, so that clients do not stay in step.
 SPREAD = 0.2
-# Batches of decoding that are shown: powers of this number.
-_BATCHES = 4
+# Batches of decoding that are shown: powers of this number, up to the largest that is considered.
+_BATCHES, _MOST = 4, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -76,16 +77,28 @@ class ServingLoad:
             raise ServingError(f"utilisation must be above 0, and at most 1; got {self.utilisation}")
         if sum(given is not None for given in (self.concurrency, self.rate)) + bool(self.requests) > 1:
             raise ServingError("give one of concurrency, rate and requests")
-        if self.longest is not None and self.longest < self.input_tokens + self.output_tokens:
+        prompt, output = max(self._sizes(), key=sum)
+        if self.longest is not None and self.longest < prompt + output:
             raise ServingError(
-                f"a prompt of {self.input_tokens} tokens and {self.output_tokens} tokens of output are longer than the "
-                f"longest sequence, {self.longest}"
+                f"a prompt of {prompt} tokens and {output} tokens of output are longer than the longest sequence, "
+                f"{self.longest}"
             )
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Return the tokens of prompts and of outputs, the first as of a single request."""
+        simulated = [(request.input_tokens, request.output_tokens) for request in self.requests]
+        return [(self.input_tokens, self.output_tokens), *simulated]
 
     @property
     def length(self) -> int:
         """Tokens of the longest sequence."""
-        return self.longest or self.input_tokens + self.output_tokens
+        return self.longest or max(map(sum, self._sizes()))
+
+    @property
+    def mean(self) -> int:
+        """Tokens of a simulated sequence at its end, of several in the mean."""
+        sizes = self._sizes()[bool(self.requests) :]
+        return round(sum(map(sum, sizes)) / len(sizes))
 
     def read_by(self, model: ServingModel) -> tuple[ServingLoad, ServingModel]:
         """Return the load and the model for each other.
@@ -274,8 +287,9 @@ class EngineSetup(NamedTuple):
 
     def lengths(self, load: ServingLoad) -> Lengths:
         """Return the lengths of a load's requests, which vary unless an encoder reads as many tokens of each."""
-        fixed = self.steps.model.encoded
-        lengths = load.lengths(SPREAD)
+        fixed, settings = self.steps.model.encoded, self.settings
+        most = (settings.pages - 1) * settings.page_size / load.mean - 1  # so that each fits
+        lengths = load.lengths(max(0.0, min(SPREAD, most)))
         return replace(lengths, input_tokens=(fixed, fixed)) if fixed else lengths
 
 
@@ -294,7 +308,7 @@ def prepare_engine(
         model,
         layout,
         device,
-        length=load.length,
+        length=(load.longest or encoded + load.output_tokens) if encoded else load.length,
         utilisation=load.utilisation,
         step_tokens=settings.max_batched_tokens,
         step_sequences=settings.max_sequences,
@@ -302,8 +316,15 @@ def prepare_engine(
     )
     if encoded:  # engines run an encoder on whole prompts
         settings = replace(settings, chunked_prefill=False, prefix_caching=False)
-    pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
-    settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
+    # Bytes a token depend on the length where layers keep a window or a state: the load's own, not the longest.
+    pages = int(max(0.0, memory.cache) / _cache_bytes(steps, 1, load.mean) * load.mean / settings.page_size)
+    settings = replace(
+        settings,
+        pages=max(1, pages),
+        replicas=layout.data,
+        max_sequences=max(1, min(settings.max_sequences, settings.max_batched_tokens // (1 + drafted))),
+        speculation=load.speculation,
+    )
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 
@@ -335,8 +356,8 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
     model, kernels = steps.model, steps.kernels
     bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures(), encoded=steps.encoded)
     context = load.input_tokens + load.output_tokens // 2
-    fitting = int(memory.cache / (memory.sequence / memory.length * context)) if memory.cache > 0 else 1
-    batches = list(takewhile(lambda batch: batch <= max(1, fitting), (_BATCHES**power for power in count())))
+    fitting = min(_MOST, max(1, int(memory.cache / _cache_bytes(steps, 1, context))))
+    batches = list(takewhile(lambda batch: batch <= fitting, (_BATCHES**power for power in count())))
     return ServingEstimate(
         model=model,
         device=kernels.device,
@@ -402,16 +423,16 @@ def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
 
 def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     """Return the smallest batch whose multiply-adds take longer than its bytes; None where none does up to 4,096."""
-    gpu = steps.kernels.processor("bf16")
-    layout = steps.layout
+    computing, reading = (
+        EngineStep(steps.model, steps.layout, kernels, EngineFigures(), encoded=steps.encoded)
+        for kernels in (steps.kernels.bound(bandwidth=math.inf), steps.kernels.bound(peak=math.inf))
+    )
 
     def is_bound(batch: int) -> bool:
-        work = steps.work((), batch, batch * context)
-        touched = [1 - (1 - layer.topk / layer.experts) ** (batch * layout.data) for layer in steps.model.experts]
-        moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
-        return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
+        tokens = batch * context
+        return computing.seconds((), batch, tokens) >= reading.seconds((), batch, tokens)
 
-    batch: int | None = next((2**power for power in range(13) if is_bound(2**power)), None)
+    batch: int | None = next((2**power for power in range(_MOST.bit_length()) if is_bound(2**power)), None)
     if batch is None or batch == 1:
         return batch
     low, high = batch // 2, batch

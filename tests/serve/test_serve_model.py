@@ -1,12 +1,15 @@
 """Estimates of serving: memory, bounds, relations between layouts and loads, and bad input."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
 from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.reports.formats import write_document
+from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.launch_command import launch_command
@@ -19,6 +22,7 @@ from fvflops.serve.serving_search import search_serving
 from fvflops.serve.serving_search_report import serving_search_report
 from fvflops.serve.simulation.engine_settings import Speculation
 from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.requests import Request
 from fvflops.zoo import build
 
 H100 = find_device("H100")
@@ -122,6 +126,60 @@ def test_decoding_of_a_small_context_turns_compute_bound(llama):
     # 2 FLOPs and 2 bytes a parameter: at about peak / bandwidth sequences.
     assert short == pytest.approx(H100.peak("bf16") / H100.bandwidth, rel=0.15)
     assert serve_model(llama, device=H100, load=ServingLoad(input_tokens=8192)).compute_bound is None
+
+
+def test_fewer_bytes_and_faster_products_are_compute_bound_later(llama):
+    """In fp8 both change by two, so the batch is the same; int4 is multiplied in bf16, from a quarter of the bytes."""
+    load = ServingLoad(input_tokens=16, output_tokens=2)
+    found = {
+        name: serve_model(llama, device=H100, load=load, layout=ServingLayout(weights=name)).compute_bound
+        for name in ("bf16", "fp8", "int4")
+    }
+    assert found["fp8"] == pytest.approx(found["bf16"], rel=0.1) and found["int4"] < 0.4 * found["bf16"]
+
+
+def test_the_longest_sequence_does_not_change_how_many_shorter_ones_fit():
+    """Layers with a window keep fewer bytes of a token the longer a sequence is."""
+    cache = tuple(CacheLayer("sliding window", 2048, 8, 1024) for _ in range(32))
+    model = replace(record_serving(build("llama3_8b", device="meta"))[0], cache=cache)
+    short, long = (
+        serve_model(model, device=H100, load=ServingLoad(concurrency=2, longest=longest)) for longest in (None, 131072)
+    )
+    assert long.settings.pages == short.settings.pages
+    assert [phase.batch for phase in long.decode] == [phase.batch for phase in short.decode]
+    assert long.memory.tokens > 10 * short.memory.tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_many_drafted_tokens_leave_room_for_fewer_sequences(llama, engine):
+    load = ServingLoad(concurrency=2, speculation=Speculation(31, 0.5))
+    settings = serve_model(llama, device=H100, load=load, engine=engine).settings
+    assert settings.max_sequences * 32 == settings.max_batched_tokens
+
+
+def test_a_prompt_that_just_fits_is_simulated(llama):
+    tokens = serve_model(llama, device=H100).memory.tokens
+    load = ServingLoad(input_tokens=tokens - 300, concurrency=1)
+    result = serve_model(llama, device=H100, load=load).requests
+    assert max(result.requests.input_tokens) <= tokens
+
+
+def test_the_longest_request_of_a_file_is_a_sequence_of_the_engine(llama):
+    requests = (Request(0.0, 100, 10), Request(1.0, 6000, 500))
+    estimate = serve_model(llama, device=H100, load=ServingLoad(requests=requests))
+    assert estimate.memory.length == 6500 and "--max-model-len 6500" in launch_command(estimate, "NAME")
+    with pytest.raises(ServingError, match="a prompt of 6000 tokens and 500 tokens of output are longer"):
+        ServingLoad(requests=requests, longest=6000)
+
+
+def test_launched_engines_have_the_cache_of_the_estimate(llama):
+    """Of SGLang's part of the memory weights are subtracted; TensorRT-LLM's is of the memory beside all else."""
+    for engine, used in (("sglang", lambda memory: memory.weights), ("trtllm", lambda memory: 0.0)):
+        estimate = serve_model(llama, device=H100, engine=engine)
+        memory, command = estimate.memory, launch_command(estimate, "NAME")
+        part = float(re.search(r"(?:static|fraction) ([0-9.]+)", command)[1])
+        free = memory.weights + memory.activations + memory.graphs + memory.reserve if engine == "trtllm" else 0.0
+        assert part * (memory.total - free) - used(memory) == pytest.approx(memory.cache, rel=2e-3)
 
 
 def test_more_clients_serve_more_and_each_waits_longer(llama):
