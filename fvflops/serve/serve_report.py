@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from fvflops.serve.engine_step import CLASSES
 from fvflops.serve.launch_command import launch_command
 from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
 from fvflops.serve.serving_layout import CACHES
-from fvflops.serve.simulation.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
@@ -165,14 +166,17 @@ def _describe_load(estimate: ServingEstimate) -> str:
 
 def _tabulate_latency(estimate: ServingEstimate) -> Table:
     columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in _SHARES))
-    rows = [
-        (_LATENCIES[key], *(getattr(times, share) for share in _SHARES)) for key, times in estimate.latencies().items()
-    ]
+    rows = [(_LATENCIES[key], *_shares(times).values()) for key, times in estimate.latencies().items()]
     return Table("latency", columns, rows, noun="latency")
 
 
 _SHARES = ("mean", "p50", "p90", "p95", "p99")
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "whole request"}
+
+
+def _shares(times: Distribution) -> dict[str, float | None]:
+    """Return the mean and percentiles, None where no request has such a time, as per output token with one token."""
+    return {share: None if math.isnan(value) else value for share, value in record_data(times, *_SHARES).items()}
 
 
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
@@ -192,6 +196,10 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     server = format_seconds(estimate.server_seconds)
     yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
+    if estimate.layout.pipeline > 1:
+        yield "a batch passes the stages of the pipeline one after the other: stages that work at once are not modelled"
+    if estimate.load.concurrency:
+        yield "all clients send their first requests at once, which the highest percentiles show"
     if estimate.model.experts:
         yield "each token chooses its experts at random, some more often than others"
     if images := estimate.model.images:
@@ -229,7 +237,7 @@ def _encode_phase(phase: Phase) -> dict[str, Any]:
 
 
 def _encode_requests(estimate: ServingEstimate, result: SimulationResult) -> dict[str, Any]:
-    times = {name: record_data(item, *_SHARES) for name, item in estimate.latencies().items()}
+    times = {name: _shares(item) for name, item in estimate.latencies().items()}
     rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
     steady = {"steady_tokens_per_second": result.steady_tokens_per_second()}
     return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}

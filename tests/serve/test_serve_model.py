@@ -274,3 +274,12 @@ def test_search_says_what_does_not_fit():
     assert [item.layout.weights for item in found.unfit] == ["bf16"]
     assert "GB too little on each GPU" in found.unfit[0].reason
     assert {point.layout.weights for point in found.points} == {"int4"}
+
+
+def test_answers_of_one_token_have_no_time_per_output_token(llama):
+    estimate = serve_model(llama, device=H100, load=ServingLoad(output_tokens=1, concurrency=2))
+    report = json.loads(write_document(serve_report(estimate), "json"))["requests"]
+    assert report["tpot"]["mean"] is None and report["end_to_end"] == report["ttft"]
+    assert "nan" not in write_document(serve_report(estimate), "text")
+    with pytest.raises(ServingError, match="answers of one token do not have"):
+        search_serving(llama, device=H100, gpus=1, load=ServingLoad(output_tokens=1))

@@ -161,9 +161,16 @@ def _load(arguments: argparse.Namespace) -> LoadedModel:
     if arguments.image_size and not arguments.images:
         raise ValueError("--image-size is about --images: add it")
     options = shared_options.building_options(arguments, device="meta", dtype="bf16")
-    loaded = load_model(arguments.model, replace(options, image_size=arguments.image_size))
-    if arguments.images and not loaded.kwargs:
-        raise ValueError(f"--images: {arguments.model} reads no images: omit it")
+    if not arguments.images:  # the model runs on prompts of its own, so none is made for it
+        loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
+    else:
+        try:
+            loaded = load_model(arguments.model, replace(options, image_size=arguments.image_size))
+        except (RuntimeError, ValueError) as error:
+            remedy = "try another --image-size, by default the model's own, or omit --images"
+            raise ValueError(f"{arguments.model} does not run on such an image: {remedy} ({error})") from error
+        if not loaded.kwargs:
+            raise ValueError(f"--images: {arguments.model} reads no images: omit it")
     loaded.model.eval()
     return loaded
 
