@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
@@ -20,17 +20,6 @@ def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
         if getattr(arguments, name) != default:
             return str(option)
     return ""
-
-
-def typed_words(arguments: argparse.Namespace, omitted: Collection[str]) -> list[str]:
-    """Return the command line as it was typed, without some options, each of which has a value."""
-    words, skipped = ["fvflops"], False
-    for word in arguments.argv:
-        name, has_value, _ = word.partition("=")
-        if not skipped and name not in omitted:
-            words.append(word)
-        skipped = not skipped and name in omitted and not has_value
-    return words
 
 
 def parse_at_least(least: int, text: str) -> int:
@@ -101,13 +90,9 @@ def parse_amount(text: str) -> float:
 
 
 def parse_part(text: str) -> float:
-    """Return a number from 0 to 1, as argparse's `type`.
-
-    >>> parse_part("0.25"), parse_part("25%")
-    (0.25, 0.25)
-    """
+    """Return a number from 0 to 1, as argparse's `type`."""
     try:
-        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        part = float(text)
     except ValueError:
         part = math.nan
     if not 0 <= part <= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -28,8 +29,6 @@ from fvflops.serve.simulation.simulation_result import Distribution, SimulationR
 from fvflops.text import record_repr, short_repr
 from fvflops.units import format_seconds
 
-# Tokens of a step at a time of the largest GPUs' default; smaller ones have fewer.
-_STEP_TOKENS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
 # Simulated requests of each client of a closed loop, and of a rate.
 _ROUNDS, _ARRIVALS = 6, 2000
 # Tokens of a prompt by default.
@@ -304,6 +303,8 @@ def prepare_engine(
     encoded = load.input_tokens if model.cross_attention else 0
     steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted, encoded=encoded)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
+    verified = max(1, settings.max_batched_tokens // (1 + drafted))  # sequences of which a step can
+    settings = replace(settings, max_sequences=min(settings.max_sequences, verified))
     memory = find_memory(
         model,
         layout,
@@ -318,22 +319,19 @@ def prepare_engine(
         settings = replace(settings, chunked_prefill=False, prefix_caching=False)
     # Bytes a token depend on the length where layers keep a window or a state: the load's own, not the longest.
     pages = int(max(0.0, memory.cache) / _cache_bytes(steps, 1, load.mean) * load.mean / settings.page_size)
-    settings = replace(
-        settings,
-        pages=max(1, pages),
-        replicas=layout.data,
-        max_sequences=max(1, min(settings.max_sequences, settings.max_batched_tokens // (1 + drafted))),
-        speculation=load.speculation,
-    )
+    settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
     """Raise ServingError where a layout does not divide a model's heads, experts and layers."""
-    heads = {layer.heads for layer in (*model.attention, *model.cross_attention, *model.encoder_attention)}
-    for number in heads:
-        if number % layout.tensor:
-            raise ServingError(f"tensor parallelism of {layout.tensor} must divide the {number} heads of attention")
+    tensor = layout.tensor
+    for attention in (*model.attention, *model.cross_attention, *model.encoder_attention):
+        if attention.heads % tensor:
+            raise ServingError(f"tensor parallelism of {tensor} must divide the {attention.heads} heads of attention")
+        keys = attention.cache.heads
+        if keys and tensor % keys and keys % tensor:
+            raise ServingError(f"tensor parallelism of {tensor} must divide the {keys} heads of keys, or be a multiple")
     for layer in model.experts:
         if layer.experts % layout.expert:
             raise ServingError(f"{layout.expert} ranks of experts must divide the {layer.experts} experts of a layer")
@@ -346,9 +344,7 @@ def check_layout(model: ServingModel, layout: ServingLayout) -> None:
 def _settings_of(engine: str, device: Device) -> dict[str, Any]:
     """Return the settings that an engine chooses by the GPU's memory: vLLM's of its server, from 70 GiB."""
     is_large = device.memory is not None and device.memory >= 70 * 2**30
-    if engine != "vllm" or not is_large:
-        return {}
-    return {"max_batched_tokens": _STEP_TOKENS[engine], "max_sequences": 1024}
+    return {"max_batched_tokens": 8192, "max_sequences": 1024} if engine == "vllm" and is_large else {}
 
 
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
@@ -432,14 +428,8 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
         tokens = batch * context
         return computing.seconds((), batch, tokens) >= reading.seconds((), batch, tokens)
 
-    batch: int | None = next((2**power for power in range(_MOST.bit_length()) if is_bound(2**power)), None)
-    if batch is None or batch == 1:
-        return batch
-    low, high = batch // 2, batch
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_bound(middle) else (middle, high)
-    return high
+    below = bisect_left(range(1, _MOST + 1), True, key=is_bound)
+    return below + 1 if below < _MOST else None
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad) -> SimulationResult | None:

@@ -108,10 +108,12 @@ def _width(size: int, is_divided: bool, ranks: int) -> float:
 
 
 def weights_read(model: ServingModel, layout: ServingLayout, experts: float, *, encodes: bool = False) -> float:
-    """Return the bytes of weights that a step reads on one GPU.
+    """Return the bytes of weights of products and experts that a step reads on one GPU.
 
     `experts` is the fraction of the experts' weights that it reads, 0 to 1; with `encodes` it reads the encoder's too.
     """
-    idle = sum(count * layer.elements for layer, count in model.experts.items()) * WEIGHTS[layout.weights].nbytes
-    read = layout.weight_bytes(model) - (1 - experts) * idle / layout.gpus
-    return read if encodes else read - layout.product_bytes(model, model.encoder) / layout.pipeline
+    read = layout.product_bytes(model, model.projections)
+    read += layout.product_bytes(model, model.encoder) if encodes else 0.0
+    elements = sum(count * layer.elements for layer, count in model.experts.items())
+    read += experts * elements * WEIGHTS[layout.weights].nbytes / (layout.tensor * layout.data)
+    return read / layout.pipeline

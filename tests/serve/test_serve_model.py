@@ -114,6 +114,19 @@ def test_ranks_divide_weights_and_cache(llama):
     assert serve_model(llama, device=H100, layout=sixteen).memory.token == one.token / 8
 
 
+def test_weights_that_layers_share_are_kept_once_and_read_by_each(llama):
+    shared = replace(llama, parameters=llama.parameters // 2)
+    estimate = serve_model(shared, device=H100)
+    assert estimate.memory.weights == pytest.approx(llama.parameters, rel=1e-6)
+    assert estimate.decode[0].weight_bytes == serve_model(llama, device=H100).decode[0].weight_bytes
+
+
+def test_a_decoded_token_reads_no_table_of_embeddings(llama):
+    embeddings = 2 * llama.vocabulary * llama.hidden
+    estimate = serve_model(llama, device=H100)
+    assert estimate.decode[0].weight_bytes == pytest.approx(estimate.memory.weights - embeddings, rel=1e-4)
+
+
 def test_a_cache_in_fp8_holds_twice_the_tokens(llama):
     tokens = [
         serve_model(llama, device=H100, layout=ServingLayout(cache=name)).memory.tokens for name in ("bf16", "fp8")
@@ -206,10 +219,19 @@ def test_a_model_that_does_not_fit_is_said_to_lack_memory():
     assert "It does not fit: each GPU lacks" in str(estimate)
 
 
+def with_ten_heads_of_keys(model):
+    ((layer, count),) = model.attention.items()
+    return replace(model, attention={layer._replace(heads=40, cache=layer.cache._replace(heads=10)): count})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda model: serve_model(model, device=H100, layout=ServingLayout(tensor=3)), "must divide the 32 heads"),
+        (
+            lambda model: serve_model(with_ten_heads_of_keys(model), device=H100, layout=ServingLayout(tensor=4)),
+            "tensor parallelism of 4 must divide the 10 heads of keys, or be a multiple",
+        ),
         (lambda model: serve_model(model, device=H100, layout=ServingLayout(tensor=2, expert=2)), "has no experts"),
         (lambda model: ServingLayout(tensor=2, expert=3), "3 ranks of experts must divide the 2 ranks"),
         (lambda model: ServingLayout(weights="int3"), "weights must be one of bf16, fp8"),

@@ -10,19 +10,11 @@ from dataclasses import replace
 from torch import nn
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import (
-    find_chosen,
-    parse_amount,
-    parse_count,
-    parse_part,
-    parse_seconds,
-    parse_sides,
-    typed_words,
-)
+from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_part, parse_seconds, parse_sides
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
-from fvflops.cli.planning.step_options import OF_OUTPUT
+from fvflops.cli.planning.step_options import OF_OUTPUT, typed_words
 from fvflops.devices.devices import Device
 from fvflops.reports.document import Document
 from fvflops.serve.serve_model import ServingLoad, serve_model
@@ -169,8 +161,6 @@ def _load(arguments: argparse.Namespace) -> LoadedModel:
         except (RuntimeError, ValueError) as error:
             remedy = "try another --image-size, by default the model's own, or omit --images"
             raise ValueError(f"{arguments.model} does not run on such an image: {remedy} ({error})") from error
-        if not loaded.kwargs:
-            raise ValueError(f"--images: {arguments.model} reads no images: omit it")
     loaded.model.eval()
     return loaded
 

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
-from fvflops.cli.argument_values import find_chosen, parse_assumptions, typed_words
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
@@ -168,6 +168,17 @@ def choose_precision(arguments: argparse.Namespace, model: nn.Module, *, has_bf1
     is_plain = not (arguments.precision or arguments.dtype or arguments.master_weights or has_packed(model))
     if is_plain and has_bf16 and dtypes == {torch.float32}:
         arguments.precision = "bf16-mixed"
+
+
+def typed_words(arguments: argparse.Namespace, omitted: Collection[str]) -> list[str]:
+    """Return the command line as it was typed, without some options, each of which has a value."""
+    words, skipped = ["fvflops"], False
+    for word in arguments.argv:
+        name, has_value, _ = word.partition("=")
+        if not skipped and name not in omitted:
+            words.append(word)
+        skipped = not skipped and name in omitted and not has_value
+    return words
 
 
 def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) -> str:
