@@ -215,7 +215,7 @@ class ServingEstimate(Displayed):
         """
         if self.requests is None:
             raise ServingError("a cost of tokens needs a load that fits: give concurrency, rate or requests")
-        hours = tokens / self.requests.output_tokens_per_second * self.layout.gpus / 3600
+        hours = tokens / self.requests.steady_tokens_per_second() * self.layout.gpus / 3600
         return TokenCost(
             gpu_hours=hours,
             cost=None if price is None else price * hours,

@@ -28,6 +28,8 @@ from fvflops.units import (
 )
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+# A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
+_SERVED = 0.9
 _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
 _PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes")
 
@@ -180,9 +182,11 @@ def _shares(times: Distribution) -> dict[str, float | None]:
 
 
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
-    tokens = result.steady_tokens_per_second()
+    tokens, requests = result.steady_tokens_per_second(), result.steady_requests_per_second()
     each = format_short(tokens / estimate.layout.gpus)
-    yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {result.requests_per_second:.3g} requests/s"
+    yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {requests:.3g} requests/s"
+    if estimate.load.rate is not None and result.requests_per_second < _SERVED * estimate.load.rate:
+        yield "more requests arrive than are served: the longer they do, the longer is the time to first token"
     busy, pages = format_share(result.utilisation), format_share(result.peak_pages / result.pages)
     yield f"busy {busy} of the time; at most {pages} of the cache in use; {result.preemptions} preemptions"
 
@@ -239,5 +243,8 @@ def _encode_phase(phase: Phase) -> dict[str, Any]:
 def _encode_requests(estimate: ServingEstimate, result: SimulationResult) -> dict[str, Any]:
     times = {name: _shares(item) for name, item in estimate.latencies().items()}
     rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
-    steady = {"steady_tokens_per_second": result.steady_tokens_per_second()}
+    steady = {
+        "steady_tokens_per_second": result.steady_tokens_per_second(),
+        "steady_requests_per_second": result.steady_requests_per_second(),
+    }
     return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}

@@ -305,3 +305,19 @@ def test_answers_of_one_token_have_no_time_per_output_token(llama):
     assert "nan" not in write_document(serve_report(estimate), "text")
     with pytest.raises(ServingError, match="answers of one token do not have"):
         search_serving(llama, device=H100, gpus=1, load=ServingLoad(output_tokens=1))
+
+
+def test_throughput_and_the_cost_of_tokens_are_of_the_same_time(llama):
+    """While the load is on: the first and last requests of the clients are left out of both."""
+    estimate = serve_model(llama, device=H100, layout=ServingLayout(tensor=2), load=ServingLoad(concurrency=8))
+    hours = estimate.cost_of_tokens(3600.0).gpu_hours
+    tokens = estimate.requests.steady_tokens_per_second()
+    assert hours == pytest.approx(2 / tokens)
+    mean = sum(estimate.requests.requests.output_tokens) / len(estimate.requests.requests)
+    assert estimate.requests.steady_requests_per_second() == pytest.approx(tokens / mean)
+
+
+@pytest.mark.parametrize(("rate", "is_said"), [(5.0, False), (60.0, True)])
+def test_a_rate_beyond_what_is_served_is_said(llama, rate, is_said):
+    text = write_document(serve_report(serve_model(llama, device=H100, load=ServingLoad(rate=rate))), "text")
+    assert ("more requests arrive than are served" in text) == is_said
