@@ -188,8 +188,12 @@ class EngineKernels:
         inside = self.network.inside
         if self.figures is None:
             link = inside.fabric.bandwidth if isinstance(inside, NodeLink) else inside.bandwidth
-            link = link if ranks <= self.network.gpus_per_node else self.network.between.bandwidth
-            return (2 if kind == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks / link
+            members = min(ranks, self.network.gpus_per_node)
+            nodes = math.ceil(ranks / members)
+            # Each rank exchanges data of its own, or all of a node share the adapters for the same result.
+            between = self.network.between.bandwidth * (1 if kind == "all_to_all" else members)
+            slowest = max((members - 1) / members / link, (nodes - 1) / nodes / between)
+            return (2 if kind == "all_reduce" else 1) * nbytes * slowest
         seconds = self.network.seconds(kind, math.ceil(nbytes), ProcessGroupSpec("", ranks, "tp", 0, 1))
         own = isinstance(inside, NodeLink) and kind == "all_reduce" and nbytes <= _PEERS
         if own and ranks <= self.network.gpus_per_node and isinstance(inside, NodeLink):

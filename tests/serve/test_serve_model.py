@@ -77,6 +77,15 @@ def test_no_step_is_faster_than_its_bound(llama, mixture, work):
             assert steps(model, layout).seconds(*work[:3]) >= 0.98 * steps(model, layout, bound=True).seconds(*work[:3])
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+def test_no_collective_is_faster_than_its_bound(kind, ranks):
+    """Inside a node and between nodes, whose adapters work at once."""
+    kernels = EngineKernels.of(H100, assume_network(H100))
+    for nbytes in (1e5, 1e7, 1e9):
+        assert kernels.collective(kind, ranks, nbytes) >= 0.99 * kernels.bound().collective(kind, ranks, nbytes) > 0
+
+
 def test_more_work_takes_longer(llama):
     """In batch, context and prompt, apart from steps of tiles."""
     engine = steps(llama)
