@@ -99,7 +99,10 @@ def _activation_bytes(model: ServingModel, layout: ServingLayout, tokens: int, s
         columns = (3 if layer.gated else 2) * layer.inner / divided + 2 * layer.hidden
         widest = max(widest, layer.topk / layout.expert * columns)
     logits = _LOGITS * sequences * model.vocabulary
-    images = model.images.activation_bytes(layout.tensor) if model.images else 0.0
+    images = 0.0
+    if model.images:  # engines encode as many at once as a step has tokens for
+        at_once = min(model.images.number, max(1, tokens // model.images.tokens))
+        images = model.images._replace(number=at_once).activation_bytes(layout.tensor)
     return max(images, 2.0 * tokens * (2 * model.hidden + widest), 2.0 * tokens * model.hidden + logits)
 
 

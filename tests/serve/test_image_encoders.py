@@ -118,6 +118,13 @@ def test_simulated_requests_and_a_search_wait_for_images(llava):
     assert 0 < search[0].per_gpu < search[1].per_gpu / 2
 
 
+def test_the_encoder_reads_as_many_images_at_once_as_a_step_has_tokens_for(llava):
+    serving = llava[2]
+    most = 8192 // serving.images.tokens
+    memory = [serve_model(serving, device=H100, load=ServingLoad(images=number)).memory for number in (most, 10 * most)]
+    assert memory[0].activations == memory[1].activations
+
+
 def test_bad_input(llava):
     model, _, serving = llava
     with pytest.raises(ServingError, match="images need `image` too"):

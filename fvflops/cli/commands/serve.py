@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from fvflops.cli import argument_values as values
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_part, parse_seconds, parse_sides
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
@@ -85,11 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         _OPTIONS,
-        type=dict.fromkeys((*_COUNTS, "draft_tokens", "images"), parse_count)
-        | {"image_size": parse_sides}
-        | dict.fromkeys(("rate", "price", "watts"), parse_amount)
-        | dict.fromkeys(("utilisation", "hit_rate", "acceptance"), parse_part)
-        | dict.fromkeys(("ttft", "tpot"), parse_seconds),
+        type=dict.fromkeys((*_COUNTS, "draft_tokens"), values.parse_count)
+        | {"images": values.parse_depth, "image_size": values.parse_sides}
+        | dict.fromkeys(("rate", "price", "watts"), values.parse_amount)
+        | dict.fromkeys(("utilisation", "hit_rate", "acceptance"), values.parse_part)
+        | dict.fromkeys(("ttft", "tpot"), values.parse_seconds),
     )
     shared_options.add_building(parser)
     shared_options.add_report(parser)
