@@ -89,6 +89,17 @@ def parse_amount(text: str) -> float:
     return number
 
 
+def parse_part(text: str) -> float:
+    """Return a number from 0 to 1, as argparse's `type`."""
+    try:
+        part = float(text)
+    except ValueError:
+        part = math.nan
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, such as 0.5; got {text!r}")
+    return part
+
+
 def parse_seconds(text: str) -> float:
     """Return seconds from a text such as 200ms, 1.5s or 1.5, as argparse's `type`.
 

@@ -25,6 +25,7 @@ _States = dict[str, dict[str, torch.Tensor]]
 _LAYER = re.compile(r".*?\.\d+(?=\.|$)")
 # Parameters of forward that take a cache.
 _CACHES = ("cache", "cache_params", "past_key_values")
+_NO_CACHE = "the result of {} has no KV cache ({})"
 
 
 @contextmanager
@@ -89,8 +90,10 @@ class Decoder:
 
         A model whose result has no cache is given one of transformers, and its modules' contents are read too.
         """
-        traces = self._record(prompt, tokens, look, None)
-        return traces or self._record(prompt, tokens, look, self._new_cache())
+        traces = self._record(prompt, tokens, look, None) or self._record(prompt, tokens, look, self._new_cache())
+        if not traces:
+            raise ScalingError(_NO_CACHE.format(type(self._model).__name__, self._cache))
+        return traces
 
     def _record(self, prompt: int, tokens: int, look: Callable[[Any], None] | None, given: object) -> list[Trace]:
         """Return the Traces, none for a model that returns no cache and was not given one."""
@@ -126,7 +129,7 @@ class Decoder:
     def _new_cache(self) -> object:
         config = getattr(self._model, "config", None)
         if not hasattr(config, "get_text_config"):
-            raise ScalingError(f"the result of {type(self._model).__name__} has no KV cache ({self._cache})")
+            raise ScalingError(_NO_CACHE.format(type(self._model).__name__, self._cache))
         from transformers import DynamicCache
 
         return DynamicCache(config=config)
@@ -164,7 +167,9 @@ class EncoderDecoder(Decoder):
 
     def _decode(self, length: int, cache: object, result: Any) -> Any:
         ids = torch.ones(self._batch, 1, dtype=torch.int64, device=self._device)
-        encoded = (result.encoder_last_hidden_state,)
+        from transformers.modeling_outputs import BaseModelOutput
+
+        encoded = BaseModelOutput(last_hidden_state=result.encoder_last_hidden_state)
         inputs = {self._ids: ids, self._cache: cache, "encoder_outputs": encoded}
         return self._model(use_cache=True, **inputs)
 

@@ -15,12 +15,13 @@ from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
 from fvflops.devices.kernel_models.products import Group, Processor, Product, group_seconds, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
 from fvflops.plan.step_time.calibration import Network
-from fvflops.serve.serving_layout import Precision
+from fvflops.serve.serving_layout import WEIGHTS, Precision
 from fvflops.serve.serving_model import ServingError
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
 _PEERS = 8 * 2**20
+_DTYPES = {item.dtype for item in WEIGHTS.values()}
 _HOPPER = 9  # CUDA's compute capability
 
 
@@ -54,9 +55,11 @@ class EngineKernels:
             figures = replace(figures, by_class=by_class)
         return cls(device, network, figures, engine)
 
-    def bound(self) -> EngineKernels:
-        """Return the same with the bound of each kernel."""
-        return EngineKernels(self.device, self.network, None)
+    def bound(self, **changes: Any) -> EngineKernels:
+        """Return the same with the bound of each kernel, with changes to the peaks of each dtype."""
+        kernels = EngineKernels(self.device, self.network, None)
+        kernels._processors.update((name, self.processor(name)._replace(**changes)) for name in _DTYPES if changes)
+        return kernels
 
     def processor(self, dtype: str) -> Processor:
         """Return the peaks for a dtype, of bf16 where the device has no units for it."""
@@ -185,8 +188,12 @@ class EngineKernels:
         inside = self.network.inside
         if self.figures is None:
             link = inside.fabric.bandwidth if isinstance(inside, NodeLink) else inside.bandwidth
-            link = link if ranks <= self.network.gpus_per_node else self.network.between.bandwidth
-            return (2 if kind == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks / link
+            members = min(ranks, self.network.gpus_per_node)
+            nodes = math.ceil(ranks / members)
+            # Each rank exchanges data of its own, or all of a node share the adapters for the same result.
+            between = self.network.between.bandwidth * (1 if kind == "all_to_all" else members)
+            slowest = max((members - 1) / members / link, (nodes - 1) / nodes / between)
+            return (2 if kind == "all_reduce" else 1) * nbytes * slowest
         seconds = self.network.seconds(kind, math.ceil(nbytes), ProcessGroupSpec("", ranks, "tp", 0, 1))
         own = isinstance(inside, NodeLink) and kind == "all_reduce" and nbytes <= _PEERS
         if own and ranks <= self.network.gpus_per_node and isinstance(inside, NodeLink):

@@ -44,6 +44,8 @@ def _times(shape: Product, number: int) -> Product:
 
 def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:
     """Return the tokens of a prompt that stand for its image; ServingError for a prompt without."""
+    if not any("pixel" in name or "image" in name for name in inputs):
+        raise ServingError(f"the inputs of {type(model).__name__} have no image: serve it with prompts of text")
     config: Any = getattr(model, "config", None)
     token = next((getattr(config, name) for name in _PLACEHOLDERS if getattr(config, name, None) is not None), None)
     ids = inputs.get("input_ids")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fvflops.serve.serve_model import ServingEstimate
+from fvflops.serve.serving_memory import ServingMemory
 
 # Engine → its command and options: vLLM's `vllm serve`, SGLang's launch_server, TensorRT-LLM's trtllm-serve.
 _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -46,6 +47,13 @@ _COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 # Formats of a cache in fp8, where the engine has an option for it.
 _CACHE = {"vllm": "fp8", "sglang": "fp8_e4m3"}
+# Engine → what its option is a part of: all that it takes, SGLang's weights and cache, and TensorRT-LLM's cache, of the
+# memory beside weights and activations.
+_UTILISATIONS: Mapping[str, Callable[[ServingMemory, float], float]] = {
+    "vllm": lambda memory, taken: taken,
+    "sglang": lambda memory, taken: (memory.weights + memory.cache) / memory.total,
+    "trtllm": lambda memory, taken: memory.cache / (memory.cache + memory.total - memory.usable),
+}
 # Engines whose tensor-parallel size counts the ranks of all groups of attention.
 _COUNTS_ALL = ("sglang", "trtllm")
 
@@ -62,7 +70,7 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
         "expert": ("" if engine == "vllm" else layout.expert) if layout.expert > 1 else None,
         # Engines count the decoder's tokens.
         "length": memory.length - (estimate.load.input_tokens if estimate.model.cross_attention else 0),
-        "utilisation": estimate.load.utilisation,
+        "utilisation": round(_UTILISATIONS[engine](memory, estimate.load.utilisation), 3),
         "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
     }
     shown = [

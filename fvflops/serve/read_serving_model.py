@@ -266,10 +266,10 @@ def _read_encoder(once: Sequence[_Call]) -> Iterator[AttentionLayer]:
     """Yield the attention of an encoder, whose modules run once a request."""
     by_module: dict[str, list[_Call]] = defaultdict(list)
     for call in once:
-        if not call.is_weight and not call.experts and call.columns in (call.rows, call.inner):
+        if not call.is_weight and not call.experts and call.rows in (call.columns, call.inner):
             by_module[call.module].append(call)
     for module, items in by_module.items():
-        layer = _read_heads(module, items, items[0].columns, CacheLayer("full"))
+        layer = _read_heads(module, items, items[0].columns, CacheLayer("full"), queries=items[0].columns)
         yield layer._replace(cache=CacheLayer("full", heads=layer.heads))
 
 
@@ -297,16 +297,17 @@ def _limit_division(branch: str, item: Projection, by_module: Mapping[str, Atten
     return item._replace(heads=heads) if item.columns in sizes and heads < layer.heads else item
 
 
-def _read_heads(module: str, items: Sequence[_Call], keys: int, layer: CacheLayer) -> AttentionLayer:
+def _read_heads(module: str, items: Sequence[_Call], keys: int, layer: CacheLayer, queries: int = 1) -> AttentionLayer:
+    """Return the attention of `queries` tokens to `keys`; heads that share a key may be rows of a product."""
     fused = [call for call in items if call.values]
     if fused:
         call = fused[0]
-        return AttentionLayer(call.batch, call.inner, call.values, layer)
+        return AttentionLayer(call.batch * call.rows // queries, call.inner, call.values, layer)
     scores = [call for call in items if call.columns == keys]
     sums = [call for call in items if call.inner == keys]
     if len(scores) != 1 or len(sums) != 1:
         raise ServingError(f"the attention of {module} to a cache has {len(items)} products, where 2 are known")
-    return AttentionLayer(scores[0].batch * scores[0].rows, scores[0].inner, sums[0].columns, layer)
+    return AttentionLayer(scores[0].batch * scores[0].rows // queries, scores[0].inner, sums[0].columns, layer)
 
 
 def _read_state(layer: CacheLayer) -> StateLayer:

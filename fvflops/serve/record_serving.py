@@ -12,6 +12,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import parameter_count
 from fvflops.analysis.recording import record
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.comparison.cost_functions import ScalingError
 from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
@@ -68,6 +69,9 @@ def record_serving(
             raise
         message = "does not run from a cache without attention layers: use a configuration that has some"
         raise ServingError(f"{type(model).__name__} {message} ({error})") from error
+    except DataDependentError as error:
+        op = str(error).partition(" (")[0]
+        raise ServingError(f"{type(model).__name__} depends on values, so its serving is not known: {op}") from error
     before, after = snapshots
     serving = read_serving_model(
         name or type(model).__name__,

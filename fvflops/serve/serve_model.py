@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -27,16 +29,14 @@ from fvflops.serve.simulation.simulation_result import Distribution, SimulationR
 from fvflops.text import record_repr, short_repr
 from fvflops.units import format_seconds
 
-# Tokens of a step at a time of the largest GPUs' default; smaller ones have fewer.
-_STEP_TOKENS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
 # Simulated requests of each client of a closed loop, and of a rate.
 _ROUNDS, _ARRIVALS = 6, 2000
 # Tokens of a prompt by default.
 _PROMPT = 1024
 # Lengths of simulated prompts and answers vary by this share, so that clients do not stay in step.
 SPREAD = 0.2
-# Batches of decoding that are shown: powers of this number.
-_BATCHES = 4
+# Batches of decoding that are shown: powers of this number, up to the largest that is considered.
+_BATCHES, _MOST = 4, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -76,16 +76,28 @@ class ServingLoad:
             raise ServingError(f"utilisation must be above 0, and at most 1; got {self.utilisation}")
         if sum(given is not None for given in (self.concurrency, self.rate)) + bool(self.requests) > 1:
             raise ServingError("give one of concurrency, rate and requests")
-        if self.longest is not None and self.longest < self.input_tokens + self.output_tokens:
+        prompt, output = max(self._sizes(), key=sum)
+        if self.longest is not None and self.longest < prompt + output:
             raise ServingError(
-                f"a prompt of {self.input_tokens} tokens and {self.output_tokens} tokens of output are longer than the "
-                f"longest sequence, {self.longest}"
+                f"a prompt of {prompt} tokens and {output} tokens of output are longer than the longest sequence, "
+                f"{self.longest}"
             )
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Return the tokens of prompts and of outputs, the first as of a single request."""
+        simulated = [(request.input_tokens, request.output_tokens) for request in self.requests]
+        return [(self.input_tokens, self.output_tokens), *simulated]
 
     @property
     def length(self) -> int:
         """Tokens of the longest sequence."""
-        return self.longest or self.input_tokens + self.output_tokens
+        return self.longest or max(map(sum, self._sizes()))
+
+    @property
+    def mean(self) -> int:
+        """Tokens of a simulated sequence at its end, of several in the mean."""
+        sizes = self._sizes()[bool(self.requests) :]
+        return round(sum(map(sum, sizes)) / len(sizes))
 
     def read_by(self, model: ServingModel) -> tuple[ServingLoad, ServingModel]:
         """Return the load and the model for each other.
@@ -203,7 +215,7 @@ class ServingEstimate(Displayed):
         """
         if self.requests is None:
             raise ServingError("a cost of tokens needs a load that fits: give concurrency, rate or requests")
-        hours = tokens / self.requests.output_tokens_per_second * self.layout.gpus / 3600
+        hours = tokens / self.requests.steady_tokens_per_second() * self.layout.gpus / 3600
         return TokenCost(
             gpu_hours=hours,
             cost=None if price is None else price * hours,
@@ -274,8 +286,9 @@ class EngineSetup(NamedTuple):
 
     def lengths(self, load: ServingLoad) -> Lengths:
         """Return the lengths of a load's requests, which vary unless an encoder reads as many tokens of each."""
-        fixed = self.steps.model.encoded
-        lengths = load.lengths(SPREAD)
+        fixed, settings = self.steps.model.encoded, self.settings
+        most = (settings.pages - 1) * settings.page_size / load.mean - 1  # so that each fits
+        lengths = load.lengths(max(0.0, min(SPREAD, most)))
         return replace(lengths, input_tokens=(fixed, fixed)) if fixed else lengths
 
 
@@ -290,11 +303,13 @@ def prepare_engine(
     encoded = load.input_tokens if model.cross_attention else 0
     steps = EngineStep(model, layout, kernels, figures, draft_tokens=drafted, encoded=encoded)
     settings = engine_settings(engine, 10**9, **_settings_of(engine, device))
+    verified = max(1, settings.max_batched_tokens // (1 + drafted))  # sequences of which a step can
+    settings = replace(settings, max_sequences=min(settings.max_sequences, verified))
     memory = find_memory(
         model,
         layout,
         device,
-        length=load.length,
+        length=(load.longest or encoded + load.output_tokens) if encoded else load.length,
         utilisation=load.utilisation,
         step_tokens=settings.max_batched_tokens,
         step_sequences=settings.max_sequences,
@@ -302,17 +317,21 @@ def prepare_engine(
     )
     if encoded:  # engines run an encoder on whole prompts
         settings = replace(settings, chunked_prefill=False, prefix_caching=False)
-    pages = int(max(0.0, memory.cache) / memory.sequence * memory.length / settings.page_size)
+    # Bytes a token depend on the length where layers keep a window or a state: the load's own, not the longest.
+    pages = int(max(0.0, memory.cache) / _cache_bytes(steps, 1, load.mean) * load.mean / settings.page_size)
     settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
     """Raise ServingError where a layout does not divide a model's heads, experts and layers."""
-    heads = {layer.heads for layer in (*model.attention, *model.cross_attention, *model.encoder_attention)}
-    for number in heads:
-        if number % layout.tensor:
-            raise ServingError(f"tensor parallelism of {layout.tensor} must divide the {number} heads of attention")
+    tensor = layout.tensor
+    for attention in (*model.attention, *model.cross_attention, *model.encoder_attention):
+        if attention.heads % tensor:
+            raise ServingError(f"tensor parallelism of {tensor} must divide the {attention.heads} heads of attention")
+        keys = attention.cache.heads
+        if keys and tensor % keys and keys % tensor:
+            raise ServingError(f"tensor parallelism of {tensor} must divide the {keys} heads of keys, or be a multiple")
     for layer in model.experts:
         if layer.experts % layout.expert:
             raise ServingError(f"{layout.expert} ranks of experts must divide the {layer.experts} experts of a layer")
@@ -325,9 +344,7 @@ def check_layout(model: ServingModel, layout: ServingLayout) -> None:
 def _settings_of(engine: str, device: Device) -> dict[str, Any]:
     """Return the settings that an engine chooses by the GPU's memory: vLLM's of its server, from 70 GiB."""
     is_large = device.memory is not None and device.memory >= 70 * 2**30
-    if engine != "vllm" or not is_large:
-        return {}
-    return {"max_batched_tokens": _STEP_TOKENS[engine], "max_sequences": 1024}
+    return {"max_batched_tokens": 8192, "max_sequences": 1024} if engine == "vllm" and is_large else {}
 
 
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
@@ -335,8 +352,8 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
     model, kernels = steps.model, steps.kernels
     bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures(), encoded=steps.encoded)
     context = load.input_tokens + load.output_tokens // 2
-    fitting = int(memory.cache / (memory.sequence / memory.length * context)) if memory.cache > 0 else 1
-    batches = list(takewhile(lambda batch: batch <= max(1, fitting), (_BATCHES**power for power in count())))
+    fitting = min(_MOST, max(1, int(memory.cache / _cache_bytes(steps, 1, context))))
+    batches = list(takewhile(lambda batch: batch <= fitting, (_BATCHES**power for power in count())))
     return ServingEstimate(
         model=model,
         device=kernels.device,
@@ -402,23 +419,17 @@ def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
 
 def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     """Return the smallest batch whose multiply-adds take longer than its bytes; None where none does up to 4,096."""
-    gpu = steps.kernels.processor("bf16")
-    layout = steps.layout
+    computing, reading = (
+        EngineStep(steps.model, steps.layout, kernels, EngineFigures(), encoded=steps.encoded)
+        for kernels in (steps.kernels.bound(bandwidth=math.inf), steps.kernels.bound(peak=math.inf))
+    )
 
     def is_bound(batch: int) -> bool:
-        work = steps.work((), batch, batch * context)
-        touched = [1 - (1 - layer.topk / layer.experts) ** (batch * layout.data) for layer in steps.model.experts]
-        moved = weights_read(steps.model, layout, touched[0] if touched else 1.0) + _cache_bytes(steps, batch, context)
-        return bool(2 * steps.macs(work) / layout.gpus / gpu.peak >= moved / gpu.bandwidth)
+        tokens = batch * context
+        return computing.seconds((), batch, tokens) >= reading.seconds((), batch, tokens)
 
-    batch: int | None = next((2**power for power in range(13) if is_bound(2**power)), None)
-    if batch is None or batch == 1:
-        return batch
-    low, high = batch // 2, batch
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_bound(middle) else (middle, high)
-    return high
+    below = bisect_left(range(1, _MOST + 1), True, key=is_bound)
+    return below + 1 if below < _MOST else None
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad) -> SimulationResult | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from fvflops.serve.engine_step import CLASSES
 from fvflops.serve.launch_command import launch_command
 from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
 from fvflops.serve.serving_layout import CACHES
-from fvflops.serve.simulation.simulation_result import SimulationResult
+from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
@@ -27,6 +28,8 @@ from fvflops.units import (
 )
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+# A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
+_SERVED = 0.9
 _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
 _PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes")
 
@@ -165,9 +168,7 @@ def _describe_load(estimate: ServingEstimate) -> str:
 
 def _tabulate_latency(estimate: ServingEstimate) -> Table:
     columns = (text_column("latency"), *(number_column(share, form=format_seconds) for share in _SHARES))
-    rows = [
-        (_LATENCIES[key], *(getattr(times, share) for share in _SHARES)) for key, times in estimate.latencies().items()
-    ]
+    rows = [(_LATENCIES[key], *_shares(times).values()) for key, times in estimate.latencies().items()]
     return Table("latency", columns, rows, noun="latency")
 
 
@@ -175,10 +176,17 @@ _SHARES = ("mean", "p50", "p90", "p95", "p99")
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "whole request"}
 
 
+def _shares(times: Distribution) -> dict[str, float | None]:
+    """Return the mean and percentiles, None where no request has such a time, as per output token with one token."""
+    return {share: None if math.isnan(value) else value for share, value in record_data(times, *_SHARES).items()}
+
+
 def _list_requests(estimate: ServingEstimate, result: SimulationResult) -> Iterator[str]:
-    tokens = result.steady_tokens_per_second()
+    tokens, requests = result.steady_tokens_per_second(), result.steady_requests_per_second()
     each = format_short(tokens / estimate.layout.gpus)
-    yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {result.requests_per_second:.3g} requests/s"
+    yield f"throughput {format_short(tokens)} tokens/s, {each} a GPU; {requests:.3g} requests/s"
+    if estimate.load.rate is not None and result.requests_per_second < _SERVED * estimate.load.rate:
+        yield "more requests arrive than are served: the longer they do, the longer is the time to first token"
     busy, pages = format_share(result.utilisation), format_share(result.peak_pages / result.pages)
     yield f"busy {busy} of the time; at most {pages} of the cache in use; {result.preemptions} preemptions"
 
@@ -192,6 +200,10 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     server = format_seconds(estimate.server_seconds)
     yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
+    if estimate.layout.pipeline > 1:
+        yield "a batch passes the stages of the pipeline one after the other: stages that work at once are not modelled"
+    if estimate.load.concurrency:
+        yield "all clients send their first requests at once, which the highest percentiles show"
     if estimate.model.experts:
         yield "each token chooses its experts at random, some more often than others"
     if images := estimate.model.images:
@@ -229,7 +241,10 @@ def _encode_phase(phase: Phase) -> dict[str, Any]:
 
 
 def _encode_requests(estimate: ServingEstimate, result: SimulationResult) -> dict[str, Any]:
-    times = {name: record_data(item, *_SHARES) for name, item in estimate.latencies().items()}
+    times = {name: _shares(item) for name, item in estimate.latencies().items()}
     rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
-    steady = {"steady_tokens_per_second": result.steady_tokens_per_second()}
+    steady = {
+        "steady_tokens_per_second": result.steady_tokens_per_second(),
+        "steady_requests_per_second": result.steady_requests_per_second(),
+    }
     return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}

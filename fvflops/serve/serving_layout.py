@@ -74,6 +74,7 @@ class ServingLayout:
             total += count * layer.elements * WEIGHTS[self.weights].nbytes / (self.tensor * self.data)
             counted += count * layer.elements
         others = max(0, model.parameters - counted)
+        total *= min(1.0, model.parameters / counted)  # weights that several layers share are kept once
         return (total + 2.0 * others / self.tensor) / self.pipeline
 
     def product_bytes(self, model: ServingModel, products: Mapping[Projection, int]) -> float:

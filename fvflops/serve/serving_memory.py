@@ -99,7 +99,10 @@ def _activation_bytes(model: ServingModel, layout: ServingLayout, tokens: int, s
         columns = (3 if layer.gated else 2) * layer.inner / divided + 2 * layer.hidden
         widest = max(widest, layer.topk / layout.expert * columns)
     logits = _LOGITS * sequences * model.vocabulary
-    images = model.images.activation_bytes(layout.tensor) if model.images else 0.0
+    images = 0.0
+    if model.images:  # engines encode as many at once as a step has tokens for
+        at_once = min(model.images.number, max(1, tokens // model.images.tokens))
+        images = model.images._replace(number=at_once).activation_bytes(layout.tensor)
     return max(images, 2.0 * tokens * (2 * model.hidden + widest), 2.0 * tokens * model.hidden + logits)
 
 
@@ -108,10 +111,12 @@ def _width(size: int, is_divided: bool, ranks: int) -> float:
 
 
 def weights_read(model: ServingModel, layout: ServingLayout, experts: float, *, encodes: bool = False) -> float:
-    """Return the bytes of weights that a step reads on one GPU.
+    """Return the bytes of weights of products and experts that a step reads on one GPU.
 
     `experts` is the fraction of the experts' weights that it reads, 0 to 1; with `encodes` it reads the encoder's too.
     """
-    idle = sum(count * layer.elements for layer, count in model.experts.items()) * WEIGHTS[layout.weights].nbytes
-    read = layout.weight_bytes(model) - (1 - experts) * idle / layout.gpus
-    return read if encodes else read - layout.product_bytes(model, model.encoder) / layout.pipeline
+    read = layout.product_bytes(model, model.projections)
+    read += layout.product_bytes(model, model.encoder) if encodes else 0.0
+    elements = sum(count * layer.elements for layer, count in model.experts.items())
+    read += experts * elements * WEIGHTS[layout.weights].nbytes / (layout.tensor * layout.data)
+    return read / layout.pipeline

@@ -119,6 +119,8 @@ def search_serving(
     device, load, limits = resolve_device(device), load or ServingLoad(), limits or LatencyLimits(at="p95")
     serving = model if isinstance(model, ServingModel) else record_serving(model, image=load.image)[0]
     load, serving = load.read_by(serving)
+    if load.output_tokens < 2:
+        raise ServingError("a search compares the time per output token, which answers of one token do not have")
     points: list[ServingPoint] = []
     unfit: list[Unfit] = []
     for layout in _list_layouts(serving, gpus, precisions):

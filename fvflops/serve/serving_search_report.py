@@ -140,6 +140,7 @@ def _list_unfit(search: ServingSearch) -> Iterator[Part]:
 
 def _list_assumptions(search: ServingSearch) -> Iterator[str]:
     yield f"{ENGINES[search.engine]}; each client sends a request after the last one's answer, lengths vary by 20 %"
+    yield "latencies are without the first requests of all clients, which are sent at once"
     yield "A + B × tp: A engines compute prompts, B decode, and the cache is sent from one to the other"
 
 

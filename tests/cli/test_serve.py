@@ -42,11 +42,22 @@ def test_every_format(reports, format):
 
 
 def test_the_first_layout_of_a_search_can_be_estimated(capsys):
-    assert main([*SERVE, *LOADS["serving_search"], "--format", "text"]) == 0
+    """With the load and the engine of the search."""
+    load = ["--hit-rate", "0.5", "--engine=sglang", "--arg", "rope_theta=500000"]
+    assert main([*SERVE, *LOADS["serving_search"], *load, "--ttft", "1s", "--format", "text"]) == 0
     text = capsys.readouterr().out.replace(" \\\n", "")
-    command = next(line for line in text.splitlines() if "fvflops serve" in line)
-    assert main(shlex.split(command)[1:]) == 0
+    command = shlex.split(next(line for line in text.splitlines() if "fvflops serve" in line))
+    assert set(command) >= {*SERVE, *load} and not {"--search", "--gpus", "--ttft"} & set(command)
+    assert main(command[1:]) == 0
     assert "To start the engine so" in capsys.readouterr().out
+
+
+def test_drafted_tokens_that_are_accepted_save_time(capsys):
+    times = []
+    for options in ([], ["--draft-tokens", "3", "--acceptance", "1"]):
+        assert main([*SERVE, "--concurrency", "1", *options, "--format", "json"]) == 0
+        times.append(json.loads(capsys.readouterr().out)["requests"]["tpot"]["mean"])
+    assert times[1] < 0.9 * times[0]
 
 
 def test_requests_of_a_file(tmp_path, capsys):

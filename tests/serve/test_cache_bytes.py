@@ -96,3 +96,14 @@ def test_a_window_shorter_than_the_recorded_prompt() -> None:
 def test_a_model_without_attention_layers_says_what_it_needs() -> None:
     with pytest.raises(ServingError, match=r"BambaForCausalLM .* attention layers"):
         record_serving(build("BambaForCausalLM", attn_layer_indices=None))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("size", [8, 320])
+def test_heads_that_share_a_key_are_counted_however_attention_computes_them(attention, size):
+    """Products of large heads have the queries of a key as rows."""
+    model = build("LlamaForCausalLM", head_dim=size)
+    model.set_attn_implementation(attention)
+    (layer,) = record_serving(model)[0].attention
+    config = model.config
+    assert (layer.heads, layer.cache.heads) == (config.num_attention_heads, config.num_key_value_heads)

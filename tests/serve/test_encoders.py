@@ -110,3 +110,13 @@ def test_whisper_reads_the_same_length_of_any_request(whisper):
 def test_no_prefix_of_a_prompt_is_in_a_cache(model):
     with pytest.raises(ServingError, match="no prefix is found in a cache"):
         serve_model(model, device=H100, load=replace(LOAD, hit_rate=0.5))
+
+
+def test_the_heads_of_an_encoder_are_its_own_however_attention_is_computed():
+    found = []
+    for attention in ("eager", "sdpa"):
+        model = build("T5ForConditionalGeneration")
+        model.set_attn_implementation(attention)
+        serving = record_serving(model)[0]
+        found.append([(layer.heads, layer.key_size, layer.value_size) for layer in serving.encoder_attention])
+    assert found[0] == found[1] == [(model.config.num_heads, model.config.d_kv, model.config.d_kv)]

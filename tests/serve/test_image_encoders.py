@@ -8,6 +8,7 @@ from fvflops import FlopCountAnalysis, find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep
+from fvflops.serve.image_encoder import count_image_tokens
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serve_model import ServingLoad, serve_model
 from fvflops.serve.serving_layout import ServingLayout
@@ -55,6 +56,14 @@ def test_the_work_of_an_image_is_that_of_the_modules_that_read_it(recorded):
     # Qwen's interpolation of positions is no product: 0.1 % of its tower.
     assert serving.images.macs == pytest.approx(read, rel=1e-3)
     assert serving.images.tokens == int((image["input_ids"] == model.config.image_token_id).sum()) > 0
+
+
+def test_images_are_resized_to_the_nearest_number_of_patches():
+    """As by Qwen's processor: 1000 by 500 pixels are 35.7 by 17.9 tokens of 28 by 28 pixels, so 36 by 18."""
+    options = SourceOptions(device="meta", dtype="bf16", image_size=(1000, 500))
+    loaded = load_model("transformers:Qwen2VLForConditionalGeneration", options)
+    assert loaded.kwargs["image_grid_thw"].tolist() == [[1, 72, 36]]
+    assert count_image_tokens(loaded.model, loaded.kwargs) == 36 * 18
 
 
 def test_images_add_their_encoder_to_the_first_token_and_nothing_to_further_ones(recorded):
@@ -109,13 +118,20 @@ def test_simulated_requests_and_a_search_wait_for_images(llava):
     assert 0 < search[0].per_gpu < search[1].per_gpu / 2
 
 
+def test_the_encoder_reads_as_many_images_at_once_as_a_step_has_tokens_for(llava):
+    serving = llava[2]
+    most = 8192 // serving.images.tokens
+    memory = [serve_model(serving, device=H100, load=ServingLoad(images=number)).memory for number in (most, 10 * most)]
+    assert memory[0].activations == memory[1].activations
+
+
 def test_bad_input(llava):
     model, _, serving = llava
     with pytest.raises(ServingError, match="images need `image` too"):
         serve_model(model, device=H100, load=ServingLoad(images=1))
     with pytest.raises(ServingError, match="images must be at least 0; got -1"):
         ServingLoad(images=-1)
-    with pytest.raises(ServingError, match="LlamaForCausalLM has no tokens that stand for an image"):
+    with pytest.raises(ServingError, match="the inputs of LlamaForCausalLM have no image"):
         record_serving(build("LlamaForCausalLM"), image={})
     with pytest.raises(ServingError, match="are longer than the longest sequence, 700"):
         serve_model(serving, device=H100, load=ServingLoad(input_tokens=100, images=1, longest=700))

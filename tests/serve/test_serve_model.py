@@ -1,12 +1,15 @@
 """Estimates of serving: memory, bounds, relations between layouts and loads, and bad input."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
 from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.reports.formats import write_document
+from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.launch_command import launch_command
@@ -19,6 +22,7 @@ from fvflops.serve.serving_search import search_serving
 from fvflops.serve.serving_search_report import serving_search_report
 from fvflops.serve.simulation.engine_settings import Speculation
 from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.requests import Request
 from fvflops.zoo import build
 
 H100 = find_device("H100")
@@ -73,6 +77,15 @@ def test_no_step_is_faster_than_its_bound(llama, mixture, work):
             assert steps(model, layout).seconds(*work[:3]) >= 0.98 * steps(model, layout, bound=True).seconds(*work[:3])
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+def test_no_collective_is_faster_than_its_bound(kind, ranks):
+    """Inside a node and between nodes, whose adapters work at once."""
+    kernels = EngineKernels.of(H100, assume_network(H100))
+    for nbytes in (1e5, 1e7, 1e9):
+        assert kernels.collective(kind, ranks, nbytes) >= 0.99 * kernels.bound().collective(kind, ranks, nbytes) > 0
+
+
 def test_more_work_takes_longer(llama):
     """In batch, context and prompt, apart from steps of tiles."""
     engine = steps(llama)
@@ -110,6 +123,19 @@ def test_ranks_divide_weights_and_cache(llama):
     assert serve_model(llama, device=H100, layout=sixteen).memory.token == one.token / 8
 
 
+def test_weights_that_layers_share_are_kept_once_and_read_by_each(llama):
+    shared = replace(llama, parameters=llama.parameters // 2)
+    estimate = serve_model(shared, device=H100)
+    assert estimate.memory.weights == pytest.approx(llama.parameters, rel=1e-6)
+    assert estimate.decode[0].weight_bytes == serve_model(llama, device=H100).decode[0].weight_bytes
+
+
+def test_a_decoded_token_reads_no_table_of_embeddings(llama):
+    embeddings = 2 * llama.vocabulary * llama.hidden
+    estimate = serve_model(llama, device=H100)
+    assert estimate.decode[0].weight_bytes == pytest.approx(estimate.memory.weights - embeddings, rel=1e-4)
+
+
 def test_a_cache_in_fp8_holds_twice_the_tokens(llama):
     tokens = [
         serve_model(llama, device=H100, layout=ServingLayout(cache=name)).memory.tokens for name in ("bf16", "fp8")
@@ -122,6 +148,60 @@ def test_decoding_of_a_small_context_turns_compute_bound(llama):
     # 2 FLOPs and 2 bytes a parameter: at about peak / bandwidth sequences.
     assert short == pytest.approx(H100.peak("bf16") / H100.bandwidth, rel=0.15)
     assert serve_model(llama, device=H100, load=ServingLoad(input_tokens=8192)).compute_bound is None
+
+
+def test_fewer_bytes_and_faster_products_are_compute_bound_later(llama):
+    """In fp8 both change by two, so the batch is the same; int4 is multiplied in bf16, from a quarter of the bytes."""
+    load = ServingLoad(input_tokens=16, output_tokens=2)
+    found = {
+        name: serve_model(llama, device=H100, load=load, layout=ServingLayout(weights=name)).compute_bound
+        for name in ("bf16", "fp8", "int4")
+    }
+    assert found["fp8"] == pytest.approx(found["bf16"], rel=0.1) and found["int4"] < 0.4 * found["bf16"]
+
+
+def test_the_longest_sequence_does_not_change_how_many_shorter_ones_fit():
+    """Layers with a window keep fewer bytes of a token the longer a sequence is."""
+    cache = tuple(CacheLayer("sliding window", 2048, 8, 1024) for _ in range(32))
+    model = replace(record_serving(build("llama3_8b", device="meta"))[0], cache=cache)
+    short, long = (
+        serve_model(model, device=H100, load=ServingLoad(concurrency=2, longest=longest)) for longest in (None, 131072)
+    )
+    assert long.settings.pages == short.settings.pages
+    assert [phase.batch for phase in long.decode] == [phase.batch for phase in short.decode]
+    assert long.memory.tokens > 10 * short.memory.tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_many_drafted_tokens_leave_room_for_fewer_sequences(llama, engine):
+    load = ServingLoad(concurrency=2, speculation=Speculation(31, 0.5))
+    settings = serve_model(llama, device=H100, load=load, engine=engine).settings
+    assert settings.max_sequences * 32 == settings.max_batched_tokens
+
+
+def test_a_prompt_that_just_fits_is_simulated(llama):
+    tokens = serve_model(llama, device=H100).memory.tokens
+    load = ServingLoad(input_tokens=tokens - 300, concurrency=1)
+    result = serve_model(llama, device=H100, load=load).requests
+    assert max(result.requests.input_tokens) <= tokens
+
+
+def test_the_longest_request_of_a_file_is_a_sequence_of_the_engine(llama):
+    requests = (Request(0.0, 100, 10), Request(1.0, 6000, 500))
+    estimate = serve_model(llama, device=H100, load=ServingLoad(requests=requests))
+    assert estimate.memory.length == 6500 and "--max-model-len 6500" in launch_command(estimate, "NAME")
+    with pytest.raises(ServingError, match="a prompt of 6000 tokens and 500 tokens of output are longer"):
+        ServingLoad(requests=requests, longest=6000)
+
+
+def test_launched_engines_have_the_cache_of_the_estimate(llama):
+    """Of SGLang's part of the memory weights are subtracted; TensorRT-LLM's is of the memory beside all else."""
+    for engine, used in (("sglang", lambda memory: memory.weights), ("trtllm", lambda memory: 0.0)):
+        estimate = serve_model(llama, device=H100, engine=engine)
+        memory, command = estimate.memory, launch_command(estimate, "NAME")
+        part = float(re.search(r"(?:static|fraction) ([0-9.]+)", command)[1])
+        free = memory.weights + memory.activations + memory.graphs + memory.reserve if engine == "trtllm" else 0.0
+        assert part * (memory.total - free) - used(memory) == pytest.approx(memory.cache, rel=2e-3)
 
 
 def test_more_clients_serve_more_and_each_waits_longer(llama):
@@ -148,10 +228,19 @@ def test_a_model_that_does_not_fit_is_said_to_lack_memory():
     assert "It does not fit: each GPU lacks" in str(estimate)
 
 
+def with_ten_heads_of_keys(model):
+    ((layer, count),) = model.attention.items()
+    return replace(model, attention={layer._replace(heads=40, cache=layer.cache._replace(heads=10)): count})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda model: serve_model(model, device=H100, layout=ServingLayout(tensor=3)), "must divide the 32 heads"),
+        (
+            lambda model: serve_model(with_ten_heads_of_keys(model), device=H100, layout=ServingLayout(tensor=4)),
+            "tensor parallelism of 4 must divide the 10 heads of keys, or be a multiple",
+        ),
         (lambda model: serve_model(model, device=H100, layout=ServingLayout(tensor=2, expert=2)), "has no experts"),
         (lambda model: ServingLayout(tensor=2, expert=3), "3 ranks of experts must divide the 2 ranks"),
         (lambda model: ServingLayout(weights="int3"), "weights must be one of bf16, fp8"),
@@ -216,3 +305,28 @@ def test_search_says_what_does_not_fit():
     assert [item.layout.weights for item in found.unfit] == ["bf16"]
     assert "GB too little on each GPU" in found.unfit[0].reason
     assert {point.layout.weights for point in found.points} == {"int4"}
+
+
+def test_answers_of_one_token_have_no_time_per_output_token(llama):
+    estimate = serve_model(llama, device=H100, load=ServingLoad(output_tokens=1, concurrency=2))
+    report = json.loads(write_document(serve_report(estimate), "json"))["requests"]
+    assert report["tpot"]["mean"] is None and report["end_to_end"] == report["ttft"]
+    assert "nan" not in write_document(serve_report(estimate), "text")
+    with pytest.raises(ServingError, match="answers of one token do not have"):
+        search_serving(llama, device=H100, gpus=1, load=ServingLoad(output_tokens=1))
+
+
+def test_throughput_and_the_cost_of_tokens_are_of_the_same_time(llama):
+    """While the load is on: the first and last requests of the clients are left out of both."""
+    estimate = serve_model(llama, device=H100, layout=ServingLayout(tensor=2), load=ServingLoad(concurrency=8))
+    hours = estimate.cost_of_tokens(3600.0).gpu_hours
+    tokens = estimate.requests.steady_tokens_per_second()
+    assert hours == pytest.approx(2 / tokens)
+    mean = sum(estimate.requests.requests.output_tokens) / len(estimate.requests.requests)
+    assert estimate.requests.steady_requests_per_second() == pytest.approx(tokens / mean)
+
+
+@pytest.mark.parametrize(("rate", "is_said"), [(5.0, False), (60.0, True)])
+def test_a_rate_beyond_what_is_served_is_said(llama, rate, is_said):
+    text = write_document(serve_report(serve_model(llama, device=H100, load=ServingLoad(rate=rate))), "text")
+    assert ("more requests arrive than are served" in text) == is_said

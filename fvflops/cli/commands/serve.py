@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from dataclasses import replace
 
 from torch import nn
 
+from fvflops.cli import argument_values as values
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_amount, parse_count, parse_seconds, parse_sides
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
+from fvflops.cli.planning.step_options import OF_OUTPUT, typed_words
 from fvflops.devices.devices import Device
 from fvflops.reports.document import Document
 from fvflops.serve.serve_model import ServingLoad, serve_model
@@ -35,8 +38,7 @@ RARE = (
     *("--pp", "--images", "--image-size", "--hit-rate", "--acceptance", "--draft-tokens"),
     *("--watts", "--price", "--at", "--utilisation"),
 )
-# Options of --search.
-_OF_FIXED = ("gpus", "draft_tokens", "ttft", "tpot", "at")
+_OF_SEARCH = ("gpus", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 _COUNTS = ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus")
 _OPTIONS = f"""
@@ -84,10 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         _OPTIONS,
-        type=dict.fromkeys((*_COUNTS, "images"), parse_count)
-        | {"image_size": parse_sides}
-        | dict.fromkeys(("utilisation", "rate", "hit_rate", "acceptance", "price", "watts"), parse_amount)
-        | dict.fromkeys(("ttft", "tpot"), parse_seconds),
+        type=dict.fromkeys((*_COUNTS, "draft_tokens"), values.parse_count)
+        | {"images": values.parse_depth, "image_size": values.parse_sides}
+        | dict.fromkeys(("rate", "price", "watts"), values.parse_amount)
+        | dict.fromkeys(("utilisation", "hit_rate", "acceptance"), values.parse_part)
+        | dict.fromkeys(("ttft", "tpot"), values.parse_seconds),
     )
     shared_options.add_building(parser)
     shared_options.add_report(parser)
@@ -100,14 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     device = find_accelerator(arguments.device)
     if device is None:
         raise ValueError(f"--device {arguments.device}: name the GPU, such as H100; 'fvflops list devices' lists them")
+    _check(arguments)
     loaded = _load(arguments)
     load = _read_load(arguments, loaded)
     model = loaded.model
     if arguments.search:
         write_report(_search(arguments, model, device, load), arguments)
         return 0
-    if option := find_chosen(arguments, _OF_FIXED):
-        raise ValueError(f"{option} is about --search: add it")
     layout = ServingLayout(
         tensor=arguments.tp or 1,
         pipeline=arguments.pp or 1,
@@ -130,14 +132,36 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that would have no effect."""
+    is_search, is_file = arguments.search, arguments.requests is not None
+    is_load = is_search or find_chosen(arguments, ("concurrency", "rate", "requests"))
+    if is_search and arguments.gpus is None:
+        raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
+    for is_wrong, names, message in (
+        (not is_search, _OF_SEARCH, "{} is about --search: add it"),
+        (is_search, ("tp", "ep", "dp_attention", "concurrency"), "--search tries every {}: omit it"),
+        (is_search, ("pp", "rate", "requests", "price", "watts"), "{} is about one layout: omit it, or --search"),
+        (not is_load, ("hit_rate", "draft_tokens", "price", "watts"), "{} is about --concurrency or --rate: add one"),
+        (is_file, ("hit_rate",), "{} is about requests drawn at random: write prefix_tokens into the file"),
+    ):
+        if is_wrong and (option := find_chosen(arguments, names)):
+            raise ValueError(message.format(option))
+
+
 def _load(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with the inputs of a call with an image where prompts have some."""
     if arguments.image_size and not arguments.images:
         raise ValueError("--image-size is about --images: add it")
     options = shared_options.building_options(arguments, device="meta", dtype="bf16")
-    loaded = load_model(arguments.model, replace(options, image_size=arguments.image_size))
-    if arguments.images and not loaded.kwargs:
-        raise ValueError(f"--images: {arguments.model} reads no images: omit it")
+    if not arguments.images:  # the model runs on prompts of its own, so none is made for it
+        loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
+    else:
+        try:
+            loaded = load_model(arguments.model, replace(options, image_size=arguments.image_size))
+        except (RuntimeError, ValueError) as error:
+            remedy = "try another --image-size, by default the model's own, or omit --images"
+            raise ValueError(f"{arguments.model} does not run on such an image: {remedy} ({error})") from error
     loaded.model.eval()
     return loaded
 
@@ -151,7 +175,7 @@ def _read_load(arguments: argparse.Namespace, loaded: LoadedModel) -> ServingLoa
         requests=tuple(read_requests(arguments.requests)) if arguments.requests else (),
         hit_rate=arguments.hit_rate or 0.0,
         longest=arguments.max_model_len,
-        utilisation=arguments.utilisation or 0.9,
+        utilisation=0.9 if arguments.utilisation is None else arguments.utilisation,
         speculation=_read_speculation(arguments),
         images=arguments.images or 0,
         image=loaded.kwargs if arguments.images else None,
@@ -167,11 +191,6 @@ def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:
 
 
 def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:
-    if arguments.gpus is None:
-        raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
-    for name in ("tp", "pp", "ep", "dp_attention", "concurrency", "rate", "requests"):
-        if getattr(arguments, name) is not None:
-            raise ValueError(f"--search tries every --{name.replace('_', '-')}: omit it")
     weights = [arguments.weights] if arguments.weights else ["bf16", "fp8"]
     found = search_serving(
         model,
@@ -183,14 +202,16 @@ def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, loa
         engine=arguments.engine or "vllm",
         network=choose_network(arguments.network),
     )
-    best = found.best(1)
-    command = "" if not best else f"fvflops serve {arguments.model} --device '{device.name}' {_options_of(best[0])}"
+    command = "".join(_describe_command(arguments, point) for point in found.best(1) if not point.prefill)
     return serving_search_report(found, name=arguments.model, command=command)
 
 
-def _options_of(point: ServingPoint) -> str:
+def _describe_command(arguments: argparse.Namespace, point: ServingPoint) -> str:
+    """Return the command that estimates one engine of a layout, with its part of the clients."""
+    omitted = [*OF_OUTPUT, *(f"--{name}" for name in (*_OF_SEARCH, "weights", "cache"))]
+    words = [word for word in typed_words(arguments, omitted) if word != "--search"]
     layout = point.layout
-    sizes = {"tp": layout.tensor, "ep": layout.expert, "dp-attention": layout.data}
-    shown = [f"--{name} {size}" for name, size in sizes.items() if size > 1]
-    precision = f"--weights {layout.weights} --cache {layout.cache}"
-    return " ".join([*shown, precision, f"--concurrency {max(1, point.clients // max(1, point.engines))}"])
+    for name, size in (("tp", layout.tensor), ("ep", layout.expert), ("dp-attention", layout.data)):
+        words += [f"--{name}", str(size)] if size > 1 else []
+    clients = max(1, point.clients // point.engines)
+    return shlex.join([*words, "--weights", layout.weights, "--cache", layout.cache, "--concurrency", str(clients)])

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +44,7 @@ _CALL = re.compile(r"(\w+)\((.+)\)")
 _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
 _LOGITS = 3  # axes: batch, tokens, vocabulary
-_OF_OUTPUT = ("--format", "--output")
+OF_OUTPUT = ("--format", "--output")
 # Option → the axis without which it has no effect.
 AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
 
@@ -170,6 +170,17 @@ def choose_precision(arguments: argparse.Namespace, model: nn.Module, *, has_bf1
         arguments.precision = "bf16-mixed"
 
 
+def typed_words(arguments: argparse.Namespace, omitted: Collection[str]) -> list[str]:
+    """Return the command line as it was typed, without some options, each of which has a value."""
+    words, skipped = ["fvflops"], False
+    for word in arguments.argv:
+        name, has_value, _ = word.partition("=")
+        if not skipped and name not in omitted:
+            words.append(word)
+        skipped = not skipped and name in omitted and not has_value
+    return words
+
+
 def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) -> str:
     """Return the command line that repeats a report, with the defaults that were chosen, without where it is written.
 
@@ -177,12 +188,7 @@ def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) 
     >>> repeat_command(argparse.Namespace(argv=typed, precision="bf16-mixed", optimizer=None), "AdamW")
     'fvflops plan zoo:gpt2 --precision bf16-mixed --optimizer AdamW'
     """
-    words, skipped = ["fvflops"], False
-    for word in arguments.argv:
-        name, has_value, _ = word.partition("=")
-        if not skipped and name not in _OF_OUTPUT:
-            words.append(word)
-        skipped = not skipped and name in _OF_OUTPUT and not has_value
+    words = typed_words(arguments, OF_OUTPUT)
     for option, value in (("--precision", arguments.precision), ("--optimizer", arguments.optimizer or optimizer)):
         if value is not None and option not in {word.partition("=")[0] for word in words}:
             words += [option, value]

@@ -160,6 +160,10 @@ class SimulationResult:
                 total += (tokens - 1) * max(0.0, min(last, end) - max(first, begin)) / (last - first)
         return total / (end - begin)
 
+    def steady_requests_per_second(self) -> float:
+        """Return the requests a second while the load is on, each of as many output tokens as in the mean."""
+        return self.steady_tokens_per_second() * len(self.requests) / sum(self.requests.output_tokens)
+
     def to_json(self) -> str:
         """Return the statistics as JSON, without the single requests."""
         values = {

@@ -28,7 +28,6 @@ from fvflops.sources.transformers.input_request import (
     integers,
     make_token_ids,
     ones,
-    patch_grid,
     text_length,
 )
 from fvflops.sources.transformers.special_inputs import make_fixed_inputs, make_special_inputs
@@ -137,7 +136,9 @@ def _patches(request: InputRequest) -> torch.Tensor:
     patch = request.setting("patch_size", part="vision")
     time = request.setting("temporal_patch_size", "patch_temporal", part="vision", default=1)
     merge = request.setting("spatial_merge_size", "merge_size", part="vision", default=1)
-    rows, columns = (max(merge, side // merge * merge) for side in patch_grid(request, patch, IMAGE // patch))
+    # The processors resize an image to the nearest whole numbers of merged patches.
+    sides = request.chosen_image() or (IMAGE, IMAGE)
+    rows, columns = (merge * max(1, round(side / (patch * merge))) for side in sides)
     grid = torch.tensor([[1, rows, columns]], device="cpu")
     for name in ("grid_thw", "image_grid_thw"):
         request.made[name] = grid
