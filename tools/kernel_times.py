@@ -135,6 +135,8 @@ def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
     device = find_device(DEVICES[sample.gpu])
     own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
     assert own is not None and other is not None
+    if not other.by_class[kind]:
+        return None  # no other chip has the class
     dtype = DTYPES[sample.dtype].figures
     errors, borrowed = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
     return KernelErrors(

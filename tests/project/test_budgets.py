@@ -14,14 +14,14 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84843, 492),
+    "fvflops": (84852, 492),
     "fvflops/analysis": (3000, 18),
     "fvflops/capture": (18571, 109),
     "fvflops/cli": (5756, 35),
     "fvflops/comparison": (4354, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1760, 12),
-    "fvflops/devices": (2207, 13),
+    "fvflops/devices": (2216, 13),
     "fvflops/formulas": (4145, 27),
     "fvflops/integrations": (777, 7),
     "fvflops/measure": (6112, 25),
@@ -34,7 +34,7 @@ LIMITS = {
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
     "tests": (72829, 422),
-    "tools": (12303, 91),
+    "tools": (12305, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
