@@ -319,7 +319,10 @@ def prepare_engine(
         settings = replace(settings, chunked_prefill=False, prefix_caching=False)
     # Bytes a token depend on the length where layers keep a window or a state: the load's own, not the longest.
     pages = int(max(0.0, memory.cache) / _cache_bytes(steps, 1, load.mean) * load.mean / settings.page_size)
-    settings = replace(settings, pages=max(1, pages), replicas=layout.data, speculation=load.speculation)
+    # Each batch of a pipeline has room for a longest sequence at least.
+    stages = max(1, min(layout.pipeline, int(memory.sequences / layout.data)))
+    parts = {"replicas": layout.data, "stages": stages}
+    settings = replace(settings, pages=max(1, pages), speculation=load.speculation, **parts)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 

@@ -201,7 +201,8 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.layout.pipeline > 1:
-        yield "a batch passes the stages of the pipeline one after the other: stages that work at once are not modelled"
+        batches = format_quantity(settings.stages, "batch")
+        yield f"steps are of one batch, which passes the stages of the pipeline; a load has {batches} in them at once"
     if estimate.load.concurrency:
         yield "all clients send their first requests at once, which the highest percentiles show"
     if estimate.model.experts:

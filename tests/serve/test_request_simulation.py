@@ -198,6 +198,18 @@ def test_replicas_wait_for_the_slowest():
     assert list(times.last_token) == pytest.approx([0.13, 0.13])
 
 
+def test_stages_of_a_pipeline_hold_batches_that_do_not_wait_for_each_other():
+    """A batch in each stage is as an engine with its part of the sequences and pages."""
+    requests = [Request(0.0, 64, 50)] * 8
+    settings = replace(SMALL, pages=400, max_sequences=8)
+    alone = simulate(requests[:2], replace(settings, pages=100, max_sequences=2), TIMES)
+    both = simulate(requests, replace(settings, stages=4), TIMES)
+    assert both.seconds == alone.seconds < simulate(requests, settings, TIMES).seconds
+    assert both.peak_pages == alone.peak_pages and both.engines == 4
+    split = Disaggregation(1, 1, replace(settings, stages=2), TIMES)
+    assert simulate(requests, replace(settings, stages=2), TIMES, disaggregation=split).engines == 4
+
+
 def test_disaggregation_adds_the_transfer_between_first_and_second_token():
     stage = Disaggregation(1, 1, SMALL, FLAT, latency=0.5, seconds_per_token=1e-3)
     result = simulate([Request(0.0, 100, 11), Request(0.0, 100, 1)], SMALL, FLAT, disaggregation=stage)

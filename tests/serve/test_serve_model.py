@@ -213,6 +213,15 @@ def test_more_clients_serve_more_and_each_waits_longer(llama):
     assert [result.tpot.mean for result in results] == sorted(result.tpot.mean for result in results)
 
 
+def test_a_pipeline_serves_a_batch_in_each_stage(llama):
+    load = ServingLoad(input_tokens=500, output_tokens=100, concurrency=64)
+    one, two = (serve_model(llama, device="H100", layout=ServingLayout(pipeline=size), load=load) for size in (1, 2))
+    assert (one.settings.stages, two.settings.stages) == (1, 2)
+    ratio = two.requests.steady_tokens_per_second() / one.requests.steady_tokens_per_second()
+    assert 1.2 < ratio < 2
+    assert "2 batches in them at once" in " ".join(str(two).split())
+
+
 def test_speculative_decoding_pays_where_drafts_are_accepted(llama):
     plain, useful, useless = (
         serve_model(llama, device=H100, load=ServingLoad(concurrency=2, speculation=speculation)).requests.tpot.mean

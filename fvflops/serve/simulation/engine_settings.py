@@ -33,7 +33,8 @@ class EngineSettings:
     the prefix cache with `prefix_caching`.
 
     `replicas` are attention data-parallel replicas, each with requests and pages of its own, whose steps last as long
-    as the slowest one's.
+    as the slowest one's. `stages` are the batches that a pipeline computes at once, in different stages; each has its
+    part of the pages and sequences.
     """
 
     pages: int
@@ -48,12 +49,13 @@ class EngineSettings:
     reserve_running: float = 0.0
     prefix_caching: bool = True
     replicas: int = 1
+    stages: int = 1
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         """Check that the settings go together."""
-        if min(self.pages, self.page_size, self.max_sequences, self.replicas) < 1:
-            raise ValueError(f"{self}: pages, page_size, max_sequences and replicas are at least 1")
+        if min(self.pages, self.page_size, self.max_sequences, self.replicas, self.stages) < 1:
+            raise ValueError(f"{self}: pages, page_size, max_sequences, replicas and stages are at least 1")
         if self.steps_ahead not in (0, 1):
             raise ValueError(f"steps_ahead is 0 or 1, got {self.steps_ahead}")
         if self.max_batched_tokens < self.max_sequences * self.decode_tokens:

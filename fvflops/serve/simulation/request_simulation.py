@@ -1,7 +1,7 @@
 """Simulate requests through an engine: continuous batching over a paged cache, aggregated or disaggregated."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import isnan
 
@@ -67,13 +67,16 @@ class _Engines:
 def _engines(
     settings: EngineSettings, step_times: StepTimes, disaggregation: Disaggregation | None, seed: int, longest_run: int
 ) -> _Engines:
-    count, more = (disaggregation.prefill_engines, disaggregation.decode_engines) if disaggregation else (1, 0)
-    first = [Engine(settings, step_times, seed=seed, longest_run=longest_run) for _ in range(count)]
-    second = [
-        Engine(disaggregation.settings, disaggregation.step_times, seed=seed, longest_run=longest_run)
-        for _ in range(more)
-        if disaggregation
-    ]
+    def build(count: int, settings: EngineSettings, step_times: StepTimes) -> list[Engine]:
+        stages = settings.stages
+        pages, sequences = (max(1, number // stages) for number in (settings.pages, settings.max_sequences))
+        part = replace(settings, pages=pages, max_sequences=sequences, stages=1)
+        return [Engine(part, step_times, seed=seed, longest_run=longest_run) for _ in range(count * stages)]
+
+    if disaggregation is None:
+        return _Engines(build(1, settings, step_times), [])
+    first = build(disaggregation.prefill_engines, settings, step_times)
+    second = build(disaggregation.decode_engines, disaggregation.settings, disaggregation.step_times)
     return _Engines(first, second)
 
 
