@@ -321,8 +321,7 @@ def prepare_engine(
     pages = int(max(0.0, memory.cache) / _cache_bytes(steps, 1, load.mean) * load.mean / settings.page_size)
     # Each batch of a pipeline has room for a longest sequence at least.
     stages = max(1, min(layout.pipeline, int(memory.sequences / layout.data)))
-    parts = {"replicas": layout.data, "stages": stages}
-    settings = replace(settings, pages=max(1, pages), speculation=load.speculation, **parts)
+    settings = replace(settings, pages=max(1, pages), replicas=layout.data, stages=stages, speculation=load.speculation)
     return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
 
 

@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84861, 492),
+    "fvflops": (84860, 492),
     "fvflops/analysis": (3000, 18),
     "fvflops/capture": (18571, 109),
     "fvflops/cli": (5756, 35),
@@ -27,7 +27,7 @@ LIMITS = {
     "fvflops/measure": (6112, 25),
     "fvflops/plan": (11391, 53),
     "fvflops/reports": (4973, 34),
-    "fvflops/serve": (4254, 27),
+    "fvflops/serve": (4253, 27),
     "fvflops/sources": (4443, 32),
     "fvflops/sweep": (2081, 11),
     "fvflops/trace": (3475, 22),
