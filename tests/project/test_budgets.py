@@ -34,7 +34,7 @@ LIMITS = {
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
     "tests": (72852, 422),
-    "tools": (12305, 91),
+    "tools": (12308, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
