@@ -751,6 +751,8 @@ def test_a_step_faster_than_planned_has_nothing_unexplained(monkeypatch, caplog)
     for bad in (0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="expected seconds must be a number above 0"):
             StepMeter(Net(), device=CHIP, expected=bad)
+    with pytest.raises(TypeError, match="expected is a StepEstimate or seconds, got 'a second'"):
+        StepMeter(Net(), device=CHIP, expected="a second")
 
 
 class Terminal(io.StringIO):
