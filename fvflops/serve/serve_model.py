@@ -296,6 +296,8 @@ def prepare_engine(
     model: ServingModel, layout: ServingLayout, device: Device, load: ServingLoad, engine: str, network: Network | None
 ) -> EngineSetup:
     """Return an engine with a model in a layout; arguments are as of `serve_model`."""
+    if engine == "trtllm" and device.vendor not in ("", "NVIDIA"):
+        raise ServingError(f"TensorRT-LLM runs on NVIDIA's GPUs only, not on {device.name}: use vllm or sglang")
     network = network or (assume_network(device) if layout.gpus > 1 else None)
     figures = find_engine_figures(engine)
     drafted = load.speculation.draft_tokens if load.speculation else 0

@@ -251,6 +251,7 @@ def with_ten_heads_of_keys(model):
             "tensor parallelism of 4 must divide the 10 heads of keys, or be a multiple",
         ),
         (lambda model: serve_model(model, device=H100, layout=ServingLayout(tensor=2, expert=2)), "has no experts"),
+        (lambda model: serve_model(model, device="MI300X", engine="trtllm"), "on NVIDIA's GPUs only, not on MI300X"),
         (lambda model: ServingLayout(tensor=2, expert=3), "3 ranks of experts must divide the 2 ranks"),
         (lambda model: ServingLayout(weights="int3"), "weights must be one of bf16, fp8"),
         (lambda model: ServingLoad(input_tokens=0), "input_tokens must be at least 1"),
