@@ -16,7 +16,7 @@ from fvflops.serve.read_serving_model import ACTIVATIONS, NORMS
 from fvflops.serve.serving_model import ImageEncoder, ServingError
 from fvflops.trace import Trace
 
-# Settings of a configuration with the id of the token that stands for a part of an image.
+# Names of the image token's id in configurations of transformers.
 _PLACEHOLDERS = ("image_token_id", "image_token_index")
 
 

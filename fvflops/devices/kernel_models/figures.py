@@ -96,7 +96,7 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
         names = _find_nearest(device, measured, kind in _OF_CHIPS)
         devices[kind] = " and ".join(names) or f"the mean of {len(measured)} GPUs"
         by_class[kind] = _average([measured[name].by_class[kind] for name in names or measured])
-        if names and all(_is_of_generation(entries[name], device) for name in names):
+        if device.name not in names and {_generation(entries[name]) for name in names} == {_generation(device)}:
             by_class[kind] = _at_rate(by_class[kind], _FRACTIONS.get(kind, {}), device, names)
     source = f"of {_name_devices(devices)}, {next(iter(entries.values())).source}"
     if device.name not in entries:
@@ -116,7 +116,8 @@ def _at_rate(
         given = [_per_cycle(find_device(name), dtype) for name in measured]
         share = _per_cycle(device, dtype) / geometric_mean(given) if all(given) else 1.0
         if not 0 < share < _SLOWER:
-            share = 1.0
+            found[dtype] = figures
+            continue
         before, after = {"": 1.0}, {"": 1.0}
         for name, base in fractions.items():
             before[name] = before[base] * getattr(figures, name)
@@ -154,13 +155,9 @@ def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_ch
     return [name for name, distance in distances.items() if distance == nearest and (is_of_chip or not distance[0])]
 
 
-def _is_of_generation(figures: KernelFigures, device: Device) -> bool:
-    """Return whether figures are of a chip of a device's generation, by the first number of the compute capability."""
-    return (
-        figures.capability is not None
-        and device.capability is not None
-        and (figures.capability[0] == device.capability[0])
-    )
+def _generation(chip: Device | KernelFigures) -> int | None:
+    """Return the first number of a chip's compute capability."""
+    return chip.capability[0] if chip.capability else None
 
 
 def _has_hbm(major: int, minor: int) -> bool:
