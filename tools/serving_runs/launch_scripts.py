@@ -3,7 +3,8 @@
 From the scripts in the folder benchmarks/ of github.com/SemiAnalysisAI/InferenceX (Apache-2.0): the dtype of the cache,
 the budget of tokens of a step, and how long requests wait on purpose. Its client sends ten requests for each of its
 connections, the first ones at once; lengths are uniform from 0.8 of the longest (--random-range-ratio). Runs of
-AIConfigurator have the engines' usual settings, with a cache of fp8 in TensorRT-LLM where the weights are fp8.
+AIConfigurator have the settings that its generator writes (github.com/ai-dynamo/aiconfigurator, Apache-2.0,
+generator/rule_plugin/): sequences, and tokens of a step; the cache is of fp8 in TensorRT-LLM where the weights are fp8.
 """
 
 from __future__ import annotations
@@ -111,11 +112,18 @@ class Case(NamedTuple):
 
 def find_launch(case: Case) -> Launch:
     is_own = case.publisher == INFERENCEX
-    if case.engine == "vllm":
-        return _vllm(case) if is_own else Launch(settings=_VLLM)
     if not is_own:
-        return Launch(cache="fp8" if case.engine == "trtllm" and case.weights == "fp8" else "bf16")
-    return _sglang(case) if case.engine == "sglang" else _trtllm(case)
+        return _generated(case)
+    return {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[case.engine](case)
+
+
+def _generated(case: Case) -> Launch:
+    """Return AIConfigurator's settings: little more than one prompt fits in a step."""
+    tokens = case.prompt + 1500
+    if case.engine == "sglang":
+        return Launch(settings={"max_batched_tokens": tokens})
+    settings = {"max_batched_tokens": 512 + tokens, "max_sequences": 512}
+    return Launch(cache="fp8" if case.engine == "trtllm" and case.weights == "fp8" else "bf16", settings=settings)
 
 
 def _vllm(case: Case) -> Launch:
