@@ -13,7 +13,7 @@ from scipy.optimize import OptimizeResult, least_squares
 from fvflops.serve.engine_figures import EngineFigures
 from fvflops.serve.engine_step import Work
 from serving_runs.launch_scripts import ServingRun
-from serving_runs.prediction import Predictor, Times, is_asynchronous
+from serving_runs.prediction import Predictor, Times
 
 Array = NDArray[np.float64]
 
@@ -111,7 +111,7 @@ def _features_of(predictor: Predictor, run: ServingRun) -> list[float]:
         full.launches,
         full.collectives,
         batch,
-        0.0 if is_asynchronous(run) else 1.0,
+        0.0 if run.launch.is_asynchronous else 1.0,
         computing,
         experts,
         sum(added.values()) - computing - experts,

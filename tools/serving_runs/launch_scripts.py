@@ -24,7 +24,7 @@ class Launch:
     and output, whose lengths are uniform between them. `waits` is the mean number of steps that a request waits besides
     in queues: until an engine looks for new ones, or for others to share a step with it. `bursts` says how many
     requests a client sends, of which the first ones come all at once. `utilisation` is the part of a GPU's memory that
-    the engine takes.
+    the engine takes; it schedules a step while the one before it runs if it `is_asynchronous`.
     """
 
     cache: str = "bf16"
@@ -33,6 +33,7 @@ class Launch:
     waits: float = 0.0
     bursts: int = 10
     utilisation: float = 0.9
+    is_asynchronous: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +119,26 @@ def find_launch(case: Case) -> Launch:
 
 
 def _generated(case: Case) -> Launch:
-    """Return AIConfigurator's settings: little more than one prompt fits in a step."""
+    """Return AIConfigurator's settings: little more than one prompt fits in a step.
+
+    Its first generators let TensorRT-LLM 1.0 have as many sequences as clients, without the overlap scheduler: the next
+    request of a client still comes too late for the step after its last one. vLLM schedules a step after the one before
+    it until 0.14, unless told otherwise.
+    """
     tokens = case.prompt + 1500
     if case.engine == "sglang":
         return Launch(settings={"max_batched_tokens": tokens})
-    settings = {"max_batched_tokens": 512 + tokens, "max_sequences": 512}
-    return Launch(cache="fp8" if case.engine == "trtllm" and case.weights == "fp8" else "bf16", settings=settings)
+    if case.engine == "vllm":
+        settings = {"max_batched_tokens": 512 + tokens, "max_sequences": 512}
+        is_old = case.version.startswith("0.12")
+        return Launch(settings={**settings, "steps_ahead": 0 if is_old else 1}, is_asynchronous=not is_old)
+    is_first = case.version.startswith("1.0")
+    sequences = case.clients if is_first else 512
+    return Launch(
+        cache="fp8" if case.weights == "fp8" else "bf16",
+        settings={"max_batched_tokens": sequences + tokens, "max_sequences": sequences},
+        is_asynchronous=not is_first,
+    )
 
 
 def _vllm(case: Case) -> Launch:

@@ -20,8 +20,6 @@ from fvflops.serve.simulation.requests import ClosedLoop, Lengths, client_reques
 from fvflops.serve.simulation.simulation_result import RequestTimes
 from serving_runs.launch_scripts import ServingRun
 
-# The last version of vLLM that schedules a step after the one before it, unless told otherwise.
-_SYNCHRONOUS = "0.12"
 # Requests of a client that are simulated: the first, which come at once, stand for one of `Launch.bursts`.
 _SIMULATED = 4
 _FEWEST = 24
@@ -42,12 +40,12 @@ class Predictor:
     _steps: dict[object, EngineStep] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def step(self, run: ServingRun, figures: EngineFigures) -> EngineStep:
-        key = run.model, run.gpu, run.layout, run.engine, is_asynchronous(run), figures
+        key = run.model, run.gpu, run.layout, run.engine, run.launch.is_asynchronous, figures
         known = self._steps.get(key)
         if known is None:
             kernels = find_kernels(run.gpu, figures.start, run.engine)
             known = self._steps[key] = EngineStep(
-                self.models[run.model], run.layout, kernels, figures, is_asynchronous=is_asynchronous(run)
+                self.models[run.model], run.layout, kernels, figures, is_asynchronous=run.launch.is_asynchronous
             )
         return known
 
@@ -67,7 +65,7 @@ class Predictor:
         )
         tokens = max(0.0, memory.cache) / memory.sequence * longest
         pages = max(int(tokens), longest + settings.page_size) // settings.page_size + 1
-        return replace(settings, pages=pages, steps_ahead=1 if is_asynchronous(run) else 0)
+        return replace(settings, pages=pages)
 
     def simulate(self, run: ServingRun, figures: EngineFigures) -> Times:
         """Return the mean times of a closed loop of the run's clients.
@@ -85,11 +83,6 @@ class Predictor:
         requests = simulate(load, self.settings(run), self.step(run, figures)).requests
         times = _weighted(requests, clients, run.launch.bursts)
         return Times(times.ttft + server + run.launch.waits * times.tpot, times.tpot)
-
-
-def is_asynchronous(run: ServingRun) -> bool:
-    """Return whether an engine schedules a step while the one before it runs."""
-    return run.engine != "vllm" or not run.version.startswith(_SYNCHRONOUS)
 
 
 @lru_cache(maxsize=256)
