@@ -22,8 +22,9 @@ from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "encoder", "engine")
 _BF16 = WEIGHTS["bf16"]
-# `EngineStep.spread`: measured runs are best with it, between equally and very unevenly chosen experts.
-SPREAD = 0.7
+# How unevenly experts are chosen, with which measured runs are best: by routers with a bias that balances them, and by
+# others.
+BALANCED, UNBALANCED = 0.6, 1.2
 # Numbers of cached tokens of a sequence for which decoding is computed.
 _LENGTHS = (0.0, *(1.15**power for power in range(200)))
 # Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
@@ -72,16 +73,15 @@ class _Merged(NamedTuple):
 class EngineStep:
     """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
 
-    `spread` is the standard deviation of the logarithms of how often experts are chosen. Decoding sequences verify
-    `draft_tokens`, each of which takes the time of one layer to draft. A model with an encoder and a decoder reads
-    prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first token of its own.
+    Decoding sequences verify `draft_tokens`, each of which takes the time of one layer to draft. A model with an encoder
+    and a decoder reads prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first token of
+    its own.
     """
 
     model: ServingModel
     layout: ServingLayout
     kernels: EngineKernels
     figures: EngineFigures = NO_OVERHEAD
-    spread: float = SPREAD
     is_asynchronous: bool = True
     draft_tokens: int = 0
     encoded: int = 0
@@ -355,9 +355,10 @@ class EngineStep:
         layout = self.layout
         precision = WEIGHTS[layout.weights]
         divided = layout.tensor * layout.data // layout.expert
+        spread = BALANCED if self.model.balances_experts else UNBALANCED
         total = 0.0
         for layer, count in self.model.experts.items():
-            rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, self.spread)
+            rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, spread)
             dtype = self.kernels.expert_dtype(precision)
             element = 2.0 if dtype == "bf16" else 1.0 if dtype == "fp8" else precision.nbytes
             inner = max(1, layer.inner // divided)

@@ -24,6 +24,8 @@ from fvflops.serve.serving_model import ServingError, ServingModel
 
 # Tokens of the recorded prompt, and of an encoder: 67 and 59 keys are in no other size of a model.
 _PROMPT, _ENCODED = 66, 59
+# A router's bias that training moves until its experts are chosen equally often: DeepSeek's, GLM's, MiniMax's.
+_BALANCE = "correction_bias"
 
 
 @contextmanager
@@ -90,4 +92,6 @@ def record_serving(
             model(**image)
         images = read_image_encoder(recording.trace(), prefill, tokens)
     reads_images = any(hasattr(part, "get_image_features") for part in model.modules())
-    return replace(serving, encoded=decoder.encoded, images=images, reads_images=reads_images), (before, after)
+    balances = any(name.endswith(_BALANCE) for name, _ in (*model.named_buffers(), *model.named_parameters()))
+    serving = replace(serving, reads_images=reads_images, balances_experts=balances)
+    return replace(serving, encoded=decoder.encoded, images=images), (before, after)

@@ -118,7 +118,7 @@ class ServingModel:
     that run once a request for each token of an encoder, keys and values of cross attention among them, and
     `encoder_kernels` its normalisations and activation functions. It reads `encoded` tokens of each request, 0 where as
     many as the request has. `images` are of each prompt, None where prompts are text; `reads_images` is whether they
-    may have some.
+    may have some. `balances_experts` is whether a bias of the router keeps experts about equally busy.
     """
 
     name: str
@@ -142,6 +142,7 @@ class ServingModel:
     encoded: int = 0
     images: ImageEncoder | None = None
     reads_images: bool = False
+    balances_experts: bool = False
 
     @property
     def mixtures(self) -> int:

@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84862, 492),
+    "fvflops": (84868, 492),
     "fvflops/analysis": (3000, 18),
     "fvflops/capture": (18571, 109),
     "fvflops/cli": (5756, 35),
@@ -27,14 +27,14 @@ LIMITS = {
     "fvflops/measure": (6115, 25),
     "fvflops/plan": (11391, 53),
     "fvflops/reports": (4973, 34),
-    "fvflops/serve": (4255, 27),
+    "fvflops/serve": (4261, 27),
     "fvflops/sources": (4443, 32),
     "fvflops/sweep": (2081, 11),
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72855, 422),
-    "tools": (12308, 91),
+    "tests": (72864, 422),
+    "tools": (12324, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.

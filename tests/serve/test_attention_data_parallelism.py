@@ -8,7 +8,7 @@ from fvflops import find_device
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.engine_step import SPREAD, EngineStep, Work
+from fvflops.serve.engine_step import UNBALANCED, EngineStep, Work
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import WEIGHTS, ServingLayout
 from fvflops.serve.simulation.engine_settings import engine_settings
@@ -27,7 +27,7 @@ def model():
 
 def expert_seconds(tokens, ranks):
     """Mixtral's 8 experts, 2 for each token, as ranks divide them."""
-    rows = drawn_rows(tokens, 8, 2, ranks, SPREAD)
+    rows = drawn_rows(tokens, 8, 2, ranks, UNBALANCED)
     inner = 14336 // (4 // ranks)
     return 32 * KERNELS.mixture(Mixture(tokens, 2, rows, 4096, inner, 2.0, 2.0, gated=True), WEIGHTS["bf16"])
 
@@ -44,6 +44,14 @@ def test_experts_compute_the_tokens_of_all_replicas(model, ranks):
     for work in (Work((), 3, 3000, everyone=503), Work(((500, 0),), everyone=503)):
         assert step.by_class(work)["experts"] == pytest.approx(expert_seconds(503, ranks))
     assert step.by_class(Work((), 3, 3000)) == step.by_class(Work((), 3, 3000, everyone=12))
+
+
+def test_a_router_that_balances_its_experts_reads_more_of_them(model):
+    balanced = EngineStep(replace(model, balances_experts=True), ServingLayout(), KERNELS)
+    step = EngineStep(model, ServingLayout(), KERNELS)
+    one, few = Work((), 1, 1000), Work((), 4, 4000)
+    assert balanced.by_class(few)["experts"] > 1.02 * step.by_class(few)["experts"]
+    assert balanced.by_class(one)["experts"] == pytest.approx(step.by_class(one)["experts"], rel=0.05)
 
 
 def test_ranks_gather_the_tokens_that_there_are(model):
@@ -68,7 +76,7 @@ def test_a_step_takes_the_slowest_replica_and_the_experts_of_all(model, prompts)
             max(own_seconds(step, work) for work in works)
             + 32
             * KERNELS.mixture(
-                Mixture(everyone, 2, drawn_rows(everyone, 8, 2, 2, SPREAD), 4096, 14336, 2.0, 2.0, gated=True),
+                Mixture(everyone, 2, drawn_rows(everyone, 8, 2, 2, UNBALANCED), 4096, 14336, 2.0, 2.0, gated=True),
                 WEIGHTS["bf16"],
             )
             + 2 * 32 * KERNELS.collective("all_to_all", 2, sent)

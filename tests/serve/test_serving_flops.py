@@ -46,6 +46,7 @@ def test_prefill_and_decoded_tokens(name: str) -> None:
         prefill, *decoded = Decoder(model, 1, resolve_table("default"), _RUN).record(prompt, 3)
         assert _counted(prefill, ops) == serving.macs(prompt)
         assert [_counted(step, ops) for step in decoded] == [serving.macs(1, prompt + index) for index in range(3)]
+    assert serving.balances_experts == (name == "DeepseekV3ForCausalLM")
 
 
 @pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
