@@ -73,9 +73,9 @@ class _Merged(NamedTuple):
 class EngineStep:
     """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
 
-    Decoding sequences verify `draft_tokens`, each of which takes the time of one layer to draft. A model with an encoder
-    and a decoder reads prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first token of
-    its own.
+    Decoding sequences verify `draft_tokens`, each of which takes the time of one layer to draft. A model with an
+    encoder and a decoder reads prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first
+    token of its own.
     """
 
     model: ServingModel
