@@ -36,7 +36,7 @@ _VENDORS = frozenset(
     ["nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple", "gpu"]
 )
 _KINDS = ("matrix", "sparse", "vector")
-_NUMBERS = ("bandwidth", "memory", "multiprocessors")
+_NUMBERS = ("bandwidth", "memory", "ecc", "multiprocessors")
 _TEXTS = ("vendor", "unit", "source", "note", "memory_source")
 _KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases", "capability")
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
@@ -72,6 +72,7 @@ class Device:
     peaks outside the matrix units. `bandwidth` is in bytes/s and `memory` its memory's size in bytes, None if unknown:
     as torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device
     is: a GPU, a die, a module. `multiprocessors` are SMs of NVIDIA, compute units of AMD. `source` names the document.
+    One of `ecc` bytes, and of the bandwidth, is for ECC where it has no memory of its own (GDDR6).
     `capability` is CUDA's compute capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short
     names in DTYPES; contradictory peaks raise ValueError.
 
@@ -94,6 +95,7 @@ class Device:
     memory_source: str = ""
     capability: tuple[int, int] | None = None
     multiprocessors: int | None = None
+    ecc: float | None = None
 
     def __post_init__(self) -> None:
         for kind in _KINDS:

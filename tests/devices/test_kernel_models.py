@@ -81,6 +81,14 @@ def test_small_kernels_bound_by_memory_run_from_the_cache_and_take_at_least_a_st
     assert times[-1] == pytest.approx(1e10 / (device.bandwidth * figures.bandwidth), rel=0.01)
 
 
+@pytest.mark.parametrize("name, ratio", [("RTX 4090", 16 / 15), ("L4", 1), ("A10", 1), ("RTX 3090", 16 / 15)])
+def test_ecc_in_the_memory_takes_its_part_of_the_bandwidth(name, ratio):
+    """The L40S, whose kernels stand in for others' with GDDR6, was measured with ECC."""
+    found, measured = (find_figures(find_device(device)).by_class for device in (name, "L40S"))
+    for kind in ("product", "decode"):
+        assert found[kind]["bf16"].bandwidth == pytest.approx(ratio * measured[kind]["bf16"].bandwidth)
+
+
 def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so():
     figures = find_figures(find_device("H100 PCIe"))
     assert figures.devices["product"] == "H100 SXM and H200"
@@ -124,7 +132,7 @@ def test_slower_matrix_units_are_busier_and_never_faster_than_the_measured_ones(
             rate = own * device.matrix["bf16"] / device.vector["fp32"]
             assert rate <= other * measured.matrix["bf16"] / measured.vector["fp32"] * 1.001, (kind, factor)
     assert find_figures(find_device("H20")).of("product", "bf16").large == pytest.approx(0.97)  # of two GPUs' mean
-    same = find_figures(find_device("RTX A6000")).of("product", "bf16")  # as much per clock cycle as an L40S
+    same = find_figures(find_device("A40")).of("product", "bf16")  # as much per clock cycle as an L40S
     assert same == find_figures(find_device("L40S")).of("product", "bf16")
 
 

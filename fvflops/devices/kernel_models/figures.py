@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -96,6 +97,8 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
         names = _find_nearest(device, measured, kind in _OF_CHIPS)
         devices[kind] = " and ".join(names) or f"the mean of {len(measured)} GPUs"
         by_class[kind] = _average([measured[name].by_class[kind] for name in names or measured])
+        if names and device.name not in names:
+            by_class[kind] = _with_ecc(by_class[kind], device, names)
         if device.name not in names and {_generation(entries[name]) for name in names} == {_generation(device)}:
             by_class[kind] = _at_rate(by_class[kind], _FRACTIONS.get(kind, {}), device, names)
     source = f"of {_name_devices(devices)}, {next(iter(entries.values())).source}"
@@ -124,6 +127,16 @@ def _at_rate(
             after[name] = min(before[name] / share, max(before[name], _BUSY))
         found[dtype] = replace(figures, **{name: after[name] / after[base] for name, base in fractions.items()})
     return found
+
+
+def _with_ecc(by_dtype: Mapping[str, Any], device: Device, measured: Sequence[str]) -> Mapping[str, Any]:
+    """Return fractions of the bandwidth for a GPU whose ECC takes more or less of it than the measured ones' does."""
+    own, *others = (1 - 1 / (item.ecc or math.inf) for item in (device, *map(find_device, measured)))
+    ratio = own / geometric_mean(others)
+    return {
+        dtype: replace(item, bandwidth=ratio * item.bandwidth) if hasattr(item, "bandwidth") else item
+        for dtype, item in by_dtype.items()
+    }
 
 
 def _per_cycle(device: Device, dtype: str) -> float:
