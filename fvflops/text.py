@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Signature, signature
-from typing import Any, TypeVar, cast
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:  # not in typing before Python 3.11, and only in annotations, which are not evaluated
+    Unpack = None
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -188,10 +193,32 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
+def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
+    """Return a signature with the items of `**options: Unpack[Options]` as keywords, and their defaults.
+
+    >>> from typing import Annotated, TypedDict
+    >>> Options = TypedDict("Options", {"depth": Annotated[int, 3]}, total=False)
+    >>> def size(model: int, **options: Unpack[Options]) -> int: ...
+    >>> print(*spell_out(size))
+    (model: 'int', *, depth: int = 3) -> 'int' {'depth': 3}
+    """
+    accepted = signature(function)
+    *named, last = accepted.parameters.values()
+    if not str(last.annotation).startswith("Unpack["):
+        return accepted, {}
+    options = function.__globals__[last.annotation[len("Unpack[") : -1]]
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=item.__metadata__[0], annotation=item.__origin__)
+        for name, item in get_type_hints(options, include_extras=True).items()
+    ]
+    return accepted.replace(parameters=[*named, *keywords]), {item.name: item.default for item in keywords}
+
+
 def explaining_arguments(function: F) -> F:
     """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
 
-    An `__init__` is named by the class that is created, which may have inherited it.
+    An `__init__` is named by the class that is created, which may have inherited it. Its signature is `spell_out`'s,
+    and the function gets all of its options.
 
     >>> @explaining_arguments
     ... def size(model, depth=3): ...
@@ -199,7 +226,7 @@ def explaining_arguments(function: F) -> F:
     Traceback (most recent call last):
     TypeError: size(model, depth): got an unexpected keyword argument 'dept': did you mean 'depth'?
     """
-    accepted = signature(function)
+    accepted, defaults = spell_out(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -213,8 +240,9 @@ def explaining_arguments(function: F) -> F:
             hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""
             name = type(args[0]).__name__ if is_init else function.__name__
             raise TypeError(f"{name}{shown}: {error}{hint}") from None
-        return function(*args, **kwargs)
+        return function(*args, **{**defaults, **kwargs})
 
+    call.__signature__ = accepted  # type: ignore[attr-defined]
     return cast(F, call)
 
 
