@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import zlib
@@ -10,7 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
@@ -196,21 +197,21 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
 def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
     """Return a signature with the items of `**options: Unpack[Options]` as keywords, and their defaults.
 
-    >>> from typing import Annotated, TypedDict
-    >>> Options = TypedDict("Options", {"depth": Annotated[int, 3]}, total=False)
+    >>> from typing import TypedDict
+    >>> Options = TypedDict("Options", {"depth": "Annotated[int | None, 3]"}, total=False)
     >>> def size(model: int, **options: Unpack[Options]) -> int: ...
     >>> print(*spell_out(size))
-    (model: 'int', *, depth: int = 3) -> 'int' {'depth': 3}
+    (model: 'int', *, depth: 'int | None' = 3) -> 'int' {'depth': 3}
     """
-    accepted = signature(function)
+    accepted, keywords = signature(function), []
     *named, last = accepted.parameters.values()
     if not str(last.annotation).startswith("Unpack["):
         return accepted, {}
-    options = function.__globals__[last.annotation[len("Unpack[") : -1]]
-    keywords = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=item.__metadata__[0], annotation=item.__origin__)
-        for name, item in get_type_hints(options, include_extras=True).items()
-    ]
+    for name, item in function.__globals__[last.annotation[len("Unpack[") : -1]].__annotations__.items():
+        annotated: Any = ast.parse(item.__forward_arg__, mode="eval").body  # as written, short names included
+        kind, default = annotated.slice.elts
+        options = {"default": ast.literal_eval(default), "annotation": ast.unparse(kind)}
+        keywords.append(Parameter(name, Parameter.KEYWORD_ONLY, **options))
     return accepted.replace(parameters=[*named, *keywords]), {item.name: item.default for item in keywords}
 
 

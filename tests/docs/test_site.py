@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -80,6 +81,25 @@ def test_the_doctests_of_what_rewrites_docstrings():
     pytest.importorskip("griffe")
     result = doctest.testmod(load_tool("documentation.docstrings"))
     assert (result.failed, result.attempted) == (0, 3)
+
+
+def test_the_api_pages_and_help_show_each_option_of_a_record():
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(ROOT / "tools" / "documentation" / "docstrings.py"))
+    modules = griffe.load("fvflops", search_paths=[str(ROOT)], extensions=extensions).modules_collection
+    options = {}
+    for name in fvflops.__all__:
+        public = getattr(fvflops, name)
+        function = public.__init__ if isinstance(public, type) else public
+        if "Unpack[" in str(inspect.signature(function, follow_wrapped=False).parameters):
+            raise AssertionError(f"{name} lacks @explaining_arguments, which spells out its options")
+        if "Unpack[" in str(getattr(getattr(function, "__wrapped__", None), "__annotations__", "")):
+            shown = modules[f"{function.__module__}.{function.__qualname__}"].parameters
+            options[name] = [item.name for item in shown]
+            assert options[name] == list(inspect.signature(function).parameters)
+            assert {item.default for item in shown if item.name == "execution"} <= {"'auto'", "'real'"}
+    assert {"record", "TrainingStepAnalysis", "ByteCountAnalysis"} <= options.keys()
+    assert "lines" in options["FlopCountAnalysis"]
 
 
 @pytest.mark.long
