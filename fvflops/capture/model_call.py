@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
@@ -39,6 +39,13 @@ class RunOptions(ShapeOptions, total=False):
 
     execution: Annotated[str, "auto"]
     lines: Annotated[bool, False]
+
+
+class CallOptions(RunOptions, total=False):
+    """Options of one recorded call, as `record_call` describes them."""
+
+    quiet: Annotated[bool, False]
+    measure: Annotated[Collection[str], ()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
-from fvflops.capture.model_call import ShapeOptions
+from fvflops.capture.model_call import CostEstimate, ShapeOptions
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
@@ -35,8 +35,8 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import printable
-from fvflops.trace import Trace
+from fvflops.text import Unpack, explaining_arguments, printable
+from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
@@ -62,13 +62,20 @@ def list_makers(optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None) -> 
     return list(optimizer or ()) if optimizer is None or isinstance(optimizer, (list, tuple)) else [optimizer]
 
 
+@explaining_arguments
 def record_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: StepOptions, **options: Any
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    stops_at: StopsAt,
+    estimate_cost: CostEstimate | None = None,
+    **step: Unpack[StepOptions],
 ) -> Trace:
     """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
     The step starts without gradients. By default the loss is the result's `loss`, or the result itself if it is a
-    scalar. `options` are as in `record_run`. A data-dependent step raises ExecutionError.
+    scalar. The other arguments are as for `record_call`. A data-dependent step raises ExecutionError.
     """
     weights = [weight for _, module in module_paths(model) for weight in module._parameters.values()]
     kind = choose_device(step["device"], [weight.device for weight in weights if weight is not None]).type
@@ -94,8 +101,9 @@ def record_step(
                 optimizer.step()
         return describe_optimizers(instances)
 
-    shape_options: dict[str, Any] = {"device": step["device"], "assume": step["assume"]}
-    return record_run(model, (args, kwargs), run, code=(loss,), **shape_options, **options)
+    session: dict[str, Any] = {"stops_at": stops_at, "estimate_cost": estimate_cost}
+    session |= {"device": step["device"], "assume": step["assume"], "code": (loss,)}
+    return record_run(model, (args, kwargs), run, **session)
 
 
 def record_run(
