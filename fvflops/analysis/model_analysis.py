@@ -68,7 +68,7 @@ class ModelAnalysis(AnalysisOutputs):
         warn: bool = True,
         **run: Unpack[RunOptions],
     ) -> None:
-        self._run = ModelRun(model, inputs, kwargs, input_size=input_size, **run)
+        self._run = ModelRun(model, inputs, kwargs, input_size, run)
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
         self._module_handles: dict[str, Handle | None] = {}
@@ -312,7 +312,7 @@ class ModelAnalysis(AnalysisOutputs):
     def _known_run(self) -> ModelRun:
         """Return the run, in real execution if its recording fell back to that: the next would fall back again."""
         fell_back = self._trace is not None and self._trace.info.execution == "real"
-        return replace(self._run, execution="real") if fell_back else self._run
+        return replace(self._run, options={**self._run.options, "execution": "real"}) if fell_back else self._run
 
     def _load(self, trace: Trace) -> None:
         if not isinstance(trace, Trace):

@@ -133,7 +133,7 @@ class FlopCountAnalysis(_TableAnalysis):
         An analysis without `lines=True` raises TraceError.
         """
         calls = self._list_op_calls()
-        if not (self._run.lines or self.trace().lines):
+        if not (self._run.options["lines"] or self.trace().lines):
             raise TraceError("no source lines were recorded: create the analysis with lines=True")
         return sum_lines(calls)
 

@@ -92,7 +92,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     @property
     def assume(self) -> Mapping[str, Any] | None:
         """Op → the assumed size or value of its result."""
-        return self._run.assume
+        return self._step["assume"]
 
     def varied(self, model: nn.Module | None = None, inputs: Any = None, **options: Any) -> TrainingStepAnalysis:
         """Return the analysis of the same step with other arguments; handles are not copied.

@@ -105,8 +105,8 @@ def model_report(
 
     Below it are the models that could not be counted with their errors, unsupported ops, ignored products, the
     convention, the inputs, names that `join` did not match, and `notes`. `table` is the convention of the counts.
-    `ranked_by` is the key of a column, by default FLOPs, and the number of rows. With `paper`, each column has one unit,
-    named in its heading. `labels` maps models to their names in the table. An unknown column raises ValueError.
+    `ranked_by` is the key of a column, by default FLOPs, and the number of rows. With `paper`, each column has one
+    unit, named in its heading. `labels` maps models to their names in the table. An unknown column raises ValueError.
     """
     sort, top = ranked_by
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
