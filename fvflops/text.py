@@ -235,7 +235,7 @@ def explaining_arguments(function: F) -> F:
             accepted.bind(*args, **kwargs)
         except TypeError as error:
             is_init = function.__name__ == "__init__"
-            parameters = list(accepted.parameters.values())[1 if is_init else 0 :]
+            parameters = [item for item in accepted.parameters.values() if item.name != "self"]
             shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
             wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
             hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""

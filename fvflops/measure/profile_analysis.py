@@ -27,7 +27,7 @@ from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.measure.op_roofline import roofline
-from fvflops.measure.profile_report import describe_subject, profile_report
+from fvflops.measure.profile_report import RowOptions, describe_subject, profile_report
 from fvflops.measure.profile_rows import Profile, fit_ops, measure_rows
 from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
@@ -129,16 +129,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
         return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
+    @explaining_arguments
     def table(
-        self,
-        *,
-        by: str = "module",
-        phase: str | None = None,
-        depth: int | None = None,
-        sort: str | None = None,
-        top: int | None = None,
-        device: str | Device | None = None,
-        width: int | None = None,
+        self, *, device: str | Device | None = None, width: int | None = None, **options: Unpack[RowOptions]
     ) -> str:
         """Return time and memory of modules or operators with their FLOPs and bytes, as text.
 
@@ -149,22 +142,12 @@ class ProfileAnalysis(FlopCountAnalysis):
         takes it or a Device, adds the share of its roofline. Lines have at most `width` columns, if that is given. An
         unknown view, phase or order raises ValueError, a phase that was not run TraceError.
         """
-        report = self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device)
-        return write_document(report, width=width)
+        return write_document(self.report(device=device, **options), width=width)
 
-    def report(
-        self,
-        *,
-        by: str = "module",
-        phase: str | None = None,
-        depth: int | None = None,
-        sort: str | None = None,
-        top: int | None = None,
-        device: str | Device | None = None,
-    ) -> Document:
+    @explaining_arguments
+    def report(self, *, device: str | Device | None = None, **options: Unpack[RowOptions]) -> Document:
         """Return the report of `table` as a document, which every format of a report can write."""
-        measured = self.measured(device=device)
-        return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
+        return profile_report(self.measured(device=device), **options)
 
     def call_report(
         self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None

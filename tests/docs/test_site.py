@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import inspect
@@ -87,19 +88,19 @@ def test_the_api_pages_and_help_show_each_option_of_a_record():
     griffe = pytest.importorskip("griffe")
     extensions = griffe.load_extensions(str(ROOT / "tools" / "documentation" / "docstrings.py"))
     modules = griffe.load("fvflops", search_paths=[str(ROOT)], extensions=extensions).modules_collection
-    options = {}
+    found = {}
     for name in fvflops.__all__:
         public = getattr(fvflops, name)
         function = public.__init__ if isinstance(public, type) else public
-        if "Unpack[" in str(inspect.signature(function, follow_wrapped=False).parameters):
-            raise AssertionError(f"{name} lacks @explaining_arguments, which spells out its options")
-        if "Unpack[" in str(getattr(getattr(function, "__wrapped__", None), "__annotations__", "")):
-            shown = modules[f"{function.__module__}.{function.__qualname__}"].parameters
-            options[name] = [item.name for item in shown]
-            assert options[name] == list(inspect.signature(function).parameters)
-            assert {item.default for item in shown if item.name == "execution"} <= {"'auto'", "'real'"}
-    assert {"record", "TrainingStepAnalysis", "ByteCountAnalysis"} <= options.keys()
-    assert "lines" in options["FlopCountAnalysis"]
+        written = inspect.signature(getattr(function, "__wrapped__", function)).parameters
+        if "Unpack[" in str(written):
+            expected = inspect.signature(function).parameters
+            shown = list(modules[f"{function.__module__}.{function.__qualname__}"].parameters)
+            assert [item.name for item in shown] == list(expected), name
+            found[name] = {item.name: ast.literal_eval(str(item.default)) for item in shown[len(written) - 1 :]}
+            assert found[name] == {key: expected[key].default for key in found[name]}
+    assert found["mfu"] == {"dtype": None, "devices": 1, "sparse": False, "float32_matmul": None, "attention": None}
+    assert {"record", "plan_step", "search_layouts", "StepMeter"} <= found.keys()
 
 
 @pytest.mark.long
