@@ -66,10 +66,9 @@ def cost_of(
     `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
     `inputs` and `kwargs` are as for an analysis, or functions of sizes, by their names, that return them. `model`
     is a model, or a function of sizes that builds one, or returns (model, inputs) where `inputs` is None; it is called
-    under the meta device where that works. `metric` is "flops", "macs",
-    "activations", "parameters" or "bytes"; with `loss`, a function of the model's result that returns a scalar, the
-    backward pass is counted too. The other options are as in FlopCountAnalysis. `progress` is called after each run
-    with the number of runs.
+    under the meta device where that works. `metric` is "flops", "macs", "activations", "parameters" or "bytes"; with
+    `loss`, a function of the model's result that returns a scalar, the backward pass is counted too. The other options
+    are as in FlopCountAnalysis. `progress` is called after each run with the number of runs.
 
     A name that nothing uses, sizes that the model does not accept, and a range of fewer than two sizes raise
     ScalingError, which names them.
