@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import typing
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
-else:  # not in typing before Python 3.11, and only in annotations, which are not evaluated
-    Unpack = None
+else:
+    Unpack = getattr(typing, "Unpack", list)  # in typing from Python 3.11 on
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
