@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import typing
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Signature, signature
-from typing import Any, TypeVar, cast
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    Unpack = getattr(typing, "Unpack", list)  # in typing from Python 3.11 on
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -188,10 +195,32 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
+def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
+    """Return a signature with the items of `**options: Unpack[Options]` as keywords, and their defaults.
+
+    >>> from typing import TypedDict
+    >>> Options = TypedDict("Options", {"depth": "Annotated[int | None, 3]"}, total=False)
+    >>> def size(model: int, **options: Unpack[Options]) -> int: ...
+    >>> print(*spell_out(size))
+    (model: 'int', *, depth: 'int | None' = 3) -> 'int' {'depth': 3}
+    """
+    accepted, keywords = signature(function), []
+    *named, last = accepted.parameters.values()
+    if not str(last.annotation).startswith("Unpack["):
+        return accepted, {}
+    for name, item in function.__globals__[last.annotation[len("Unpack[") : -1]].__annotations__.items():
+        annotated: Any = ast.parse(item.__forward_arg__, mode="eval").body  # as written, short names included
+        kind, default = annotated.slice.elts
+        options = {"default": ast.literal_eval(default), "annotation": ast.unparse(kind)}
+        keywords.append(Parameter(name, Parameter.KEYWORD_ONLY, **options))
+    return accepted.replace(parameters=[*named, *keywords]), {item.name: item.default for item in keywords}
+
+
 def explaining_arguments(function: F) -> F:
     """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
 
-    An `__init__` is named by the class that is created, which may have inherited it.
+    An `__init__` is named by the class that is created, which may have inherited it. Its signature is `spell_out`'s,
+    and the function gets all of its options.
 
     >>> @explaining_arguments
     ... def size(model, depth=3): ...
@@ -199,7 +228,7 @@ def explaining_arguments(function: F) -> F:
     Traceback (most recent call last):
     TypeError: size(model, depth): got an unexpected keyword argument 'dept': did you mean 'depth'?
     """
-    accepted = signature(function)
+    accepted, defaults = spell_out(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -207,14 +236,15 @@ def explaining_arguments(function: F) -> F:
             accepted.bind(*args, **kwargs)
         except TypeError as error:
             is_init = function.__name__ == "__init__"
-            parameters = list(accepted.parameters.values())[1 if is_init else 0 :]
+            parameters = [item for item in accepted.parameters.values() if item.name != "self"]
             shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
             wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
             hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""
             name = type(args[0]).__name__ if is_init else function.__name__
             raise TypeError(f"{name}{shown}: {error}{hint}") from None
-        return function(*args, **kwargs)
+        return function(*args, **{**defaults, **kwargs})
 
+    call.__signature__ = accepted  # type: ignore[attr-defined]
     return cast(F, call)
 
 

@@ -17,6 +17,7 @@ from fvflops.analysis.analysis_outputs import AnalysisOutputs
 from fvflops.analysis.handle_functions import adapt_handle, list_unused, read_op
 from fvflops.analysis.model_run import InputSize, ModelRun
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.model_call import RunOptions
 from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
@@ -25,7 +26,7 @@ from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports.escaping import printable_short
-from fvflops.text import explaining_arguments, short_repr
+from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.counts import ModuleCounts
 from fvflops.trace.signature import packet_of
@@ -64,13 +65,10 @@ class ModelAnalysis(AnalysisOutputs):
         *,
         kwargs: Mapping[str, Any] | None = None,
         input_size: InputSize | None = None,
-        execution: str = "auto",
-        device: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
-        lines: bool = False,
         warn: bool = True,
+        **run: Unpack[RunOptions],
     ) -> None:
-        self._run = ModelRun(model, inputs, kwargs, execution, device, assume, lines, input_size)
+        self._run = ModelRun(model, inputs, kwargs, input_size, run)
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
         self._module_handles: dict[str, Handle | None] = {}
@@ -314,7 +312,7 @@ class ModelAnalysis(AnalysisOutputs):
     def _known_run(self) -> ModelRun:
         """Return the run, in real execution if its recording fell back to that: the next would fall back again."""
         fell_back = self._trace is not None and self._trace.info.execution == "real"
-        return replace(self._run, execution="real") if fell_back else self._run
+        return replace(self._run, options={**self._run.options, "execution": "real"}) if fell_back else self._run
 
     def _load(self, trace: Trace) -> None:
         if not isinstance(trace, Trace):

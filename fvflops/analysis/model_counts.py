@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from fvflops.analysis.exporting import prepare_export, write_export
@@ -15,13 +14,14 @@ from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_run import InputSize
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.model_call import RunOptions
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel, count
 from fvflops.counting.listed_calls import list_module_calls, list_op_calls, select_calls, sum_lines
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
-from fvflops.text import explaining_arguments
+from fvflops.text import Unpack, explaining_arguments
 from fvflops.trace import Counts, Trace, TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
 from fvflops.trace.signature import packet_of
@@ -40,14 +40,10 @@ class _TableAnalysis(ModelAnalysis):
         kwargs: Mapping[str, Any] | None = None,
         input_size: InputSize | None = None,
         table: str | FormulaTable = "default",
-        execution: str = "auto",
-        device: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
-        lines: bool = False,
         warn: bool = True,
+        **run: Unpack[RunOptions],
     ) -> None:
-        run: dict[str, Any] = {"execution": execution, "device": device, "assume": assume, "lines": lines, "warn": warn}
-        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, **run)
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, warn=warn, **run)
         self._table = resolve_table(table)
 
 
@@ -137,7 +133,7 @@ class FlopCountAnalysis(_TableAnalysis):
         An analysis without `lines=True` raises TraceError.
         """
         calls = self._list_op_calls()
-        if not (self._run.lines or self.trace().lines):
+        if not (self._run.options["lines"] or self.trace().lines):
             raise TraceError("no source lines were recorded: create the analysis with lines=True")
         return sum_lines(calls)
 
@@ -211,7 +207,7 @@ class ByteCountAnalysis(ModelAnalysis):
     kernel. The other arguments are as for ModelAnalysis. Ops whose bytes are unknown are in `unsupported_ops()`. For
     the rules see `fvflops.counting.traffic.traffic`.
 
-    >>> from torch import nn
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(100, 10), nn.Flatten(0))
     >>> ByteCountAnalysis(model, torch.ones(8, 100)).by_module_and_operator()["0"]
     Counter({'linear': 7560})
@@ -231,13 +227,10 @@ class ByteCountAnalysis(ModelAnalysis):
         input_size: InputSize | None = None,
         part: str = "moved",
         table: str | FormulaTable = "exact",
-        execution: str = "auto",
-        device: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
         warn: bool = True,
+        **run: Unpack[RunOptions],
     ) -> None:
-        run: dict[str, Any] = {"execution": execution, "device": device, "assume": assume, "warn": warn}
-        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, **run)
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, warn=warn, **run)
         TrafficCostModel(part)  # raises for an unknown part
         self._part = part
         self._kernel_table = resolve_table(table)

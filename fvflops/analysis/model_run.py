@@ -14,6 +14,7 @@ from fvflops.analysis.files.program_archive import is_program, program_module
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.input_specs import is_shape, make_arguments, read_sizes
 from fvflops.capture.model.read_module_tree import unwrap_compiled
+from fvflops.capture.model_call import CallOptions, RunOptions
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
 from fvflops.trace import StopsAt, Trace, TraceError
 
@@ -109,17 +110,14 @@ class ModelRun:
     """
 
     model: Model | None
-    inputs: Any = None
-    kwargs: Mapping[str, Any] | None = None
-    execution: str = "auto"
-    device: str | torch.device | None = None
-    assume: Mapping[str, Any] | None = None
-    lines: bool = False
-    input_size: InputSize | None = None
+    inputs: Any
+    kwargs: Mapping[str, Any] | None
+    input_size: InputSize | None
+    options: RunOptions
 
     def __post_init__(self) -> None:
-        if self.execution not in EXECUTIONS:
-            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
+        if (execution := self.options["execution"]) not in EXECUTIONS:
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
         self.inputs, self.kwargs = inputs_of_size(self.model, self.inputs, self.kwargs, self.input_size)
         self.input_size = None
         if is_program(self.model):
@@ -151,16 +149,8 @@ class ModelRun:
 
     def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:
         """Run the model once and return its Trace."""
+        settings: CallOptions = {**self.options, "quiet": quiet}
         args, kwargs = self.arguments()
         return record_call(
-            self.require_model(),
-            args,
-            kwargs,
-            stops_at=stops_at,
-            execution=self.execution,
-            device=self.device,
-            assume=self.assume,
-            estimate_cost=estimate_cost,
-            quiet=quiet,
-            lines=self.lines,
+            self.require_model(), args, kwargs, stops_at=stops_at, estimate_cost=estimate_cost, **settings
         )

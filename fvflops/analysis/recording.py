@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from html import escape
@@ -20,10 +20,11 @@ from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.steps import ACTIVE, PerStep, Schedule, StepCount, action_at, count_step, summarise_steps
 from fvflops.capture.model.read_module_tree import is_compiled
+from fvflops.capture.model_call import ShapeOptions
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
-from fvflops.text import short_repr
+from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
 from fvflops.units import format_quantity
 
@@ -73,22 +74,22 @@ class record(FlopCountAnalysis):
     2 steps, 36 flops per step (24 to 48): forward 18 (12 to 24), backward 18 (12 to 24); 72 (48 to 96) at 2 per MAC
     """
 
+    @explaining_arguments
     def __init__(
         self,
         model: nn.Module | None = None,
         *,
         table: str | FormulaTable = "default",
         execution: str = "real",
-        device: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
         measure: Collection[str] = (),
         schedule: Schedule | None = None,
         on_trace_ready: OnTraceReady | None = None,
         warn: bool = True,
+        **shapes: Unpack[ShapeOptions],
     ) -> None:
         no_model: Any = None  # a recorded program is not run again
         super().__init__(no_model, table=table, warn=warn)
-        self._new_session = partial(Session, model, execution=execution, device=device, assume=assume, measure=measure)
+        self._new_session = partial(Session, model, execution=execution, measure=measure, **shapes)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from fvflops.analysis.model_analysis import cost_estimator
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import InputSize
+from fvflops.capture.model_call import RunOptions
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.run import Loss
-from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
+from fvflops.capture.training_step import Checkpointed, OptimizerMaker, StepOptions, list_makers, record_step
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import explaining_arguments, require_int
+from fvflops.text import Unpack, explaining_arguments, require_int
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -53,48 +53,26 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         *,
         kwargs: Mapping[str, Any] | None = None,
         input_size: InputSize | None = None,
-        loss: Loss | None = None,
-        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = None,
-        checkpoint: Checkpointed = (),
-        checkpoint_options: Mapping[str, Any] | None = None,
-        micro_batches: int = 1,
-        autocast: torch.dtype | None = None,
         table: str | FormulaTable = "default",
-        device: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
         warn: bool = True,
+        **step: Unpack[StepOptions],
     ) -> None:
-        run: dict[str, Any] = {"execution": "shapes", "device": device, "assume": assume, "warn": warn}
-        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, **run)
-        require_int("micro_batches", micro_batches, least=1)
-        makers: list[Any] = [optimizer]
-        if optimizer is None or isinstance(optimizer, (list, tuple)):
-            makers = list(optimizer or ())
-        for maker in makers:
+        run: RunOptions = {"execution": "shapes", "device": step["device"], "assume": step["assume"]}
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, warn=warn, **run)
+        require_int("micro_batches", step["micro_batches"], least=1)
+        for maker in list_makers(step["optimizer"]):
             if not (isinstance(maker, Optimizer) or callable(maker)):
                 raise TypeError(
                     f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {maker!r}"
                 )
-        self._optimizers = makers
+        self._step = step
         # All arguments but model and inputs, for `varied`.
-        self._options: dict[str, Any] = {
-            "kwargs": self._run.kwargs,
-            "loss": loss,
-            "optimizer": optimizer,
-            "checkpoint": checkpoint,
-            "checkpoint_options": checkpoint_options,
-            "micro_batches": micro_batches,
-            "autocast": autocast,
-            "table": self._table,
-            "device": device,
-            "assume": assume,
-            "warn": warn,
-        }
+        self._options: dict[str, Any] = {"kwargs": self._run.kwargs, "table": self._table, "warn": warn, **step}
 
     @property
     def optimizers(self) -> tuple[OptimizerMaker, ...]:
         """The optimizers of the step, or their factories."""
-        return tuple(self._optimizers)
+        return tuple(list_makers(self._step["optimizer"]))
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -104,8 +82,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     @property
     def checkpoint(self) -> Checkpointed:
         """Selection of the modules whose activations are recomputed."""
-        selected: Checkpointed = self._options["checkpoint"]
-        return selected
+        return self._step["checkpoint"]
 
     @property
     def table(self) -> FormulaTable:
@@ -115,7 +92,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     @property
     def assume(self) -> Mapping[str, Any] | None:
         """Op → the assumed size or value of its result."""
-        return self._run.assume
+        return self._step["assume"]
 
     def varied(self, model: nn.Module | None = None, inputs: Any = None, **options: Any) -> TrainingStepAnalysis:
         """Return the analysis of the same step with other arguments; handles are not copied.
@@ -137,21 +114,8 @@ class TrainingStepAnalysis(FlopCountAnalysis):
                 "the step is counted in eval mode: call model.train(), or pass --train, if that is not intended"
             )
         args, kwargs = self._run.arguments()
-        return record_step(
-            model,
-            args,
-            kwargs,
-            stops_at=stops_at,
-            loss=self._options["loss"],
-            optimizers=self._optimizers,
-            checkpointed=self._options["checkpoint"],
-            checkpoint_options=self._options["checkpoint_options"],
-            micro_batches=self._options["micro_batches"],
-            autocast=self._options["autocast"],
-            device=self._run.device,
-            assume=self._run.assume,
-            estimate_cost=cost_estimator(self),
-        )
+        estimate = cost_estimator(self)
+        return record_step(model, args, kwargs, stops_at=stops_at, estimate_cost=estimate, **self._step)
 
 
 def sum_results(result: Any) -> torch.Tensor:

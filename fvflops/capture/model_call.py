@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import nn
@@ -25,6 +25,27 @@ CostEstimate = Callable[[Signature], int]
 PreexistingTensors = tuple[
     Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
 ]
+
+
+class ShapeOptions(TypedDict, total=False):
+    """Options of shape execution, as `record_call` describes them."""
+
+    device: Annotated[str | torch.device | None, None]
+    assume: Annotated[Mapping[str, Any] | None, None]
+
+
+class RunOptions(ShapeOptions, total=False):
+    """Options of a run, as `record_call` describes them."""
+
+    execution: Annotated[str, "auto"]
+    lines: Annotated[bool, False]
+
+
+class CallOptions(RunOptions, total=False):
+    """Options of one recorded call, as `record_call` describes them."""
+
+    quiet: Annotated[bool, False]
+    measure: Annotated[Collection[str], ()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

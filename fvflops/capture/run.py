@@ -6,7 +6,7 @@ import logging
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from fvflops.capture.instrument.backward import AutogradUsed
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
-from fvflops.capture.model_call import CostEstimate, Loss, Model, ModelCall
+from fvflops.capture.model_call import CallOptions, CostEstimate, Loss, Model, ModelCall
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
@@ -32,7 +32,7 @@ from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import printable
+from fvflops.text import Unpack, explaining_arguments, printable
 from fvflops.torch_internals import OpOverload, pytree
 from fvflops.trace import StopsAt, Trace
 
@@ -47,21 +47,17 @@ _DECOMPOSE_ALL = StopsAt()
 _Begin = Callable[[ModelCall], Session]
 
 
+@explaining_arguments
 def record_call(
     model: Model,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
     stops_at: StopsAt = _DECOMPOSE_ALL,
-    execution: str = "auto",
-    device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     estimate_cost: CostEstimate | None = None,
-    quiet: bool = False,
-    measure: Collection[str] = (),
-    lines: bool = False,
     autocast: AbstractContextManager[Any] | None = None,
+    **options: Unpack[CallOptions],
 ) -> Trace:
     """Run a model once and return the Trace.
 
@@ -89,15 +85,16 @@ def record_call(
     >>> trace.signatures[0].op
     'aten::linear'
     """
+    execution, measure = options["execution"], options["measure"]
     if execution not in EXECUTIONS:
         raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
     call = ModelCall(args, {} if kwargs is None else dict(kwargs), loss, autocast)
-    begin = partial(Session, stops_at=stops_at, measure=measure, lines=lines)
-    shape_options = {"device": device, "assume": assume, "estimate_cost": estimate_cost}
+    begin = partial(Session, stops_at=stops_at, measure=measure, lines=options["lines"])
+    shape_options = {"device": options["device"], "assume": options["assume"], "estimate_cost": estimate_cost}
     with noting_remedies(), interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
-        if quiet:
+        if options["quiet"]:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
         return _record(model, call, begin, execution, shape_options)
@@ -118,9 +115,7 @@ def _record(
         if find_fake_mode(tensors_of((call.args, call.kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and repeatable):
-            begin_shapes = partial(begin, execution="shapes", **shape_options)
-            options = shape_options["device"], shape_options["assume"]
-            record_shapes = partial(_record_shapes, begin_shapes, model, call, execution, *options)
+            record_shapes = partial(_record_shapes, begin, model, call, execution, shape_options)
             with gc_paused(), without_symbolic_imports():
                 shapes, failure = record_shapes()
                 if shapes is not None and not failure:
@@ -165,28 +160,23 @@ at_fork(_reset_lock)
 
 
 def _record_shapes(
-    begin: Callable[..., Session],
-    model: Model,
-    call: ModelCall,
-    execution: str,
-    device: str | torch.device | None,
-    assume: Mapping[str, Any] | None,
+    begin: Callable[..., Session], model: Model, call: ModelCall, execution: str, shape_options: Mapping[str, Any]
 ) -> tuple[Trace | None, str]:
     """Return the Trace of shape execution or None, and the reason for real execution in one line, "" for none."""
-    model_index = ModelIndex(model)
+    model_index, device = ModelIndex(model), shape_options["device"]
     if model_index.is_fake:
         return None, ""  # FakeTensors have no values anyway
     has_meta_tensors = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
     may_fall_back = execution == "auto" and not has_meta_tensors and device is None
     devices = dict.fromkeys([*(tensor.device for tensor in tensors_of((call.args, call.kwargs))), *model_index.devices])
-    rules = ShapeRules(assume, exact=may_fall_back, device=choose_device(device, list(devices)))
+    rules = ShapeRules(shape_options["assume"], exact=may_fall_back, device=choose_device(device, list(devices)))
     sessions: list[Session] = []
 
     def begin_next(call: ModelCall) -> Session:
         """Release the previous session and return the next one."""
         if sessions:
             sessions.pop().release(describe=False)
-        sessions.append(begin(call=call, model_index=model_index, rules=rules))
+        sessions.append(begin(call=call, execution="shapes", model_index=model_index, rules=rules, **shape_options))
         return sessions[0]
 
     trace, message = None, ""

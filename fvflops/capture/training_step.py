@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
+from fvflops.capture.model_call import CostEstimate, ShapeOptions
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
@@ -34,8 +35,8 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import printable
-from fvflops.trace import Trace
+from fvflops.text import Unpack, explaining_arguments, printable
+from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
@@ -45,40 +46,51 @@ OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
 Checkpointed = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 
 
+class StepOptions(ShapeOptions, total=False):
+    """Options of a training step, as TrainingStepAnalysis describes them."""
+
+    loss: Annotated[Loss | None, None]
+    optimizer: Annotated[OptimizerMaker | Sequence[OptimizerMaker] | None, None]
+    checkpoint: Annotated[Checkpointed, ()]
+    checkpoint_options: Annotated[Mapping[str, Any] | None, None]
+    micro_batches: Annotated[int, 1]
+    autocast: Annotated[torch.dtype | None, None]
+
+
+def list_makers(optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None) -> list[Any]:
+    """Return the optimizers of a step, or their factories."""
+    return list(optimizer or ()) if optimizer is None or isinstance(optimizer, (list, tuple)) else [optimizer]
+
+
+@explaining_arguments
 def record_step(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    loss: Loss | None = None,
-    optimizers: Sequence[OptimizerMaker] = (),
-    checkpointed: Checkpointed = (),
-    checkpoint_options: Mapping[str, Any] | None = None,
-    micro_batches: int = 1,
-    device: str | torch.device | None = None,
-    autocast: torch.dtype | None = None,
-    **options: Any,
+    stops_at: StopsAt,
+    estimate_cost: CostEstimate | None = None,
+    **step: Unpack[StepOptions],
 ) -> Trace:
     """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
-    The forward pass and the loss run in `autocast` to a dtype, if one is given. The step starts without gradients.
-    `loss` maps the model's result to a scalar; by default that is the result's `loss`, or the result itself if it is a
-    scalar. Calls of `checkpointed` modules are recomputed in the backward pass (`checkpoint_options` are options of
-    torch.utils.checkpoint.checkpoint, non-reentrant by default). `options` are as in `record_run`. A data-dependent
-    step raises ExecutionError.
+    The step starts without gradients. By default the loss is the result's `loss`, or the result itself if it is a
+    scalar. The other arguments are as for `record_call`. A data-dependent step raises ExecutionError.
     """
     weights = [weight for _, module in module_paths(model) for weight in module._parameters.values()]
-    kind = choose_device(device, [weight.device for weight in weights if weight is not None]).type
-    forward = nullcontext if autocast is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, autocast)
+    kind = choose_device(step["device"], [weight.device for weight in weights if weight is not None]).type
+    dtype, loss = step["autocast"], step["loss"]
+    forward = nullcontext if dtype is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, dtype)
 
     def run(session: Session) -> dict[str, str]:
         # In a function, so that its tensors are freed while signals are deferred.
-        checkpoints = checkpointed_calls(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
-        instances = [make_optimizer(item, model) for item in optimizers]
+        checkpointed = checkpointed_modules(model, step["checkpoint"])
+        checkpoints = checkpointed_calls(checkpointed, dict(step["checkpoint_options"] or {}))
+        instances = [make_optimizer(item, model) for item in list_makers(step["optimizer"])]
         session.recorder.resume()
         shapes, named_shapes = session.in_shapes((args, dict(kwargs)))
         with checkpoints, torch.enable_grad(), model_runs():
-            for _ in range(micro_batches):
+            for _ in range(step["micro_batches"]):
                 # As in a trainer, the result is freed when its loss is computed, and the loss after the backward pass.
                 with forward():
                     scalar = loss_of(model(*shapes, **named_shapes), loss)
@@ -89,7 +101,9 @@ def record_step(
                 optimizer.step()
         return describe_optimizers(instances)
 
-    return record_run(model, (args, kwargs), run, code=(loss,), device=device, **options)
+    session: dict[str, Any] = {"stops_at": stops_at, "estimate_cost": estimate_cost}
+    session |= {"device": step["device"], "assume": step["assume"], "code": (loss,)}
+    return record_run(model, (args, kwargs), run, **session)
 
 
 def record_run(

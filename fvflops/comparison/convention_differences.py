@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any
 
-import torch
-
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import InputSize, inputs_of_size
+from fvflops.capture.model_call import RunOptions
 from fvflops.capture.run import Model
 from fvflops.counting.uncounted_work import describe_ignored_work
 from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
@@ -19,7 +19,7 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
-from fvflops.text import record_repr, short_repr, suggest
+from fvflops.text import Unpack, explaining_arguments, record_repr, short_repr, suggest
 from fvflops.trace import Counts, Entry, Status, Trace, TraceError
 from fvflops.units import format_quantity, format_short
 
@@ -183,6 +183,7 @@ def _match(
     yield from ((("", label), flops, calls) for label, (flops, calls) in right.items())
 
 
+@explaining_arguments
 def compare(
     model: Model,
     inputs: Any = None,
@@ -190,15 +191,14 @@ def compare(
     kwargs: Mapping[str, Any] | None = None,
     input_size: InputSize | None = None,
     tables: Sequence[str | FormulaTable] = (),
-    execution: str = "auto",
-    device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
+    **run: Unpack[RunOptions],
 ) -> Comparison:
     """Return the counts of a model's forward pass by several conventions, and why each pair differs.
 
     `tables` are conventions: names, paths or FormulaTables; by default all shipped ones. The other arguments are as for
     FlopCountAnalysis. A duplicate convention raises ValueError.
 
+    >>> import torch
     >>> from torch import nn
     >>> comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "torch"])
     >>> {name: count.total for name, count in comparison.totals.items()}
@@ -212,8 +212,8 @@ def compare(
     if duplicates:
         raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
     inputs, kwargs = inputs_of_size(model, inputs, kwargs, input_size)
-    options: dict[str, Any] = {"kwargs": kwargs, "execution": execution, "device": device, "assume": assume}
-    return compare_by(resolved, lambda table: FlopCountAnalysis(model, inputs, table=table, warn=False, **options))
+    analyse = partial(FlopCountAnalysis, model, inputs, kwargs=kwargs, warn=False, **run)
+    return compare_by(resolved, lambda table: analyse(table=table))
 
 
 def compare_by(

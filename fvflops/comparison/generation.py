@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from itertools import count
 
-import torch
 from torch import nn
 
 from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCost, ScalingError
 from fvflops.comparison.decoder import Decoder
 from fvflops.comparison.polynomial import Polynomial
-from fvflops.comparison.scaling import Progress, Sample, describe_costs, read_sample
+from fvflops.comparison.scaling import CostOptions, Sample, describe_costs, read_sample
 from fvflops.counting.metrics import METRICS
-from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.formulas import resolve_table
+from fvflops.text import Unpack, explaining_arguments
 
 # Fit the polynomials on lengths up to at least this many tokens, even if fewer are generated.
 _MIN_TOKENS = 16
 
 
+@explaining_arguments
 def generation_cost(
     model: nn.Module,
     *,
     prompt: int,
     new: int,
     batch: int = 1,
-    metric: str = "flops",
-    table: str | FormulaTable = "default",
     execution: str = "shapes",
-    device: str | torch.device | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[CostOptions],
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
@@ -42,12 +40,12 @@ def generation_cost(
     the one whose kernels are recorded, by default the model's. A model
     without this interface, and a length that it does not accept, raise ScalingError.
     """
+    metric, formulas, progress = options["metric"], resolve_table(options["table"]), options["progress"]
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
             raise ScalingError(f"{name} must be an integer >= 1; got {size!r}")
-    formulas = resolve_table(table)
-    decoder = Decoder(model, batch, formulas, {"execution": execution, "device": device})
+    decoder = Decoder(model, batch, formulas, {"execution": execution, "device": options["device"]})
     runs = count(1)
 
     def run(prompt: int, tokens: int) -> list[Sample]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError
 from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import Unpack, explaining_arguments
 from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import Status, Trace
 
@@ -39,29 +40,35 @@ class Sample(NamedTuple):
     about: Mapping[str, str] = MappingProxyType({})
 
 
+class CostOptions(TypedDict, total=False):
+    """Options of a cost, as `cost_of` describes them."""
+
+    metric: Annotated[str, "flops"]
+    table: Annotated[str | FormulaTable, "default"]
+    device: Annotated[str | torch.device | None, None]
+    progress: Annotated[Progress | None, None]
+
+
+@explaining_arguments
 def cost_of(
     model: Model,
     inputs: Any = None,
     *,
     vary: Mapping[str, Range],
     kwargs: Any = None,
-    metric: str = "flops",
-    table: str | FormulaTable = "default",
     execution: str = "auto",
-    device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[CostOptions],
 ) -> CostExpression:
     """Return a model's cost as a function of sizes: an exact polynomial where there is one, verified at other sizes.
 
     `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
     `inputs` and `kwargs` are as for an analysis, or functions of sizes, by their names, that return them. `model`
     is a model, or a function of sizes that builds one, or returns (model, inputs) where `inputs` is None; it is called
-    under the meta device where that works. `metric` is "flops", "macs",
-    "activations", "parameters" or "bytes"; with `loss`, a function of the model's result that returns a scalar, the
-    backward pass is counted too. The other options are as in FlopCountAnalysis. `progress` is called after each run
-    with the number of runs.
+    under the meta device where that works. `metric` is "flops", "macs", "activations", "parameters" or "bytes"; with
+    `loss`, a function of the model's result that returns a scalar, the backward pass is counted too. The other options
+    are as in FlopCountAnalysis. `progress` is called after each run with the number of runs.
 
     A name that nothing uses, sizes that the model does not accept, and a range of fewer than two sizes raise
     ScalingError, which names them.
@@ -74,25 +81,28 @@ def cost_of(
     >>> print(cost, cost(batch=2, width=8))
     4·B·d² 512
     """
+    metric, table = options["metric"], resolve_table(options["table"])
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
     axes = tuple(read_axis(name, sizes) for name, sizes in vary.items())
     if not axes:
         raise ScalingError("vary is empty: pass the range of a size, such as vary={'batch': (1, 64)}")
     source = _Source(model, inputs, kwargs, tuple(axis.name for axis in axes))
-    table = resolve_table(table)
+    run: Any = {"execution": execution, "device": options["device"], "assume": assume}
 
     def count(sizes: Sizes) -> Sample:
         built, args, keywords = source.make(sizes)
         if metric == "parameters":
             return _count_parameters(built)
-        options = {"kwargs": keywords, "table": table, "execution": execution, "device": device, "assume": assume}
         with BoundsCheckedEmbedding():
             if loss is not None:
-                return _count_step(built, args, loss, metric, options)
-            return read_sample(FlopCountAnalysis(built, args, warn=False, **options).trace(), table, metric)
+                args, keywords = bind_inputs(built, args, keywords)
+                trace = record_call(built, args, keywords, loss=loss, stops_at=table.stops_at, **run)
+            else:
+                trace = FlopCountAnalysis(built, args, kwargs=keywords, table=table, warn=False, **run).trace()
+        return read_sample(trace, table, metric)
 
-    return describe_costs(metric, axes, count, progress=progress)
+    return describe_costs(metric, axes, count, progress=options["progress"])
 
 
 def read_axis(name: str, sizes: Range) -> Axis:
@@ -245,14 +255,6 @@ def _count_parameters(model: Any) -> Sample:
         raise ScalingError(f"{type(model).__name__} has no parameters: pass a torch.nn.Module")
     counts = parameter_count(model)
     return Sample(counts[""], dict(counts), {}, {})
-
-
-def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
-    args, kwargs = bind_inputs(model, inputs, options["kwargs"])
-    run_options = {name: options[name] for name in ("execution", "device", "assume")}
-    table = options["table"]
-    trace = record_call(model, args, kwargs, loss=loss, stops_at=table.stops_at, **run_options)
-    return read_sample(trace, table, metric)
 
 
 def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
@@ -20,7 +20,7 @@ from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
-from fvflops.text import truncate
+from fvflops.text import Unpack, explaining_arguments, truncate
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
@@ -81,17 +81,18 @@ class Metered(Protocol):
 Work: TypeAlias = "float | Mapping[object, float] | Counts | Counted | Trace | Metered"
 
 
-def mfu(
-    counts: Work,
-    seconds: float | None = None,
-    *,
-    device: str | Device,
-    dtype: object = None,
-    devices: int = 1,
-    sparse: bool = False,
-    float32_matmul: str | None = None,
-    attention: str | None = None,
-) -> float:
+class WorkOptions(TypedDict, total=False):
+    """Options of a utilisation, as `mfu` describes them."""
+
+    dtype: Annotated[object, None]
+    devices: Annotated[int, 1]
+    sparse: Annotated[bool, False]
+    float32_matmul: Annotated[str | None, None]
+    attention: Annotated[str | None, None]
+
+
+@explaining_arguments
+def mfu(counts: Work, seconds: float | None = None, *, device: str | Device, **options: Unpack[WorkOptions]) -> float:
     """Return the model FLOPs utilisation, 0 to 1: the least time for the model's FLOPs at peak, divided by `seconds`.
 
     `counts` is the work of all `devices` together in `seconds`: a number of FLOPs (a multiply-add is 2) in one `dtype`;
@@ -124,21 +125,11 @@ def mfu(
     >>> round(mfu(flops * 238_300, 1.0, device="TPU v4", dtype="bf16", devices=6144), 3)
     0.462
     """
-    counts = _count_attention(counts, attention)
-    return _utilisation("MFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
+    return _utilisation("MFU", counts, seconds, device, options)
 
 
-def hfu(
-    counts: Work,
-    seconds: float | None = None,
-    *,
-    device: str | Device,
-    dtype: object = None,
-    devices: int = 1,
-    sparse: bool = False,
-    float32_matmul: str | None = None,
-    attention: str | None = None,
-) -> float:
+@explaining_arguments
+def hfu(counts: Work, seconds: float | None = None, *, device: str | Device, **options: Unpack[WorkOptions]) -> float:
     """Return the hardware FLOPs utilisation, 0 to 1: `mfu` of all executed FLOPs, recomputation and optimizer included.
 
     Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
@@ -146,8 +137,7 @@ def hfu(
     >>> hfu({"bf16": 4 * 10**14}, 1.0, device="H100"), mfu({"bf16": 3 * 10**14}, 1.0, device="H100")
     (0.4042..., 0.3032...)
     """
-    counts = _count_attention(counts, attention)
-    return _utilisation("HFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
+    return _utilisation("HFU", counts, seconds, device, options)
 
 
 def least_seconds(
@@ -177,23 +167,15 @@ def _count_attention(work: Work, attention: str | None) -> Work:
     return FlopCountAnalysis.from_trace(run.trace, table=with_attention(run.table, attention), warn=False).counts()
 
 
-def _utilisation(
-    name: str,
-    counts: Work,
-    seconds: float | None,
-    device: str | Device,
-    dtype: object,
-    devices: int,
-    sparse: bool,
-    float32_matmul: str | None,
-) -> float:
-    model_only = name == "MFU"
+def _utilisation(name: str, counts: Work, seconds: float | None, device: str | Device, options: WorkOptions) -> float:
+    counts, model_only = _count_attention(counts, options["attention"]), name == "MFU"
+    dtype, devices, float32_matmul = options["dtype"], options["devices"], options["float32_matmul"]
     if not isinstance(counts, Mapping) and hasattr(counts, "model_flops"):
         figures: Metered = counts  # type: ignore[assignment]
         counts = figures.model_flops if model_only else figures.hardware_flops
         seconds = figures.seconds if seconds is None else seconds
         devices = figures.devices if devices == 1 else devices
-    machine = _Machine(resolve_device(device), devices, sparse)
+    machine = _Machine(resolve_device(device), devices, options["sparse"])
     work = _read_work(counts, dtype, machine.device, float32_matmul, model_only=model_only)
     share = _utilise(name, work, seconds, machine)
     if dtype is None and float32_matmul is None and not isinstance(counts, (Mapping, Real)):
@@ -334,7 +316,7 @@ def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], mach
     warnings.warn(
         f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
         f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

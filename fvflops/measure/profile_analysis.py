@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import nn
@@ -27,13 +27,13 @@ from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.measure.op_roofline import roofline
-from fvflops.measure.profile_report import describe_subject, profile_report
+from fvflops.measure.profile_report import RowOptions, describe_subject, profile_report
 from fvflops.measure.profile_rows import Profile, fit_ops, measure_rows
 from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
-from fvflops.text import explaining_arguments, require_int
+from fvflops.text import Unpack, explaining_arguments, require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
@@ -41,6 +41,19 @@ from fvflops.views.breakdown import Breakdown, Peaks, read_breakdown
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 _COMPILED = "the model is compiled, but was run eagerly: these are not the times of compiled code"
+
+
+class MeasureOptions(TypedDict, total=False):
+    """Options of measured runs, as ProfileAnalysis describes them."""
+
+    loss: Annotated[Loss | None, None]
+    autocast: Annotated[torch.dtype | None, None]
+    warmup: Annotated[int, 1]
+    repeat: Annotated[int, 5]
+    schedule: Annotated[Schedule | None, None]
+    steps: Annotated[int | None, None]
+    measure: Annotated[Collection[str], ("time", "memory")]
+    on_run: Annotated[Callable[[int, int], Any] | None, None]
 
 
 class ProfileAnalysis(FlopCountAnalysis):
@@ -81,24 +94,14 @@ class ProfileAnalysis(FlopCountAnalysis):
         *,
         kwargs: Mapping[str, Any] | None = None,
         input_size: InputSize | None = None,
-        loss: Loss | None = None,
-        autocast: torch.dtype | None = None,
-        warmup: int = 1,
-        repeat: int = 5,
-        schedule: Schedule | None = None,
-        steps: int | None = None,
-        measure: Collection[str] = ("time", "memory"),
         table: str | FormulaTable = "default",
-        on_run: Callable[[int, int], Any] | None = None,
         warn: bool = True,
+        **options: Unpack[MeasureOptions],
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, execution="real", warn=warn)
-        self._actions = _plan_runs(warmup, repeat, steps) if schedule is None else _plan_steps(schedule, steps)
-        self._loss = loss
-        self._autocast_dtype = autocast
-        self._scheduled = schedule is not None
-        self._measure = measure
-        self._on_run = on_run
+        self._options = options
+        schedule, steps, runs = options["schedule"], options["steps"], (options["warmup"], options["repeat"])
+        self._actions = _plan_runs(*runs, steps) if schedule is None else _plan_steps(schedule, steps)
         self._compiled = isinstance(model, nn.Module) and unwrap_compiled(model) is not model
         self._measured: list[Trace] = []
         self._clocked: list[Trace] = []
@@ -126,16 +129,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
         return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
+    @explaining_arguments
     def table(
-        self,
-        *,
-        by: str = "module",
-        phase: str | None = None,
-        depth: int | None = None,
-        sort: str | None = None,
-        top: int | None = None,
-        device: str | Device | None = None,
-        width: int | None = None,
+        self, *, device: str | Device | None = None, width: int | None = None, **options: Unpack[RowOptions]
     ) -> str:
         """Return time and memory of modules or operators with their FLOPs and bytes, as text.
 
@@ -146,22 +142,12 @@ class ProfileAnalysis(FlopCountAnalysis):
         takes it or a Device, adds the share of its roofline. Lines have at most `width` columns, if that is given. An
         unknown view, phase or order raises ValueError, a phase that was not run TraceError.
         """
-        report = self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device)
-        return write_document(report, width=width)
+        return write_document(self.report(device=device, **options), width=width)
 
-    def report(
-        self,
-        *,
-        by: str = "module",
-        phase: str | None = None,
-        depth: int | None = None,
-        sort: str | None = None,
-        top: int | None = None,
-        device: str | Device | None = None,
-    ) -> Document:
+    @explaining_arguments
+    def report(self, *, device: str | Device | None = None, **options: Unpack[RowOptions]) -> Document:
         """Return the report of `table` as a document, which every format of a report can write."""
-        measured = self.measured(device=device)
-        return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
+        return profile_report(self.measured(device=device), **options)
 
     def call_report(
         self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
@@ -199,7 +185,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.require_model()
         args, kwargs = self._run.arguments()
-        if len(self._actions) > 1 or "time" in self._measure:
+        if len(self._actions) > 1 or "time" in self._options["measure"]:
             check_repeatable(args, kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(model, args, kwargs)):
             raise ValueError(
@@ -215,10 +201,10 @@ class ProfileAnalysis(FlopCountAnalysis):
                     kwargs,
                     stops_at=stops_at,
                     execution="real",
-                    loss=self._loss,
+                    loss=self._options["loss"],
                     autocast=self._autocast(),
                     quiet=self._tracer_warnings == "none",
-                    measure=() if action == "none" else self._measure,
+                    measure=() if action == "none" else self._options["measure"],
                 )
                 clocked = self._clock_modules(args, kwargs, trace, versions) if action in ACTIVE else []
             except BaseException as error:
@@ -228,8 +214,8 @@ class ProfileAnalysis(FlopCountAnalysis):
             if action in ACTIVE:
                 self._measured.append(trace)
                 self._clocked += clocked
-            if self._on_run is not None:
-                self._on_run(index + 1, len(self._actions))
+            if self._options["on_run"] is not None:
+                self._options["on_run"](index + 1, len(self._actions))
         return self._finish(self._measured)
 
     def _clock_modules(
@@ -237,28 +223,29 @@ class ProfileAnalysis(FlopCountAnalysis):
     ) -> list[Trace]:
         """Return the module times of a forward pass without per-op instrumentation, [] where there are none."""
         model = self._run.require_model()
-        if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
+        if "time" not in self._options["measure"] or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
         uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
-        gradients = self._loss is not None or uses_autograd
+        gradients = self._options["loss"] is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
         with self._autocast() or nullcontext():
             return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
 
     def _autocast(self) -> torch.autocast | None:
-        return None if self._autocast_dtype is None else torch.autocast(self._device().type, self._autocast_dtype)
+        dtype = self._options["autocast"]
+        return None if dtype is None else torch.autocast(self._device().type, dtype)
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)
-        passes = "forward pass" if self._loss is None else "forward and backward passes"
+        passes = "forward pass" if self._options["loss"] is None else "forward and backward passes"
         about = {**trace.about, "device": self._describe_device(), "passes": passes}
-        if self._scheduled:
+        if self._options["schedule"] is not None:
             about["steps"] = str(len(self._actions))
         else:
             about["warmup"] = str(self._actions.count("warmup"))
-        if self._autocast_dtype is not None:
-            about["device"] += f", in autocast to {short_dtype(self._autocast_dtype)}"
+        if (dtype := self._options["autocast"]) is not None:
+            about["device"] += f", in autocast to {short_dtype(dtype)}"
         if self._compiled:
             about["compiled"] = _COMPILED
         if self._failure:

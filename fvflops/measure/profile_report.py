@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 from fvflops.measure.profile_rows import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
+from fvflops.text import Unpack, explaining_arguments
 from fvflops.trace import PHASES
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 from fvflops.views.ranking import check_sort, check_top
@@ -45,16 +46,20 @@ _NEEDED = {
 }
 
 
-def profile_report(
-    measured: Profile,
-    *,
-    by: str = "module",
-    phase: str | None = None,
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-) -> Document:
-    """Return the report of a measured run, with times in ns; the arguments are as for `ProfileAnalysis.table`."""
+class RowOptions(TypedDict, total=False):
+    """Options of a profile's rows, as `ProfileAnalysis.table` describes them."""
+
+    by: Annotated[str, "module"]
+    phase: Annotated[str | None, None]
+    depth: Annotated[int | None, None]
+    sort: Annotated[str | None, None]
+    top: Annotated[int | None, None]
+
+
+@explaining_arguments
+def profile_report(measured: Profile, **options: Unpack[RowOptions]) -> Document:
+    """Return the report of a measured run, with times in ns."""
+    by, phase, depth, sort, top = options["by"], options["phase"], options["depth"], options["sort"], options["top"]
     check_view(by, VIEWS, "the profile")
     check_top(top)
     total = measured.total(phase)

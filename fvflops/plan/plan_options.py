@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import nn
@@ -44,6 +44,37 @@ OPTIMIZER_SHARDINGS = ("dp",)
 
 class PlanError(ValueError):
     """An invalid mesh, rank or program state for a plan."""
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Options of a plan that `search_layouts` has too, as `plan_rank` describes them."""
+
+    rank: Annotated[int, 0]
+    shard_by: Annotated[Shard | None, None]
+    sequence_parallel: Annotated[bool, False]
+    microbatches: Annotated[int, 1]
+    schedule: Annotated[str | None, None]
+    stages_per_rank: Annotated[int | None, None]
+    stage_layers: Annotated[Sequence[int] | None, None]
+    split_by: Annotated[PipelineStages | None, None]
+    reshard_after_forward: Annotated[bool | None, None]
+    reduce_each_microbatch: Annotated[bool, True]
+    precision: Annotated[str | None, None]
+    loss: Annotated[Loss | None, None]
+    optimizer_sharding: Annotated[str | None, None]
+    gradient_dtype: Annotated[str | None, None]
+    checkpoint: Annotated[Checkpoint, ()]
+    routing: Annotated[Routing, None]
+    offload: Annotated[Collection[str], ()]
+    assume: Annotated[Mapping[str, Any] | None, None]
+    table: Annotated[str | FormulaTable, "default"]
+
+
+class StepPlanOptions(LayoutOptions, total=False):
+    """Options of a plan besides the mesh, as `plan_rank` describes them."""
+
+    optimizer: Annotated[OptimizerMaker | None, None]
+    device: Annotated[str | torch.device | None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

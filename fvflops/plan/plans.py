@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from fvflops.capture.run import Loss
 from fvflops.capture.training_step import OptimizerMaker
-from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.plan.checkpointing import Checkpoint, find_checkpointed
+from fvflops.formulas import resolve_table
+from fvflops.plan.checkpointing import find_checkpointed
 from fvflops.plan.memory.memory_report import MemorySavings
 from fvflops.plan.memory.memory_savings import PredictedStep, find_savings
-from fvflops.plan.pipeline_stages import PipelineStages
-from fvflops.plan.plan_options import PlanOptions, Shard
+from fvflops.plan.plan_options import PlanOptions, StepPlanOptions
 from fvflops.plan.rank_plan import RankPlan, StepPlan, plan_ranks
-from fvflops.plan.sharding.routing import Routing
+from fvflops.text import Unpack, explaining_arguments
 
 
+@explaining_arguments
 def plan_rank(
     model: nn.Module,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: Mapping[str, int],
-    rank: int = 0,
-    shard_by: Shard | None = None,
-    sequence_parallel: bool = False,
-    microbatches: int = 1,
-    schedule: str | None = None,
-    stages_per_rank: int | None = None,
-    stage_layers: Sequence[int] | None = None,
-    split_by: PipelineStages | None = None,
-    reshard_after_forward: bool | None = None,
-    reduce_each_microbatch: bool = True,
-    precision: str | None = None,
-    loss: Loss | None = None,
-    optimizer: OptimizerMaker | None = None,
-    optimizer_sharding: str | None = None,
-    gradient_dtype: str | None = None,
-    checkpoint: Checkpoint = (),
-    routing: Routing = None,
-    offload: Collection[str] = (),
-    device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
-    table: str | FormulaTable = "default",
+    **options: Unpack[StepPlanOptions],
 ) -> RankPlan:
     """Return one rank's work in a training step, by shape execution without weights.
 
-    `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
-    process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
-    the estimated parts. The axes:
+    `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. In torch's fake process group,
+    torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes the estimates. The axes:
 
         dp      replicas, as DistributedDataParallel makes them (estimated); with fsdp, hybrid sharding
         fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
@@ -61,9 +38,8 @@ def plan_rank(
                 (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
         cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
         pp      pipeline stages, of models with a known split; their sends and receives are estimated
-        ep      expert parallelism: the experts of a mixture, of the zoo or transformers, are divided among ranks of
-                fsdp (or dp), cp and tp, whose number does not change, and get their tokens by all-to-all; each
-                expert's parameters are sharded by FSDP2 among the ranks that remain
+        ep      expert parallelism: experts of zoo and transformers mixtures are divided among ranks of fsdp (or dp), cp
+                and tp, whose number does not change, and get tokens by all-to-all; FSDP2 shards each among the rest
         etp     with ep, tensor parallelism of each expert: 1, or the size of tp
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
@@ -78,24 +54,22 @@ def plan_rank(
         precision                   data types, of `PRECISIONS`: the model's
         loss                        function of the model's result: the sum of its first tensor with a gradient
         optimizer                   creates the optimizer from the rank's parameters: no optimizer step
-        optimizer_sharding          "dp": replicas divide the optimizer's state and its master weights (ZeRO-1), as
-                                    Megatron-Core's distributed optimizer: gradients are accumulated in buffers and
-                                    reduce-scattered after the last microbatch, and parameters gathered before the
-                                    first. By default each replica updates all parameters
+        optimizer_sharding          "dp": replicas divide the optimizer's state and master weights (ZeRO-1), as in
+                                    Megatron-Core: buffers of gradients are reduce-scattered after the last microbatch,
+                                    and parameters gathered before the first. By default each replica updates all
         gradient_dtype              data type of buffers in which gradients are accumulated and then reduced, of
                                     `GRADIENT_DTYPES`, with optimizer_sharding or master weights: the parameters'
-        checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
-                                    modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        checkpoint                  of `POLICIES` ("full", "every 2", "selective"), or as in TrainingStepAnalysis: none
         offload                     parts on the host, of OFFLOADS in memory/offload.py: none
-        routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
-                                    numbers for each rank of ep, or a mapping from the name of each mixture's experts
-                                    to these: all get as many
+        routing                     tokens of each expert of a known mixture: a number for each, a row of numbers for
+                                    each rank of ep, or a mapping from names of mixtures' experts to these: all equal
         device, assume              kind of device whose kernels are shown, and assumed values, as for `record_call`
         table                       convention of `flops`, of which a plan does not decompose the composite ops
 
     A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
     cannot be split ShardingError, a schedule that does not fit ScheduleError. The model is not changed.
 
+    >>> import torch
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
     >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"dp": 512, "tp": 2})
@@ -104,25 +78,24 @@ def plan_rank(
     >>> dict(plan.memory().at_peak().by_kind)["parameter"]
     251136
     """
-    given = locals()
-    options = PlanOptions(**{option.name: given[option.name] for option in fields(PlanOptions)})
-    (plan,) = plan_ranks(model, args, kwargs, options)
-    return plan
+    return plan_ranks(model, args, kwargs, PlanOptions(mesh=mesh, **options))[0]
 
 
+@explaining_arguments
 def plan_step(
     model: nn.Module,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: Mapping[str, int],
-    **options: Any,
+    **options: Unpack[StepPlanOptions],
 ) -> StepPlan:
     """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
 
     Arguments and errors are as for `plan_rank`. Ranks with equal stages are recorded once. Ranks with other coordinates
     do the same as one of these, but for parts of uneven size.
 
+    >>> import torch
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
     >>> step = plan_step(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2, "dp": 4}, microbatches=2)
@@ -132,17 +105,15 @@ def plan_step(
     return StepPlan(plan_ranks(model, args, kwargs, PlanOptions(mesh=mesh, **options), whole_pipeline=True))
 
 
+@explaining_arguments
 def plan_savings(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpoint = (),
-    assume: Mapping[str, Any] | None = None,
-    table: str | FormulaTable = "default",
+    mesh: Mapping[str, int],
     first_step: bool = False,
-    **options: Any,
+    **options: Unpack[StepPlanOptions],
 ) -> MemorySavings:
     """Return changes that lower the peak memory of a rank, and the FLOPs that they cost it, as `memory_savings` does.
 
@@ -155,8 +126,7 @@ def plan_savings(
     >>> best.change, best.name, best.modules
     ('checkpoint', 'Block', ('layers.0', 'layers.1'))
     """
-    changed = PlanOptions(optimizer=optimizer, checkpoint=checkpoint, assume=assume, table=table, **options)
-    return savings_of_rank(model, args, kwargs, changed, first_step=first_step)
+    return savings_of_rank(model, args, kwargs, PlanOptions(mesh=mesh, **options), first_step=first_step)
 
 
 def savings_of_rank(

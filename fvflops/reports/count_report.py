@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import Column, Document, Items, Table, Value, number_column, text_column
@@ -77,18 +78,9 @@ def write_markdown(
     return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", notes)]))
 
 
-def write_exact(
-    summary: Summary,
-    *,
-    by: str = "module",
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    format: str = "csv",
-) -> str:
-    """Return the rows of `exact_table` in a format of documents; the root module is named ""."""
-    report = f"the {format.upper()} report"
-    table = exact_table(summary, by=by, depth=depth, sort=sort, top=top, report=report)
+def write_exact(summary: Summary, *, format: str = "csv", **options: Any) -> str:
+    """Return the rows of `exact_table`, of which the others are options, in a format of documents; the root is ""."""
+    table = exact_table(summary, report=f"the {format.upper()} report", **options)
     return write_document(Document("count", parts=[table]), format)
 
 

@@ -96,8 +96,7 @@ def model_report(
     *,
     columns: Sequence[str] | None = None,
     join: Join | None = None,
-    sort: str | None = None,
-    top: int | None = None,
+    ranked_by: tuple[str | None, int | None] = (None, None),
     paper: bool = False,
     notes: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
@@ -106,9 +105,10 @@ def model_report(
 
     Below it are the models that could not be counted with their errors, unsupported ops, ignored products, the
     convention, the inputs, names that `join` did not match, and `notes`. `table` is the convention of the counts.
-    `sort` is the key of any column, FLOPs if only `top` is given. With `paper`, each column has one unit, named in its
-    heading. `labels` maps models to their names in the table. An unknown column raises ValueError.
+    `ranked_by` is the key of a column, by default FLOPs, and the number of rows. With `paper`, each column has one
+    unit, named in its heading. `labels` maps models to their names in the table. An unknown column raises ValueError.
     """
+    sort, top = ranked_by
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
     for change in (_paper_column, _with_digits) if paper else (_with_digits,):

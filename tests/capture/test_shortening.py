@@ -131,9 +131,9 @@ class Clipped(torch.optim.AdamW):
 
 
 STEPS = {
-    "checkpointed": {"micro_batches": 2, "checkpointed": [nn.Linear], "optimizers": [torch.optim.AdamW]},
-    "foreach, clipped": {"optimizers": [partial(Clipped, foreach=True)]},
-    "state before": {"optimizers": [partial(torch.optim.Adagrad, lr=0.1)]},
+    "checkpointed": {"micro_batches": 2, "checkpoint": [nn.Linear], "optimizer": [torch.optim.AdamW]},
+    "foreach, clipped": {"optimizer": [partial(Clipped, foreach=True)]},
+    "state before": {"optimizer": [partial(torch.optim.Adagrad, lr=0.1)]},
 }
 
 
@@ -328,7 +328,7 @@ def test_layers_are_unequal_if_their_calls_may_differ(first, second):
 def test_unequal_steps_are_not_expanded():
     model = Net()
     shortened = shorten(model, (INPUTS,))
-    assert shortened.expand(record(model, checkpointed=["layers.1"])) is None
+    assert shortened.expand(record(model, checkpoint=["layers.1"])) is None
     assert shortened.expand(record(model).aggregate()) is None
     with pytest.raises(UnequalLayersError, match="equal"):
-        expand_layers(record(model, checkpointed=["layers.1"]), LayerRun("layers", 0, 1, LAYERS))
+        expand_layers(record(model, checkpoint=["layers.1"]), LayerRun("layers", 0, 1, LAYERS))

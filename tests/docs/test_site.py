@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -80,6 +82,25 @@ def test_the_doctests_of_what_rewrites_docstrings():
     pytest.importorskip("griffe")
     result = doctest.testmod(load_tool("documentation.docstrings"))
     assert (result.failed, result.attempted) == (0, 3)
+
+
+def test_the_api_pages_and_help_show_each_option_of_a_record():
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(ROOT / "tools" / "documentation" / "docstrings.py"))
+    modules = griffe.load("fvflops", search_paths=[str(ROOT)], extensions=extensions).modules_collection
+    found = {}
+    for name in fvflops.__all__:
+        public = getattr(fvflops, name)
+        function = public.__init__ if isinstance(public, type) else public
+        written = inspect.signature(getattr(function, "__wrapped__", function)).parameters
+        if "Unpack[" in str(written):
+            expected = inspect.signature(function).parameters
+            shown = list(modules[f"{function.__module__}.{function.__qualname__}"].parameters)
+            assert [item.name for item in shown] == list(expected), name
+            found[name] = {item.name: ast.literal_eval(str(item.default)) for item in shown[len(written) - 1 :]}
+            assert found[name] == {key: expected[key].default for key in found[name]}
+    assert found["mfu"] == {"dtype": None, "devices": 1, "sparse": False, "float32_matmul": None, "attention": None}
+    assert {"record", "plan_step", "search_layouts", "StepMeter"} <= found.keys()
 
 
 @pytest.mark.long

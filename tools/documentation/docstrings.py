@@ -1,4 +1,4 @@
-"""Griffe extension: doctests in docstrings become blocks of code, and public names in them links."""
+"""Griffe extension: doctests in docstrings become blocks of code, public names links, and records options by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _PUBLIC = re.findall(r" as (\w+)$", _STUB.read_text(), re.MULTILINE)
 # Names of several words, which are no words of English, and any name that is written as one: `fvflops.mfu`.
 _COMPOUND = "|".join(name for name in _PUBLIC if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name))
 _NAME = re.compile(rf"(?<![\w`.\[])(?:({_COMPOUND})|`fvflops\.({'|'.join(_PUBLIC)})`)(?![\w`\](]|\.\w)")
+_KEYWORD: Any = griffe.ParameterKind.keyword_only
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
 
 
@@ -52,3 +53,12 @@ class Docstrings(griffe.Extension):
         """Link the names and fence the doctests of one object."""
         if obj.docstring:
             obj.docstring.value = fence_doctests(link_names(obj.docstring.value, obj.name))
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        """Spell out the options of `**options: Unpack[Options]`, as `fvflops.text.spell_out` does."""
+        for last in [item for item in func.parameters if str(item.annotation).startswith("Unpack[")]:
+            options: Any = last.annotation
+            del func.parameters[last.name]
+            for name, item in func.modules_collection[options.slice.canonical_path].attributes.items():
+                kind, default = item.annotation.slice.elements
+                func.parameters.add(griffe.Parameter(name, annotation=kind, kind=_KEYWORD, default=default))

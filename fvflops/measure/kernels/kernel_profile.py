@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger,
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
 from fvflops.measure.kernels.profiler_trace import annotate, find_by_id, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import Work
-from fvflops.text import short_repr
+from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
@@ -40,6 +40,17 @@ from fvflops.units import flops_to_string, format_quantity, format_seconds, form
 _TORCH_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
 _WORK_METRICS = ("self_macs", "self_flops")
 _LOGGER = logging.getLogger("fvflops")
+
+
+class KernelOptions(TypedDict, total=False):
+    """Options of a profile of kernels, as KernelProfile describes them."""
+
+    activities: Annotated[Iterable[Any] | None, None]
+    record_shapes: Annotated[bool, False]
+    profile_memory: Annotated[bool, False]
+    with_stack: Annotated[bool, False]
+    table: Annotated[str | FormulaTable, "default"]
+    chrome_trace: Annotated[str | os.PathLike[str] | None, None]
 
 
 class KernelProfile:
@@ -66,23 +77,20 @@ class KernelProfile:
     (96, (2, 96))
     """
 
+    @explaining_arguments
     def __init__(
         self,
         model: Model | None = None,
         *,
-        activities: Iterable[Any] | None = None,
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
         schedule: Schedule | None = None,
         on_trace_ready: Callable[[KernelProfile], Any] | None = None,
-        table: str | FormulaTable = "default",
-        chrome_trace: str | os.PathLike[str] | None = None,
+        **options: Unpack[KernelOptions],
     ) -> None:
+        chrome_trace, with_stack = options["chrome_trace"], options["with_stack"]
         if not (model is None or callable(model)):
             raise TypeError(f"the model must be a torch.nn.Module, a function or None; got {type(model).__name__}")
         self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
-        self._table = resolve_table(table)
+        self._table = resolve_table(options["table"])
         self._cost_model = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
         self._model_index = ModelIndex(unwrap_data_parallel(model) if isinstance(model, nn.Module) else self._model)
@@ -101,9 +109,9 @@ class KernelProfile:
         self._step = 0
         self._stack = ExitStack()
         self._profiler = torch.profiler.profile(
-            activities=_check_activities(activities),
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
+            activities=_check_activities(options["activities"]),
+            record_shapes=options["record_shapes"],
+            profile_memory=options["profile_memory"],
             with_stack=with_stack,
             # Without it torch.profiler's events have no stacks to group by.
             experimental_config=ExperimentalConfig(verbose=True) if with_stack else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +20,12 @@ from fvflops.capture.restore.restore import leaves_of
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting import TableCostModel
-from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.kernels.kernel_profile import KernelProfile
-from fvflops.text import require_int
+from fvflops.formulas import resolve_table
+from fvflops.measure.kernels.kernel_profile import KernelOptions, KernelProfile
+from fvflops.text import Unpack, explaining_arguments, require_int
 
 
+@explaining_arguments
 def profile_kernels(
     model: Model,
     inputs: Any = None,
@@ -35,13 +35,8 @@ def profile_kernels(
     loss: Loss | None = None,
     warmup: int = 1,
     repeat: int = 3,
-    table: str | FormulaTable = "default",
     execution: str = "auto",
-    activities: Iterable[Any] | None = None,
-    record_shapes: bool = False,
-    profile_memory: bool = False,
-    with_stack: bool = False,
-    chrome_trace: str | os.PathLike[str] | None = None,
+    **options: Unpack[KernelOptions],
 ) -> KernelProfile:
     """Return torch.profiler's profile of a model's runs, with FLOPs from a recording of one run.
 
@@ -56,17 +51,8 @@ def profile_kernels(
     """
     require_int("warmup", warmup, least=0)
     require_int("repeat", repeat, least=1)
-    table = resolve_table(table)
-    profile = KernelProfile(
-        model,
-        activities=activities,
-        record_shapes=record_shapes,
-        profile_memory=profile_memory,
-        with_stack=with_stack,
-        schedule=schedule(warmup=warmup, active=repeat, repeat=1),
-        table=table,
-        chrome_trace=chrome_trace,
-    )
+    options["table"] = table = resolve_table(options["table"])
+    profile = KernelProfile(model, schedule=schedule(warmup=warmup, active=repeat, repeat=1), **options)
     args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
     check_repeatable(args, keywords)
     inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +22,7 @@ from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.utilisation import UtilisationError, with_attention
-from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.formulas import resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
 from fvflops.measure.step_meter.meter_report import meter_report
@@ -36,16 +36,13 @@ from fvflops.measure.step_meter.metered_calls import (
 )
 from fvflops.measure.step_meter.planned_time import JUDGED, read_planned
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
-from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks
+from fvflops.measure.step_meter.step_figures import MeterOptions, MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.terminal_line import TerminalLine
-from fvflops.text import short_repr
+from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
-
-if TYPE_CHECKING:
-    from fvflops.plan.step_time.step_estimate import StepEstimate
 
 _LOGGER = logging.getLogger("fvflops")
 _MOST_SECONDS = 10.0  # for the calls that are left to count at the end
@@ -114,18 +111,9 @@ class StepMeter:
     ([16384, 32768, 16384], True)
     """
 
+    @explaining_arguments
     def __init__(
-        self,
-        *models: nn.Module,
-        optimizer: Optimizer | Sequence[Optimizer] = (),
-        device: str | Device | None = None,
-        table: str | FormulaTable = "default",
-        attention: str = "dense",
-        float32_matmul: str | None = None,
-        strict: bool = False,
-        live: bool | TextIO = False,
-        history: int = 10_000,
-        expected: StepEstimate | float | None = None,
+        self, *models: nn.Module, optimizer: Optimizer | Sequence[Optimizer] = (), **options: Unpack[MeterOptions]
     ) -> None:
         if not models:
             raise ValueError("there is no model to meter: pass the modules that the loop calls")
@@ -135,14 +123,15 @@ class StepMeter:
         models = tuple(map(unwrap_model, models))
         wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
         optimizers = [unwrap_optimizer(item) for item in wrapped]
+        table, attention, expected = options["table"], options["attention"], options["expected"]
         self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")
-        self._strict = strict
+        self._strict, live = options["strict"], options["live"]
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
-        found = self._find_device(device)
+        found = self._find_device(options["device"])
         if found is not None and (mismatch := find_mismatch(map(unwrap_compiled, models), found)):
             _LOGGER.warning("StepMeter: %s: mfu and hfu are shares of another device's peaks", mismatch)
-        peaks = Peaks(found, float32_matmul, self._warn)
+        peaks = Peaks(found, options["float32_matmul"], self._warn)
         self._costs = StepCosts(models, optimizers, with_attention(resolve_table(table), attention), peaks, self._warn)
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
@@ -162,7 +151,7 @@ class StepMeter:
         self._compared = 0
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
-        self._steps: deque[_Step] = deque(maxlen=history)
+        self._steps: deque[_Step] = deque(maxlen=options["history"])
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())

@@ -7,12 +7,30 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO, TypedDict
 
 from fvflops.text import short_repr
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_bytes, format_percent, format_quantity, format_ratio, format_seconds, format_share
+
+if TYPE_CHECKING:
+    from fvflops.devices.devices import Device
+    from fvflops.formulas import FormulaTable
+    from fvflops.plan.step_time.step_estimate import StepEstimate
+
+
+class MeterOptions(TypedDict, total=False):
+    """Options of a meter, as StepMeter describes them."""
+
+    device: Annotated[str | Device | None, None]
+    table: Annotated[str | FormulaTable, "default"]
+    attention: Annotated[str, "dense"]
+    float32_matmul: Annotated[str | None, None]
+    strict: Annotated[bool, False]
+    live: Annotated[bool | TextIO, False]
+    history: Annotated[int, 10_000]
+    expected: Annotated[StepEstimate | float | None, None]
 
 
 class StepCost(NamedTuple):

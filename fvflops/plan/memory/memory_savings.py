@@ -74,7 +74,7 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     if run is None or not isinstance(model, nn.Module):
         raise TraceError("memory savings need a model: pass a TrainingStepAnalysis of one")
     table = step.table
-    device = choose_device(run.device, [parameter.device for parameter in model.parameters()])
+    device = choose_device(run.options["device"], [parameter.device for parameter in model.parameters()])
 
     def predict(**changes: Any) -> PredictedStep:
         changed = step.varied(**changes, device=device)

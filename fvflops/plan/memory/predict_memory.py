@@ -139,8 +139,8 @@ def _record(analysis: ModelAnalysis) -> Trace:
     if run is None:
         return analysis.trace()
     parameters = run.model.parameters() if isinstance(run.model, nn.Module) else ()
-    stops_at = own_kernels(choose_device(run.device, [parameter.device for parameter in parameters]).type)
-    if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
+    stops_at = own_kernels(choose_device(run.options["device"], [parameter.device for parameter in parameters]).type)
+    if isinstance(analysis, TrainingStepAnalysis) or run.options["execution"] == "real":
         return record_again(analysis, stops_at)
     trace = _record_without_gradients(run, cost_estimator(analysis), stops_at)
     return record_again(analysis, stops_at) if trace is None else trace
@@ -156,9 +156,8 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate, stops_
     if not isinstance(model, nn.Module):
         return None
     args, kwargs = run.arguments()
-    session = Session(
-        model, stops_at=stops_at, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
-    )
+    shapes: Any = {"device": run.options["device"], "assume": run.options["assume"], "estimate_cost": estimate_cost}
+    session = Session(model, stops_at=stops_at, execution="shapes", **shapes)
     inputs, failed = ContainerSnapshot(), False
     with deferred():
         inputs.snapshot((args, kwargs), objects=True)
@@ -180,4 +179,4 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate, stops_
     if failed:
         return None
     trace = session.trace()
-    return None if trace.info.assumed and run.execution == "auto" else trace
+    return None if trace.info.assumed and run.options["execution"] == "auto" else trace

@@ -253,7 +253,7 @@ class LayoutResult:
     __repr__ = record_repr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class LayoutSearch(Displayed):
     """The layouts that a search has tried: those that fit in the order of their time, then all others.
 

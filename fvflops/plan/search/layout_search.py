@@ -10,18 +10,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from fvflops.analysis.model_run import bind_inputs
-from fvflops.capture.run import ExecutionError, Loss
+from fvflops.capture.run import ExecutionError
 from fvflops.capture.training_step import OptimizerMaker
 from fvflops.devices.devices import Device
 from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
-from fvflops.plan.plan_options import PlanError, PlanOptions
+from fvflops.plan.plan_options import LayoutOptions, PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
 from fvflops.plan.search.evaluate import (
     MicrobatchCost,
@@ -32,7 +32,7 @@ from fvflops.plan.search.evaluate import (
 )
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timing
-from fvflops.text import require_int
+from fvflops.text import Unpack, explaining_arguments, require_int
 from fvflops.units import format_seconds
 
 Job = tuple[Any, Any]  # what identifies a result, and the argument of the call that gives it
@@ -80,7 +80,7 @@ def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Ite
             warnings.warn(
                 f"the search runs in one process, not in {jobs}: this program's autograd has threads, without which "
                 "forked processes cannot run a backward pass",
-                stacklevel=4,
+                stacklevel=5,
             )
             yield run_here
     finally:
@@ -107,6 +107,20 @@ _ONE_NODE = 8  # GPUs per node, if the network is unknown
 _NO_MORE_RECOMPUTATION = {"full": ("full", "selective", "none"), "selective": ("selective", "none"), "none": ("none",)}
 
 
+class SearchOptions(LayoutOptions, total=False):
+    """Options of a search and of the plans in it, as `search_layouts` describes them."""
+
+    network: Annotated[str | Network | None, None]
+    efficiency: Annotated[Efficiency | None, None]
+    choices: Annotated[Mapping[str, Sequence[Any]] | None, None]
+    kernels: Annotated[str | None, "cuda"]
+    fused: Annotated[Collection[str], ()]
+    bucket_cap_mb: Annotated[float | None, None]
+    jobs: Annotated[int, 1]
+    on_progress: Annotated[Progress | None, None]
+
+
+@explaining_arguments
 def search_layouts(
     model: nn.Module,
     args: Any = (),
@@ -115,19 +129,9 @@ def search_layouts(
     gpus: int,
     global_batch: int,
     device: str | Device,
-    network: str | Network | None = None,
-    efficiency: Efficiency | None = None,
-    choices: Mapping[str, Sequence[Any]] | None = None,
-    best: int = 20,
-    loss: Loss | None = None,
     optimizer: OptimizerMaker | None = ADAMW,
-    precision: str | None = None,
-    kernels: str | None = "cuda",
-    fused: Collection[str] = (),
-    bucket_cap_mb: float | None = None,
-    jobs: int = 1,
-    on_progress: Progress | None = None,
-    **options: Any,
+    best: int = 20,
+    **options: Unpack[SearchOptions],
 ) -> LayoutSearch:
     """Return the layouts with the fastest training steps that fit a number of GPUs, by planning and simulating them.
 
@@ -149,35 +153,26 @@ def search_layouts(
     '--mesh fsdp=4 --batch 1 --microbatches 1 --no-reshard-after-forward'
     """
     require_int("best", best, least=1)
-    require_int("jobs", jobs, least=1)
-    check_bucket_cap(bucket_cap_mb)
-    start = time.monotonic()
-    options_of_time: dict[str, Any] = {"fused": tuple(fused), "bucket_cap_mb": bucket_cap_mb}
-    timing = resolve_timing(device, network, efficiency, gpus, **options_of_time)
-    shared = PlanOptions(mesh={}, loss=loss, optimizer=optimizer, precision=precision, device=kernels, **options)
-    inputs = bind_inputs(model, args, kwargs)
-    workload = Workload(model, inputs, shared, timing)
-    not_tried = _find_unknown_axes(workload, choices or {})
+    require_int("jobs", options["jobs"], least=1)
+    check_bucket_cap(options["bucket_cap_mb"])
+    start, given, choices = time.monotonic(), dict(options), options["choices"] or {}
+    of_time: dict[str, Any] = {"fused": tuple(options["fused"]), "bucket_cap_mb": options["bucket_cap_mb"]}
+    timing = resolve_timing(device, options["network"], options["efficiency"], gpus, **of_time)
+    planned: Any = {name: given[name] for name in LayoutOptions.__annotations__}
+    shared = PlanOptions(mesh={}, optimizer=optimizer, device=options["kernels"], **planned)
+    workload = Workload(model, bind_inputs(model, args, kwargs), shared, timing)
+    not_tried = _find_unknown_axes(workload, choices)
     node = _ONE_NODE if timing.network is None else timing.network.gpus_per_node
-    space = Space(
+    candidates = Space(
         *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel),
-        choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
-    )
-    candidates = space.list_candidates()
-    search = _Search(workload, candidates, best, on_progress or (lambda what, left: None))
-    results = search.run(jobs)
+        choices={**choices, **dict.fromkeys(not_tried, (1,))},
+    ).list_candidates()
+    search = _Search(workload, candidates, best, options["on_progress"] or (lambda what, left: None))
+    results = search.run(options["jobs"])
     if all(result.status == "failed" for result in results):
         raise PlanError(f"no layout can be planned; the first one, {candidates[0].command()}: {results[0].reason}")
     return LayoutSearch(
-        results=in_order(results),
-        gpus=gpus,
-        global_batch=global_batch,
-        wanted=best,
-        device=timing.device,
-        network=timing.network,
-        efficiency=timing.efficiency,
-        bucket_cap_mb=bucket_cap_mb,
-        seconds=time.monotonic() - start,
+        *(in_order(results), gpus, global_batch, best, *timing[:3], timing.bucket_cap_mb, time.monotonic() - start),
         not_tried=not_tried,
         settings=search.settings,
     )

@@ -108,17 +108,15 @@ def embedding_bag(
     offsets: torch.Tensor,
     scale_grad_by_freq: bool = False,
     mode: int = _SUM,
-    sparse: bool = False,
-    per_sample_weights: torch.Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-    *,
+    *rest: Any,
     forward_only: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Return the bags [bags, embedding_dim], the bag of each index, the bag sizes and the indices of the maxima.
 
     The kernels' fast path (sum, single or half precision, contiguous rows) does not compute the bag of each index.
     """
+    defaults: tuple[Any, ...] = (False, None, False, -1)
+    _, per_sample_weights, include_last_offset, padding_idx = (*rest, *defaults[len(rest) :])
     if indices.dtype not in (torch.int64, torch.int32):  # with torch's message
         raise RuntimeError(f"expected indices to be long or int, got {indices.dtype}")
     bags = len(offsets) - include_last_offset
