@@ -14,27 +14,27 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84868, 492),
-    "fvflops/analysis": (3000, 18),
-    "fvflops/capture": (18571, 109),
-    "fvflops/cli": (5756, 35),
+    "fvflops": (84843, 492),
+    "fvflops/analysis": (2946, 18),
+    "fvflops/capture": (18594, 109),
+    "fvflops/cli": (5755, 35),
     "fvflops/comparison": (4354, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1760, 12),
-    "fvflops/devices": (2213, 13),
+    "fvflops/devices": (2210, 13),
     "fvflops/formulas": (4145, 27),
     "fvflops/integrations": (777, 7),
-    "fvflops/measure": (6115, 25),
-    "fvflops/plan": (11391, 53),
-    "fvflops/reports": (4973, 34),
+    "fvflops/measure": (6108, 25),
+    "fvflops/plan": (11386, 53),
+    "fvflops/reports": (4965, 34),
     "fvflops/serve": (4261, 27),
     "fvflops/sources": (4443, 32),
     "fvflops/sweep": (2081, 11),
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72864, 422),
-    "tools": (12324, 91),
+    "tests": (72893, 422),
+    "tools": (12334, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
