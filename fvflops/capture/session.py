@@ -102,7 +102,7 @@ class Session:
             self.model = unwrap_data_parallel(self.model)
         elif self.model is not None:
             kind = type(self.model).__name__
-            raise TypeError(f"record needs a torch.nn.Module or None; got {kind}: {self.model!r:.60}")
+            raise TypeError(f"record needs a torch.nn.Module, a torch.nn.ModuleList of several, or None; got {kind}")
         if self.measure and self.execution != "real":
             raise ValueError(f"measure={self.measure!r} requires execution='real': shape execution computes nothing")
         if self.execution == "real" and (self.device is not None or self.assume is not None):

@@ -189,7 +189,10 @@ def _explain_blanks(summary: Summary, shown: Sequence[str]) -> list[str]:
     uncalled = frozenset().union(*summary.uncalled.values())
     never = [name for name in modules if name in uncalled and summary.columns["parameters"].get(name)]
     more = f", and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
-    return [*notes[:_NAMED], *([f"Not called: {', '.join(never[:_NAMED])}{more}."] if never else [])]
+    return [
+        *notes[:_NAMED],
+        *([f"Not called: {', '.join(name or 'model' for name in never[:_NAMED])}{more}."] if never else []),
+    ]
 
 
 def _name(summary: Summary, line: Line) -> str:

@@ -161,6 +161,9 @@ class ShapeTensor(torch.Tensor):
     def tolist(self) -> NoReturn:
         raise self.storage_ref.mode.missing_value("Tensor.tolist")
 
+    def as_subclass(self, cls: type) -> NoReturn:
+        raise self.storage_ref.mode.concrete.unsupported(f"tensors of class {cls.__name__}")
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise self.storage_ref.mode.missing_value("Tensor.__array__")
 
