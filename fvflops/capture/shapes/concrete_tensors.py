@@ -11,7 +11,7 @@ import torch
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.capture.shapes.metadata import META, Metadata, intern, is_available, metadata_of
-from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.capture.shapes.shape_tensor import ShapeTensor, UnsupportedError
 from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
@@ -84,9 +84,9 @@ class ConcreteTensors:
             metadata = _with_values(real_metadata, metadata.device)
         return tensor, metadata, index
 
-    def unsupported(self, what: str) -> NotImplementedError:
+    def unsupported(self, what: str) -> UnsupportedError:
         """Return the error of tensors that shape execution does not support, recorded as the run's failure."""
-        error = NotImplementedError(f"shape execution does not support {what}")
+        error = UnsupportedError(f"shape execution does not support {what}")
         self._recorder.fail("", error)
         return error
 

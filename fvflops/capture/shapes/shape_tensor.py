@@ -32,6 +32,10 @@ class DataDependentError(RuntimeError):
         return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
+class UnsupportedError(NotImplementedError):
+    """Shape execution does not support an op or a kind of tensor."""
+
+
 # The ShapeMode that created a shape tensor, and the Recorder of its run; both import this module.
 _Mode = Any
 _Recorder = Any
