@@ -175,6 +175,8 @@ def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
         actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         source = "the model's loss is" if loss is None else "loss= returned"
         raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
+    if not value.requires_grad:
+        raise ValueError("the loss has no gradient: no parameter with requires_grad reaches it, or it was detached")
     return value
 
 
@@ -231,8 +233,9 @@ def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
     by_name = dict(module_paths(model))
-    if isinstance(checkpointed, str):
-        raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
+    if isinstance(checkpointed, (str, type, nn.Module)):
+        kind = "a string" if isinstance(checkpointed, str) else "no list"
+        raise ValueError(f"checkpoint={_shown(checkpointed)} is {kind}: pass a list of module names or classes")
     selected = []
     if callable(checkpointed):
         selected = [module for name, module in by_name.items() if checkpointed(name, module)]
@@ -240,11 +243,15 @@ def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[n
         if isinstance(item, str):
             matches = [by_name[item]] if item in by_name else []
         else:
-            matches = [module for module in by_name.values() if isinstance(module, item)]
+            matches = [module for module in by_name.values() if isinstance(item, type) and isinstance(module, item)]
         if not matches:
-            raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
+            raise ValueError(f"checkpoint={_shown(item)} is neither the name nor the class of a module of the model")
         selected += matches
     return list({id(module): module for module in selected}.values())
+
+
+def _shown(item: Any) -> str:
+    return f"a module of class {type(item).__name__}" if isinstance(item, nn.Module) else repr(item)
 
 
 @contextmanager
