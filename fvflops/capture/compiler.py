@@ -142,8 +142,7 @@ _IMPORTS = _Shared(_FINDER.install, _FINDER.uninstall)
 
 
 _CALL = Patch(torch.jit.ScriptFunction, "__call__")
-_NESTED_CONSTANT = None if nested_constant is None else Patch(*nested_constant)
-_DECOMPOSED_SHARDING: list[Patch] = []
+_UNRECORDED = {} if nested_constant is None else {"nested": Patch(*nested_constant)}
 
 
 def fresh_scripts(recorder: Recorder) -> Wrapper:
@@ -168,8 +167,7 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
 def unrecorded_functions() -> list[Wrapper]:
     """Return the wrappers that leave unrecorded what torch runs once per process, for itself.
 
-    These are a constant that it creates for the first nested tensor, and the decomposition of an op, on meta tensors of
-    each sharding, from which DTensor finds how to shard it.
+    A constant for the first nested tensor, and an op's decomposition, from which DTensor finds how to shard the op.
     """
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,9 +177,9 @@ def unrecorded_functions() -> list[Wrapper]:
 
         return call
 
-    if not _DECOMPOSED_SHARDING and (module := loaded_sharding_decompositions()) is not None:
-        _DECOMPOSED_SHARDING.append(Patch(module.DecompShardingStrategy, "propagate_strategy"))
-    return [(patch, around) for patch in (_NESTED_CONSTANT, *_DECOMPOSED_SHARDING) if patch is not None]
+    if "sharding" not in _UNRECORDED and (module := loaded_sharding_decompositions()) is not None:
+        _UNRECORDED["sharding"] = Patch(module.DecompShardingStrategy, "propagate_strategy")
+    return [(patch, around) for patch in _UNRECORDED.values()]
 
 
 @contextmanager

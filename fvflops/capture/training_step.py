@@ -34,7 +34,7 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import printable
+from fvflops.text import printable, printable_short
 from fvflops.trace import Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -232,26 +232,23 @@ def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 
 def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
-    by_name = dict(module_paths(model))
     if isinstance(checkpointed, (str, type, nn.Module)):
-        kind = "a string" if isinstance(checkpointed, str) else "no list"
-        raise ValueError(f"checkpoint={_shown(checkpointed)} is {kind}: pass a list of module names or classes")
+        raise ValueError(
+            f"checkpoint={printable_short(repr(checkpointed))} is no list: pass a list of module names or classes"
+        )
+    by_name = dict(module_paths(model))
     selected = []
     if callable(checkpointed):
         selected = [module for name, module in by_name.items() if checkpointed(name, module)]
     for item in () if callable(checkpointed) else checkpointed:
-        if isinstance(item, str):
-            matches = [by_name[item]] if item in by_name else []
-        else:
-            matches = [module for module in by_name.values() if isinstance(item, type) and isinstance(module, item)]
+        kind = item if isinstance(item, type) else ()
+        matches = [module for name, module in by_name.items() if name == item or isinstance(module, kind)]
         if not matches:
-            raise ValueError(f"checkpoint={_shown(item)} is neither the name nor the class of a module of the model")
+            raise ValueError(
+                f"checkpoint={printable_short(repr(item))} is neither the name nor the class of a module of the model"
+            )
         selected += matches
     return list({id(module): module for module in selected}.values())
-
-
-def _shown(item: Any) -> str:
-    return f"a module of class {type(item).__name__}" if isinstance(item, nn.Module) else repr(item)
 
 
 @contextmanager

@@ -117,7 +117,7 @@ MISTAKES = {
     "a checkpointed module": (
         lambda: step(LINEAR, X, loss=torch.sum, checkpoint=[LINEAR[0]]).total(),
         ValueError,
-        "checkpoint=a module of class Linear is neither the name nor the class",
+        "checkpoint=Linear(in_features=4, out_features=2, bias=True) is neither the name nor the class",
     ),
     "options in a list": (lambda: count(LINEAR, X, assume=["aten::nonzero"]).total(), TypeError, "pass a dict such"),
     "arguments in a list": (lambda: count(LINEAR, X, kwargs=[X]).total(), TypeError, "pass a dict of the model's"),
