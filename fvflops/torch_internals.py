@@ -123,6 +123,7 @@ _FUNCTIONS = "attribution to autograd.Function; counts by operator still work"
 _CONTROL = "counting inside cond, while_loop, scan and flex_attention"
 _FOREACH = "foreach optimizer steps in shape execution"
 _TRITON = "counting of Triton kernels that torch.compile's wrapper launches"
+_SHARDINGS = "equal counts of the first and later calls of an op on DTensors"
 _FSDP = "restoration of FSDP2's state after a run"
 _REPLICATE = "restoration of replicate's state after a run"
 _DDP = "shape execution of DistributedDataParallel"
@@ -327,6 +328,7 @@ INTERNALS: Mapping[str, Internal] = {
         _PLAN,
         kind="target",
     ),
+    "loaded_sharding_decompositions": Internal("torch.distributed.tensor._decompositions", "", _SHARDINGS, "loaded"),
     "find_redistribution": Internal("torch.distributed.tensor._redistribute", "_gen_transform_infos", _PLAN),
     "clear_native_shardings": Internal("torch._C", "_clear_DTensor_sharding_propagator_cache", _PLAN),
     "all_gather_with_gradient": Internal(

@@ -73,6 +73,7 @@ LATER = {
     "torch._C._clear_DTensor_sharding_propagator_cache": 10,
     "torch.distributed.pipelining.schedules._add_reduce_grad": 10,
     "torch.distributed.pipelining.stage._PipelineStageBase.perform_reduce_grad": 10,
+    "torch.distributed.tensor._decompositions": 11,
 }
 
 

@@ -22,7 +22,7 @@ from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_alias
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
 from fvflops.text import Unpack, explaining_arguments
-from fvflops.trace import Counts, Trace, TraceError
+from fvflops.trace import PHASES, Counts, Trace, TraceError, check_phase
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
 from fvflops.trace.signature import packet_of
 
@@ -67,7 +67,8 @@ class FlopCountAnalysis(_TableAnalysis):
     def macs(self, module_name: str = "", *, phase: str | None = None) -> int:
         """Return the multiply-adds of a module, in one phase or in all, independent of `multiply_add`.
 
-        A complex multiply-add counts as one; its real operations are in the total of `exact`.
+        A complex multiply-add counts as one; its real operations are in the total of `exact`. An unknown phase raises
+        ValueError.
 
         >>> import torch
         >>> flops = FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table="exact")
@@ -75,6 +76,8 @@ class FlopCountAnalysis(_TableAnalysis):
         (24, 56)
         """
         name, counts = self.canonical_module_name(module_name), self.counts()
+        if phase is not None:
+            check_phase(phase, PHASES)
         return sum(
             entry.macs
             for entry in counts.entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def bind_inputs(
     argument. A mapping that does not match the model's keywords but matches as one argument is one argument. A
     name given twice raises TypeError.
     """
+    if not isinstance(kwargs, (Mapping, NoneType)):
+        raise TypeError(f"kwargs= has type {type(kwargs).__name__}: pass a dict of the model's keyword arguments")
     extra = dict(kwargs or {})
     if inputs is None:
         return (), extra

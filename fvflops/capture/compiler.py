@@ -19,7 +19,13 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork, undone_in_child
 from fvflops.capture.restore.torch_state import modes_removed
-from fvflops.torch_internals import loaded_compiler, nested_constant, optimizes_scripts, set_script_optimization
+from fvflops.torch_internals import (
+    loaded_compiler,
+    loaded_sharding_decompositions,
+    nested_constant,
+    optimizes_scripts,
+    set_script_optimization,
+)
 
 
 @contextmanager
@@ -136,7 +142,7 @@ _IMPORTS = _Shared(_FINDER.install, _FINDER.uninstall)
 
 
 _CALL = Patch(torch.jit.ScriptFunction, "__call__")
-_NESTED_CONSTANT = None if nested_constant is None else Patch(*nested_constant)
+_UNRECORDED = {} if nested_constant is None else {"nested": Patch(*nested_constant)}
 
 
 def fresh_scripts(recorder: Recorder) -> Wrapper:
@@ -158,17 +164,22 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
     return _CALL, around
 
 
-def unrecorded_constants() -> list[Wrapper]:
-    """Return the wrapper that leaves unrecorded a constant that torch creates for the first nested tensor."""
+def unrecorded_functions() -> list[Wrapper]:
+    """Return the wrappers that leave unrecorded what torch runs once per process, for itself.
+
+    A constant for the first nested tensor, and an op's decomposition, from which DTensor finds how to shard the op.
+    """
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make() -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with modes_removed():
-                return original()
+                return original(*args, **kwargs)
 
-        return make
+        return call
 
-    return [] if _NESTED_CONSTANT is None else [(_NESTED_CONSTANT, around)]
+    if "sharding" not in _UNRECORDED and (module := loaded_sharding_decompositions()) is not None:
+        _UNRECORDED["sharding"] = Patch(module.DecompShardingStrategy, "propagate_strategy")
+    return [(patch, around) for patch in _UNRECORDED.values()]
 
 
 @contextmanager

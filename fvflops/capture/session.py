@@ -102,7 +102,7 @@ class Session:
             self.model = unwrap_data_parallel(self.model)
         elif self.model is not None:
             kind = type(self.model).__name__
-            raise TypeError(f"record needs a torch.nn.Module or None; got {kind}: {self.model!r:.60}")
+            raise TypeError(f"record needs a torch.nn.Module, a torch.nn.ModuleList of several, or None; got {kind}")
         if self.measure and self.execution != "real":
             raise ValueError(f"measure={self.measure!r} requires execution='real': shape execution computes nothing")
         if self.execution == "real" and (self.device is not None or self.assume is not None):
@@ -118,6 +118,8 @@ class Session:
         self._autograd: AutogradUse | None = None
         self._complete = True
         self._metadata: dict[str, str] = {}
+        # Kept until recording ends: a constant of a copy, freed before, would look like a result of unseen work.
+        self._scripts: Mapping[int, ScriptCopy] = {}
 
     @property
     def modules(self) -> ModuleTree:
@@ -178,14 +180,15 @@ class Session:
     def _enter(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
         """Enter the contexts of the recording; unless a program runs for real, the end undoes its changes."""
         by_shapes = self.execution == "shapes"
-        undo_log, wrappers, scripts = None, list[Wrapper](), {}
+        undo_log, wrappers = None, list[Wrapper]()
         if by_shapes and self.call is None:  # `record_call` does both for its calls
             stack.enter_context(suspend_outer_recordings())
             self._torch_state = TorchState()
         if by_shapes or self.call is not None:
             undo_log = self._save(recorder, index, stack)
             wrappers += saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)
-            scripts = copy_scripts(index.names) if index.has_scripts and recorder.probe is None else {}
+            if index.has_scripts and recorder.probe is None:
+                self._scripts = copy_scripts(index.names)
         if self.call is not None and self.call.detects_autograd:
             self._autograd = AutogradUse(recorder)
             wrappers += self._autograd.wrappers()
@@ -194,7 +197,7 @@ class Session:
         if by_shapes:
             assert undo_log is not None
             mode = self._make_shape_mode(recorder, index, stack, undo_log)
-            prepare = self._enter_shapes(index, stack, mode, wrappers, scripts)
+            prepare = self._enter_shapes(index, stack, mode, wrappers)
         else:
             mode = RecordingMode(recorder, undo_log)
             self._enter_real(recorder, index, stack)
@@ -206,7 +209,7 @@ class Session:
                 training=self._is_training,
                 prepare=prepare,
                 grad_mode=grad_mode,
-                scripts=scripts,
+                scripts=self._scripts,
             )
         )
         if isinstance(mode, ShapeMode):
@@ -251,12 +254,11 @@ class Session:
         stack: ExitStack,
         mode: ShapeMode,
         wrappers: list[Wrapper],
-        scripts: Mapping[int, ScriptCopy],
     ) -> Callable[[Optimizer], None] | None:
         """Give the run shape tensors for tensors on other devices; return a function that prepares an optimizer."""
         under_autograd = self._op_set == "core"
         parameters = self._shape_parameters = ShapeParameters(mode)
-        replace = partial(parameters.replace_in, index, scripts.values())
+        replace = partial(parameters.replace_in, index, self._scripts.values())
         if under_autograd or is_any_autocast_enabled():
             replace()
         elif any(tensor.device != mode.device for tensor in index.tensors):
@@ -342,7 +344,7 @@ class Session:
                 self._stack.close()
             finally:
                 self._shape_parameters = self._snapshot = None
-                self._arguments = (), {}
+                self._arguments, self._scripts = ((), {}), {}
                 if self._torch_state is not None and not complete:
                     self._torch_state.restore()
                 elif not complete:

@@ -35,7 +35,7 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import Unpack, explaining_arguments, printable
+from fvflops.text import Unpack, explaining_arguments, printable, printable_short
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -189,6 +189,8 @@ def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
         actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         source = "the model's loss is" if loss is None else "loss= returned"
         raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
+    if not value.requires_grad:
+        raise ValueError("the loss has no gradient: no parameter with requires_grad reaches it, or it was detached")
     return value
 
 
@@ -244,19 +246,21 @@ def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 
 def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
+    if isinstance(checkpointed, (str, type, nn.Module)):
+        raise ValueError(
+            f"checkpoint={printable_short(repr(checkpointed))} is no list: pass a list of module names or classes"
+        )
     by_name = dict(module_paths(model))
-    if isinstance(checkpointed, str):
-        raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
     selected = []
     if callable(checkpointed):
         selected = [module for name, module in by_name.items() if checkpointed(name, module)]
     for item in () if callable(checkpointed) else checkpointed:
-        if isinstance(item, str):
-            matches = [by_name[item]] if item in by_name else []
-        else:
-            matches = [module for module in by_name.values() if isinstance(module, item)]
+        kind = item if isinstance(item, type) else ()
+        matches = [module for name, module in by_name.items() if name == item or isinstance(module, kind)]
         if not matches:
-            raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
+            raise ValueError(
+                f"checkpoint={printable_short(repr(item))} is neither the name nor the class of a module of the model"
+            )
         selected += matches
     return list({id(module): module for module in selected}.values())
 

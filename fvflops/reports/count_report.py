@@ -179,7 +179,7 @@ def _explain_blanks(summary: Summary, shown: Sequence[str]) -> list[str]:
         if shared and not summary.columns["parameters"].get(name):
             notes.append(f"{name} has the parameters of {', '.join(sorted(shared))}, counted there.")
     uncalled = frozenset().union(*summary.uncalled.values())
-    never = [name for name in modules if name in uncalled and summary.columns["parameters"].get(name)]
+    never = [name or "model" for name in modules if name in uncalled and summary.columns["parameters"].get(name)]
     more = f", and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
     return [*notes[:_NAMED], *([f"Not called: {', '.join(never[:_NAMED])}{more}."] if never else [])]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from fvflops.text import nearest, short_repr
+from fvflops.text import short_repr, suggest
 from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 
 
@@ -98,7 +98,7 @@ class ModuleTree:
             raise TypeError(f"a module name must be a string such as 'layer1.0'; got {name!r}")
         if name in self.by_name:
             return self.by_name[name].canonical
-        raise KeyError(f"no module is named {name!r}: did you mean {nearest(name, self.by_name, cutoff=0)!r}?")
+        raise KeyError(f"no module is named {name!r}{suggest(name, self.by_name, cutoff=0)}")
 
     def locate(self, module: str, line: str = "") -> str:
         """Return a module and a source line as in reports; the root module is named by its class.

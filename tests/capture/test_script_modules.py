@@ -108,6 +108,13 @@ def test_a_training_step_of_a_script_is_that_of_the_model():
     assert steps[1].by_module_and_phase()["0.fc"]["backward"] > 0
 
 
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_the_constants_of_a_frozen_script_are_no_unseen_work(execution):
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()))
+    flops = FlopCountAnalysis(frozen, X, execution=execution)
+    assert (flops.total(), flops.unsupported_ops()) == (128, Counter())
+
+
 def test_a_count_leaves_a_script_as_it_was():
     script = torch.jit.script(Net().train())
     before = {name: tensor.clone() for name, tensor in script.state_dict().items()}

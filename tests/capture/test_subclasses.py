@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis
+from fvflops.capture.run import ExecutionError
 from fvflops.trace import Status
 
 
@@ -227,3 +228,25 @@ def test_what_a_masked_tensor_cannot_do_raises_as_without_a_count():
     masked = torch.masked.masked_tensor(torch.rand(4, 8), torch.rand(4, 8) > 0.5)
     with pytest.raises(TypeError, match="unsupported operand"):
         FlopCountAnalysis(Calls(operator.matmul), (masked, torch.rand(8, 3))).total()
+
+
+# --- in shape execution ---------------------------------------------------------------------------------------------
+
+
+class Image(torch.Tensor):
+    """A subclass that torch gives its results too."""
+
+
+@pytest.mark.parametrize(
+    ("x", "what", "total"),
+    [
+        (torch.ones(2, 8).as_subclass(Image), "tensors of class Image", 2 * 8 * 6),
+        (nest(*ROWS, layout=torch.strided), "nested tensors", TOGETHER * 8 * 6),
+        (torch.eye(8).to_sparse(), "tensors of layout torch.sparse_coo", 8 * 6),
+    ],
+)
+def test_a_class_of_tensors_that_shape_execution_lacks_is_named_and_counted(x, what, total):
+    model = nn.Linear(8, 6, bias=False)
+    with pytest.raises(ExecutionError, match=rf"shape execution does not support {what}\): use execution=\"auto\"$"):
+        FlopCountAnalysis(model, x, execution="shapes").total()
+    assert FlopCountAnalysis(model, x).total() == total

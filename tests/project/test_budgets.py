@@ -14,9 +14,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84843, 492),
-    "fvflops/analysis": (2946, 18),
-    "fvflops/capture": (18594, 109),
+    "fvflops": (84891, 492),
+    "fvflops/analysis": (2952, 18),
+    "fvflops/capture": (18634, 109),
     "fvflops/cli": (5755, 35),
     "fvflops/comparison": (4354, 18),
     "fvflops/compat": (765, 3),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (72893, 422),
+    "tests": (73006, 422),
     "tools": (12334, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

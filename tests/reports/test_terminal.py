@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
+from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, record, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.progress import TerminalInfo, find_terminal
@@ -147,6 +147,9 @@ def test_blank_cells_and_many_equal_rows_are_explained():
     collapsing = "--collapse shows consecutive equal layers as one row."
     assert notes == ["41 has the parameters of 0, counted there.", "Not called: off.", collapsing]
     assert collapsing not in write_text(collapse(summary))
+    with record(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) as nothing:
+        pass
+    assert "\nNot called: model, 0, 1.\n" in write_text(summarise(nothing))
 
 
 def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():

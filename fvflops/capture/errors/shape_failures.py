@@ -12,6 +12,7 @@ _REASONS = {
     "Attempted to set the storage": _NO_MEMORY,
     "ShapeStorage": _NO_MEMORY,
     "no fake impl": _NO_RULE,
+    "could not find the fake impl": _NO_RULE,
     "Meta tensors": _NO_RULE,
     "'Meta' backend": _NO_RULE,
     "INTERNAL ASSERT FAILED": _NO_RULE,

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
-from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_constants
+from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_functions
 from fvflops.capture.decomposed_attention import attention_pairs
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
@@ -167,7 +167,7 @@ def instrument(
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
         *graph_scopes(recorder, model_index),
-        *unrecorded_constants(),
+        *unrecorded_functions(),
     ]
     if as_written:
         wrappers.append(fresh_scripts(recorder))

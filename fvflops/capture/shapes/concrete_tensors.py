@@ -11,7 +11,7 @@ import torch
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.capture.shapes.metadata import META, Metadata, intern, is_available, metadata_of
-from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.capture.shapes.shape_tensor import ShapeTensor, UnsupportedError
 from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
@@ -70,9 +70,7 @@ class ConcreteTensors:
         if registered is not None:
             return registered
         if tensor.layout is not torch.strided or tensor.is_nested:
-            error = NotImplementedError(f"shape execution does not support tensors of layout {tensor.layout}")
-            self._recorder.fail("", error)
-            raise error
+            raise self.unsupported("nested tensors" if tensor.is_nested else f"tensors of layout {tensor.layout}")
         real_metadata = metadata_of(tensor)
         metadata = self._adapt(real_metadata)
         index = self._recorder.storage_of(tensor, "outside")
@@ -85,6 +83,12 @@ class ConcreteTensors:
             # A constant that the model creates, or stores outside its parameters, buffers and inputs.
             metadata = _with_values(real_metadata, metadata.device)
         return tensor, metadata, index
+
+    def unsupported(self, what: str) -> UnsupportedError:
+        """Return the error of tensors that shape execution does not support, recorded as the run's failure."""
+        error = UnsupportedError(f"shape execution does not support {what}")
+        self._recorder.fail("", error)
+        return error
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
         return tensor.metadata if type(tensor) is ShapeTensor else self.resolve(tensor)[1]

@@ -25,7 +25,7 @@ from fvflops.capture.shapes.shape_cache import (
     ShapeCall,
     unpack_result,
 )
-from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.capture.shapes.shape_tensor import DataDependentError, UnsupportedError
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.torch_internals import OpOverload, set_conjugate, set_negative
 from fvflops.trace import Signature, Symbol
@@ -197,7 +197,7 @@ def _describe(tensor: torch.Tensor, device: torch.device) -> Metadata:
 def _require_strided(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise NotImplementedError(f"its result is a {layout} tensor, which shape execution does not support")
+        raise UnsupportedError(f"its result is a {layout} tensor, which shape execution does not support")
 
 
 def _is_computed(metadata: Metadata, op: OpCache) -> bool:

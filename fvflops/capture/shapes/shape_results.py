@@ -28,6 +28,7 @@ from fvflops.capture.shapes.shape_tensor import (
     OwnedStorage,
     ShapeTensor,
     StorageRef,
+    UnsupportedError,
     make_shape_tensor,
 )
 from fvflops.torch_internals import disable_torch_dispatch, has_computed_kernel_for_key
@@ -276,7 +277,7 @@ class ShapeResults(SubclassAwareMode):
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         if type(tensor) is not ShapeTensor:
-            raise NotImplementedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
+            raise UnsupportedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
         with disable_torch_dispatch():
             torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata

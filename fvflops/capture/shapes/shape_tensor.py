@@ -32,6 +32,10 @@ class DataDependentError(RuntimeError):
         return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
+class UnsupportedError(NotImplementedError):
+    """Shape execution does not support an op or a kind of tensor."""
+
+
 # The ShapeMode that created a shape tensor, and the Recorder of its run; both import this module.
 _Mode = Any
 _Recorder = Any
@@ -160,6 +164,9 @@ class ShapeTensor(torch.Tensor):
 
     def tolist(self) -> NoReturn:
         raise self.storage_ref.mode.missing_value("Tensor.tolist")
+
+    def as_subclass(self, cls: type) -> NoReturn:
+        raise self.storage_ref.mode.concrete.unsupported(f"tensors of class {cls.__name__}")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise self.storage_ref.mode.missing_value("Tensor.__array__")

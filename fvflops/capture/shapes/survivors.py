@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict, deque
+from traceback import walk_tb
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any
 
@@ -54,14 +55,20 @@ def _survivors(run: weakref.ref[Any]) -> list[Any]:
 
 
 def _remove(tensors: list[Any]) -> None:
-    """Remove tensors, and tuples of them, from their containers."""
+    """Remove tensors, and tuples of them, from their containers.
+
+    Keyword arguments in the frames of an error that is being handled stay, since its message describes them.
+    """
+    error = sys.exc_info()[1]
+    frames = walk_tb(None if error is None else error.__traceback__)
+    arguments = {id(frame.f_locals.get("kwargs")) for frame, _ in frames}
     objects = tensors
     for _ in range(_MAX_DEPTH):
         immutable = []
         for referrer in _referrers_of(objects):
             if isinstance(referrer, (tuple, frozenset)):
                 immutable.append(referrer)
-            else:
+            elif id(referrer) not in arguments:
                 _remove_from(referrer, set(map(id, objects)))
         if not immutable:
             return

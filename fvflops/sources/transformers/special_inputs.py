@@ -82,7 +82,7 @@ _SIZES: Mapping[str, Callable[[InputRequest], Any]] = {
 
 
 def _make(value: Any, sizes: _Sizes) -> Any:
-    if isinstance(value, int):  # also true and false
+    if value is None or isinstance(value, int):  # also true and false
         return value
     if isinstance(value, dict):
         return torch.cat([_make(part, sizes) for part in value["join"]], dim=1)

@@ -193,6 +193,14 @@ def test_wrong_inputs_name_what_is_expected_and_the_remedy(tmp_path, capsys, nam
     assert message in output and output.count("\n") == 1
 
 
+def test_inputs_by_name_of_a_model_without_weights_are_named(tmp_path, capsys):
+    path = tmp_path / "layers.py"
+    path.write_text(LAYERS)
+    inputs = ["--input", "query=1,5,8", "--input", "key=1,5,7"]
+    assert main(["count", f"{path}:Attention", *inputs, "--build-on", "meta"]) == 2
+    assert "inputs are query=float32[1, 5, 8], key=float32[1, 5, 7]: try others" in capsys.readouterr().err
+
+
 def test_an_index_out_of_range_is_named_where_values_are_computed(tmp_path, capsys):
     path = tmp_path / "layers.py"
     path.write_text(LAYERS)

@@ -62,6 +62,11 @@ def test_a_changed_view_counts_as_in_real_execution_and_is_restored(op, name):
     assert model.floats is tensors["floats"] and model.attribute is tensors["attribute"]
 
 
+class Image(torch.Tensor):
+    """A subclass that torch gives its results too."""
+
+
+PACKED = torch.quantize_per_tensor(torch.ones(4, 4), 1.0, 0, torch.qint8)
 REASONS = {
     "item": (
         lambda x: x * x.sum().item(),
@@ -73,6 +78,19 @@ REASONS = {
     "storage": (lambda x: x * x.untyped_storage()[0], "it reads a tensor's memory"),
     "shared memory": (lambda x: x.share_memory_(), "it reads a tensor's memory"),
     "nested": (lambda x: torch.nested.nested_tensor([x, x]).to_padded_tensor(0.0), "torch cannot infer its result"),
+    "subclass": (lambda x: x.as_subclass(Image), "shape execution does not support tensors of class Image"),
+    "sparse": (
+        lambda x: torch.sparse_coo_tensor(torch.zeros(1, 4, dtype=torch.long), x[0], (3,)).to_dense(),
+        "(its result is a sparse_coo tensor, which shape execution does not support)",
+    ),
+    "quantized": (
+        lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.quint8).dequantize(),
+        "(shape execution does not support quantized tensors)",
+    ),
+    "packed": (
+        lambda x: torch.ops.quantized.linear_dynamic(x, torch.ops.quantized.linear_prepack(PACKED, None)),
+        "torch cannot infer its result without values",
+    ),
     "mkldnn": (lambda x: x.to_mkldnn().to_dense(), "torch cannot infer its result without values"),
 }
 

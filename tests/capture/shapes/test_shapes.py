@@ -1059,6 +1059,23 @@ def test_rank_counts_its_own_shard_in_real_execution(eight_ranks: Any):
     assert totals_of(first) == totals_of(second)
 
 
+@pytest.mark.parametrize("execution", ["real", "shapes"])
+def test_ops_with_which_dtensor_searches_for_shardings_are_not_recorded(eight_ranks: Any, execution: str):
+    # DTensor has no rule for attention: it runs the op's decomposition for each sharding, once per process and shape.
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(2, 2, 5 + (execution == "real"), 4)
+    sharded = distribute_tensor(x, eight_ranks, [Replicate()])
+    totals = [
+        count(record_call(attend, (value,), stops_at=PRICER.stops_at, execution=execution), PRICER, "flops").total()
+        for value in (sharded, x)
+    ]
+    assert totals[0] == totals[1]
+
+
 # ---- the cache
 
 

@@ -152,6 +152,23 @@ def test_a_grid_of_patches_and_its_placeholders():
     assert total(loaded) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SpeechT5ForTextToSpeech", {"input_ids", "attention_mask", "decoder_input_values"}),
+        ("SpeechT5ForSpeechToText", {"input_values", "decoder_input_ids"}),
+        ("SpeechT5ForSpeechToSpeech", {"input_values", "decoder_input_values"}),
+        ("SeamlessM4TForTextToText", {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"}),
+        ("PerceiverForMaskedLM", {"input_ids", "attention_mask"}),
+        ("PerceiverForImageClassificationLearned", {"pixel_values"}),
+    ],
+)
+def test_classes_of_one_type_have_inputs_of_their_own(name, expected):
+    loaded = load(name)
+    assert {name for name, value in loaded.kwargs.items() if value is not None} == expected
+    assert total(loaded)
+
+
 def test_positions_of_one_size_are_interpolated():
     loaded = load("ViTModel", VISION, image_size=(112, 56))
     assert loaded.kwargs["interpolate_pos_encoding"] is True

@@ -10,7 +10,7 @@ import torch
 
 from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
-from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.capture.shapes.shape_tensor import DataDependentError, UnsupportedError
 from fvflops.torch_internals import work_from_future
 
 _Rules = dict[str, Callable[..., Any]]
@@ -80,8 +80,8 @@ def padded_dense_to_jagged(
 
 
 def reject_quantized(name: str, *_: Any, **__: Any) -> NoReturn:
-    """Raise NotImplementedError for quantized tensors; torch's rules would silently return unquantized ones."""
-    raise NotImplementedError(f"{name}: shape execution does not support quantized tensors")
+    """Raise UnsupportedError for quantized tensors; torch's rules would silently return unquantized ones."""
+    raise UnsupportedError("shape execution does not support quantized tensors")
 
 
 # torch 2.10 and older have no meta kernels for these; newer meta kernels draw a random number on each call.

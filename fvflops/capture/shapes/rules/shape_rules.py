@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ class ShapeRules:
     def __init__(
         self, assume: Mapping[str, Any] | None = None, *, exact: bool = False, device: str | torch.device = "cpu"
     ) -> None:
+        if not isinstance(assume, (Mapping, NoneType)):
+            raise TypeError(f"assume={assume!r} is no mapping: pass a dict such as {{'aten::nonzero': 100}}")
         self.assume = dict(assume or {})
         check_assumptions(self.assume)
         self.exact = exact
