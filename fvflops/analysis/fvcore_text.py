@@ -57,6 +57,7 @@ def flop_count_table(
     """
     summary = _summarise_without_warnings(flops, activations)
     summary = collapse_runs(summary) if collapse else summary
+    require_int("max_depth", max_depth, least=0)
     return fvcore_format.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
 

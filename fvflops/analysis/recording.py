@@ -90,6 +90,8 @@ class record(FlopCountAnalysis):
         no_model: Any = None  # a recorded program is not run again
         super().__init__(no_model, table=table, warn=warn)
         self._new_session = partial(Session, model, execution=execution, measure=measure, **shapes)
+        if not (schedule is None or callable(schedule)):
+            raise TypeError(f"schedule={schedule!r} is no function: pass fvflops.schedule(wait=1, active=2)")
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True

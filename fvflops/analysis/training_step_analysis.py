@@ -122,5 +122,5 @@ def sum_results(result: Any) -> torch.Tensor:
     """Return the sum of all tensors in a model's result that require gradients."""
     sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
     if not sums:
-        raise ValueError("--backward: no tensor in the model's result requires a gradient")
+        raise ValueError("no tensor in the model's result requires a gradient: pass --loss, or omit --backward")
     return torch.stack(sums).sum()

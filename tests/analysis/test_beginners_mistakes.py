@@ -129,6 +129,8 @@ MISTAKES = {
     "a third position": (lambda: ActivationCountAnalysis(LINEAR, X, "thop"), TypeError, "(model, inputs, *, kwargs,"),
     "inputs of parameters": (lambda: parameter_count(LINEAR, X), TypeError, "(model): too many positional arguments"),
     "a table's inputs": (lambda: parameter_count_table(LINEAR, X), ValueError, "max_depth must be an integer >= 0"),
+    "a table's depth": (lambda: flop_count_table(count(LINEAR, X), -1), ValueError, "max_depth must be an integer >="),
+    "a schedule": (lambda: fvflops.record(LINEAR, schedule=3), TypeError, "pass fvflops.schedule(wait=1, active=2)"),
     "a model to a table": (lambda: flop_count_table(LINEAR, X), TypeError, "pass FlopCountAnalysis(model, inputs)"),
 }
 

@@ -187,7 +187,7 @@ def test_whether_it_fits_the_memory_of_a_gpu(capsys):
 
 def test_a_result_without_a_gradient(capsys, factory):
     code, out, err = run(capsys, "nets.py:without_gradient")
-    assert (code, out) == (2, "") and "pass --loss, or --inference for a forward pass" in err
+    assert (code, out) == (2, "") and "or pass memory's --inference" in err
     assert run(capsys, "nets.py:without_gradient", "--inference")[0] == 0
 
 

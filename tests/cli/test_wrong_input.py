@@ -68,6 +68,9 @@ class Block(nn.Module):
 def blocks():
     return nn.Sequential(Block(), Block()), torch.ones(2, 8)
 
+def frozen():
+    return nn.Linear(8, 4).requires_grad_(False), torch.ones(2, 8)
+
 def on_meta():
     return nn.Linear(8, 4, device="meta"), torch.ones(2, 8)
 

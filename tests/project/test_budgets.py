@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84891, 492),
-    "fvflops/analysis": (2952, 18),
+    "fvflops": (84895, 492),
+    "fvflops/analysis": (2955, 18),
     "fvflops/capture": (18634, 109),
-    "fvflops/cli": (5755, 35),
+    "fvflops/cli": (5756, 35),
     "fvflops/comparison": (4354, 18),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1760, 12),
@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (73006, 422),
+    "tests": (73011, 422),
     "tools": (12334, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

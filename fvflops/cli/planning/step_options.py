@@ -232,7 +232,8 @@ class DefaultLoss:
             return loss
         if not any(tensor.requires_grad for tensor in tensors_of(result)):
             raise ValueError(
-                "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
+                "no tensor in the model's result requires a gradient: pass --loss, omit --backward, or pass memory's "
+                "--inference"
             )
         found = tensors_of(getattr(result, "logits", result))
         logits = [item for item in found if item.ndim == _LOGITS and item.shape[-1] == self.vocabulary]
