@@ -48,6 +48,8 @@ CUDA_VENDORS = ("NVIDIA", "AMD")
 NAME_DIGITS = 4
 # Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
+# Further communicators of tensor with pipeline parallelism: what measured runs with both take more.
+_FURTHER = 3
 
 # Remedy for a device that is not listed.
 _OTHERS = "Others can be given as a Device or as FILE.yaml, which 'fvflops peak --output FILE.yaml' measures"
@@ -130,14 +132,16 @@ class Device:
     def reserve(self, mesh: Mapping[str, int] | None = None) -> int:
         """Return the bytes that a plan sets aside for the context of CUDA or ROCm, and for NCCL's buffers.
 
-        An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator.
+        An allowance: it depends on driver, kernels and network. Each axis of the mesh (name → size) has a communicator;
+        tensor and pipeline parallelism together have more, such as for the norm of gradients of both.
 
         >>> [find_device("H100").reserve(m) / 2**20 for m in ({"dp": 1}, {"fsdp": 8}, {"pp": 4, "dp": 8, "tp": 2})]
-        [512.0, 1536.0, 3584.0]
+        [512.0, 1536.0, 6656.0]
         """
         if self.vendor not in CUDA_VENDORS:
             return 0
-        return _CONTEXT + _NCCL * sum(size > 1 for size in (mesh or {}).values())
+        axes = {axis for axis, size in (mesh or {}).items() if size > 1}
+        return _CONTEXT + _NCCL * (len(axes) + (_FURTHER if {"tp", "pp"} <= axes else 0))
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
         """Return the dtypes with a peak, or with one for 2:4 sparsity."""
