@@ -56,6 +56,7 @@ def flop_count_table(
     |  bias    |  (30,)                 |          |
     """
     summary = _summarise_without_warnings(flops, activations)
+    require_int("max_depth", max_depth, least=0)
     summary = collapse_runs(summary) if collapse else summary
     require_int("max_depth", max_depth, least=0)
     return fvcore_format.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)

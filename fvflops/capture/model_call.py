@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class ModelCall:
             recorder.leave(token, result)
         if self.loss is not None:
             with autocast:
-                loss = self.loss(result)
+                loss = loss_of(result, self.loss)
             loss.backward()
         unseen_work.unfinished.end()
 
@@ -119,3 +120,53 @@ def report_changed_arrays(recorder: Recorder, model_index: ModelIndex, snapshot:
         )
         if recorder.unseen is not None:
             recorder.unseen.report_array(array, recorder.stack_at(next(owners, "")))
+
+
+def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
+    """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
+    if loss is not None:
+        check_loss(loss)
+    value: Any = loss_in(result) if loss is None else loss(result)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        source = "the model's loss is" if loss is None else "loss= returned"
+        raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
+    if not value.requires_grad:
+        raise ValueError("the loss has no gradient: no parameter with requires_grad reaches it, or it was detached")
+    return value
+
+
+def check_loss(loss: Loss) -> None:
+    """Raise TypeError for a loss that needs more than the model's result, such as a target.
+
+    >>> check_loss(nn.CrossEntropyLoss())
+    Traceback (most recent call last):
+    TypeError: loss= gets the model's result alone, and CrossEntropyLoss needs target too: write a \
+function of the result alone, such as lambda result: loss(result, target)
+    """
+    if not callable(loss):
+        raise TypeError(f"loss must be a function from the model's result to a scalar tensor; got {loss!r}")
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [item.name for item in parameters if item.kind in positional and item.default is item.empty]
+    if len(needed) > 1:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(
+            f"loss= gets the model's result alone, and {name} needs {', '.join(needed[1:])} too: write a "
+            f"function of the result alone, such as lambda result: loss(result, {', '.join(needed[1:])})"
+        )
+
+
+def loss_in(result: Any) -> Any:
+    """Return the `loss` of a model's result, the one scalar of a tuple that has a gradient, or else the result itself.
+
+    >>> loss_in((torch.ones(2, 3), torch.tensor(0.5, requires_grad=True)))
+    tensor(0.5000, requires_grad=True)
+    """
+    if isinstance(result, (tuple, list)) and not hasattr(result, "loss"):
+        scalars = [item for item in result if isinstance(item, torch.Tensor) and item.ndim == 0 and item.requires_grad]
+        return scalars[0] if len(scalars) == 1 else result
+    return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)

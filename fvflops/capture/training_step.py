@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
-from fvflops.capture.model_call import CostEstimate, ShapeOptions
+from fvflops.capture.model_call import CostEstimate, ShapeOptions, loss_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
@@ -178,54 +178,6 @@ def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     dtypes = [str(dtype).removeprefix("torch.") for dtype, _ in sizes.most_common()]
     masters = {"master_weights": f"{str(copies[0].dtype).removeprefix('torch.')} copies"} if copies else {}
     return {"optimizer": " and ".join(names) or "none", "optimizer_state": ", ".join(dtypes) or "none", **masters}
-
-
-def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
-    """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
-    if loss is not None:
-        check_loss(loss)
-    value: Any = loss_in(result) if loss is None else loss(result)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        source = "the model's loss is" if loss is None else "loss= returned"
-        raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
-    if not value.requires_grad:
-        raise ValueError("the loss has no gradient: no parameter with requires_grad reaches it, or it was detached")
-    return value
-
-
-def check_loss(loss: Loss) -> None:
-    """Raise TypeError for a loss that needs more than the model's result, such as a target.
-
-    >>> check_loss(nn.CrossEntropyLoss())
-    Traceback (most recent call last):
-    TypeError: loss= gets the model's result alone, and CrossEntropyLoss needs target too: write a \
-function of the result alone, such as lambda result: loss(result, target)
-    """
-    try:
-        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
-    except (TypeError, ValueError):  # written in C, without a signature
-        return
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [item.name for item in parameters if item.kind in positional and item.default is item.empty]
-    if len(needed) > 1:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise TypeError(
-            f"loss= gets the model's result alone, and {name} needs {', '.join(needed[1:])} too: write a "
-            f"function of the result alone, such as lambda result: loss(result, {', '.join(needed[1:])})"
-        )
-
-
-def loss_in(result: Any) -> Any:
-    """Return the `loss` of a model's result, the one scalar of a tuple that has a gradient, or else the result itself.
-
-    >>> loss_in((torch.ones(2, 3), torch.tensor(0.5, requires_grad=True)))
-    tensor(0.5000, requires_grad=True)
-    """
-    if isinstance(result, (tuple, list)) and not hasattr(result, "loss"):
-        scalars = [item for item in result if isinstance(item, torch.Tensor) and item.ndim == 0 and item.requires_grad]
-        return scalars[0] if len(scalars) == 1 else result
-    return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
 
 
 def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:

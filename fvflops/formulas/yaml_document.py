@@ -138,7 +138,7 @@ def read_document(path: str, file: str = "") -> Node:
     except ValueError as error:
         raise make_error(file, 1, f"cannot be read: {error}") from error
     if text is None:
-        raise make_error(file, 1, f"a table has at most {MAX_CHARACTERS:,} characters, and this file has more")
+        raise make_error(file, 1, f"a file has at most {MAX_CHARACTERS:,} characters, and this one has more")
     return parse_document(text, file)
 
 
@@ -161,7 +161,8 @@ def parse_document(text: str, file: str) -> Node:
     except yaml.YAMLError as error:
         raise make_error(file, 1, f"this is not YAML: {' '.join(str(error).split())}") from None
     if len(documents) != 1:
-        raise make_error(file, 1, f"a table is one YAML document, and this file has {len(documents)}")
+        found = f"this file has {len(documents)} YAML documents: write one" if documents else "this file is empty"
+        raise make_error(file, 1, found)
     return documents[0]
 
 

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fvflops.capture.model_call import loss_of
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
-from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, loss_of, make_optimizer, record_run
+from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, make_optimizer, record_run
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.checkpointing import make_contexts
 from fvflops.plan.plan_options import PlanError, PlanOptions

@@ -19,6 +19,7 @@ from torch import fx, nn
 from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
+from fvflops.text import describe_import_error
 
 _NEWEST_OPSET = 17  # of which onnx2torch has most converters
 _DOMAIN = "fvflops"  # of ops that are converted here
@@ -65,7 +66,9 @@ def _import_libraries(path: str) -> tuple[Any, Any]:
             f'{path} is an ONNX model, which needs {error.name}: install it with pip install "fvflops[onnx]"'
         ) from error
     except (ImportError, RuntimeError) as error:  # torchvision of another build than torch
-        raise ValueError(f"{path} is an ONNX model, and onnx2torch cannot be imported: {_first_line(error)}") from error
+        raise ValueError(
+            f"{path} is an ONNX model, and onnx2torch cannot be imported: {describe_import_error(error)}"
+        ) from error
     _add_converters()
     return onnx, onnx2torch
 

@@ -47,7 +47,7 @@ def wrap(model):
     return yolo
 
 
-count, step = FlopCountAnalysis, TrainingStepAnalysis
+count, step, kernels, meter = FlopCountAnalysis, TrainingStepAnalysis, profile_kernels, fvflops.StepMeter
 # What is called → its error, and what the message, or else a note, says. All are run by the one test below.
 MISTAKES = {
     "sizes": (lambda: count(CONV, (1, 3, 32, 32)), TypeError, "pass torch.randn(1, 3, 32, 32), or input_size="),
@@ -101,6 +101,15 @@ MISTAKES = {
     "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
     "a lazy model": (lambda: count(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
     "a criterion": (lambda: step(LINEAR, X, loss=nn.MSELoss()).total(), TypeError, "a function of the result alone"),
+    "a kernels' criterion": (
+        lambda: kernels(LINEAR, X, loss=nn.MSELoss()),
+        TypeError,
+        "a function of the result alone",
+    ),
+    "a vector": (lambda: ProfileAnalysis(LINEAR, X, loss=abs).total(), ValueError, "a function from the result to a"),
+    "a loss's name": (lambda: kernels(LINEAR, X, loss="mse"), TypeError, "loss must be a function from the model's"),
+    "a meter's optimizer": (lambda: meter(LINEAR, optimizer="adam"), TypeError, "must be a torch.optim.Optimizer"),
+    "a meter's class": (lambda: meter(LINEAR, optimizer=torch.optim.Adam), TypeError, "a torch.optim.Optimizer"),
     "no loss": (lambda: step(LINEAR, X).total(), ValueError, "pass loss=, a function from the result"),
     "a frozen model": (
         lambda: step(nn.Linear(4, 2).requires_grad_(False), X, loss=torch.sum).total(),

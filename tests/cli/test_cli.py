@@ -110,7 +110,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
     [
         (
             "open('data/train.txt')",
-            "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.txt' (train_it.py:1); importing runs",
+            "FileNotFoundError: data/train.txt: No such file or directory (train_it.py:1); importing runs",
         ),
         (
             "import sys\nsys.exit(2)",

@@ -84,7 +84,7 @@ def test_a_file_over_a_mebibyte_is_not_read_further(load, monkeypatch):
             return self.file.read(size)
 
     monkeypatch.setattr(paths, "open_text", lambda path: Watched(opened(path)))
-    with pytest.raises(TableError, match=r"mine.yaml:1: a table has at most 1,048,576 characters"):
+    with pytest.raises(TableError, match=r"mine.yaml:1: a file has at most 1,048,576 characters"):
         load("# " + "x" * (1 << 20))
     assert asked == [(1 << 20) + 1]
 

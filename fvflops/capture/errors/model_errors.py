@@ -42,6 +42,8 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, Exception) and (explanation := explain_error(error)):
         return explanation
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = printable(f"{error.filename}: {error.strerror}")
     if isinstance(error, ImportError) and text.startswith("Could not import module"):  # of transformers, lazily
         text = f"{text.partition('. ')[0].rstrip('.')}: {describe_import_error(error)}"
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."

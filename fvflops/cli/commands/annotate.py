@@ -99,7 +99,7 @@ def _name_outputs(arguments: argparse.Namespace) -> list[str]:
     inputs = set(map(os.path.realpath, arguments.traces))
     for path, output in zip(arguments.traces, outputs, strict=True):
         if not paths.exists(path):
-            raise FileNotFoundError(f"{path} does not exist")
+            raise FileNotFoundError(f"there is no file {path}")
         if os.path.realpath(output) in inputs:
             raise ValueError(f"{output}: this run reads that file: choose another path")
         paths.check_writable(output)

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from fvflops.analysis.training_step_analysis import sum_results
 from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.model.read_module_tree import module_paths
+from fvflops.capture.model_call import loss_in
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
-from fvflops.capture.training_step import loss_in
 from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable

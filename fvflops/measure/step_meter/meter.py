@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -121,7 +121,7 @@ class StepMeter:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
         models = tuple(map(unwrap_model, models))
-        wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        wrapped = list(optimizer) if isinstance(optimizer, Iterable) and not isinstance(optimizer, str) else [optimizer]
         optimizers = [unwrap_optimizer(item) for item in wrapped]
         table, attention, expected = options["table"], options["attention"], options["expected"]
         self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")

@@ -245,4 +245,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
     inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
+    inner = inner if isinstance(inner, Optimizer) else optimizer
+    if not isinstance(inner, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several; got {optimizer!r}")
+    return inner
