@@ -33,7 +33,7 @@ LIMITS = {
     "fvflops/trace": (3475, 22),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (73020, 422),
+    "tests": (73021, 422),
     "tools": (12334, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
