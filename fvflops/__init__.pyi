@@ -16,9 +16,9 @@ from fvflops.analysis.steps import schedule as schedule
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis as TrainingStepAnalysis
 from fvflops.capture.run import record_call as record_call
 from fvflops.comparison.convention_differences import compare as compare
+from fvflops.comparison.decoder import generation_cost as generation_cost
 from fvflops.comparison.diff_models import diff as diff
 from fvflops.comparison.differences import ModelDifference as ModelDifference
-from fvflops.comparison.generation import generation_cost as generation_cost
 from fvflops.comparison.parameter_summary import ParameterCount as ParameterCount
 from fvflops.comparison.parameter_summary import parameter_summary as parameter_summary
 from fvflops.comparison.parameter_summary import parameter_summary_table as parameter_summary_table
@@ -76,7 +76,7 @@ from fvflops.plan.step_time.op_estimate import estimate_op as estimate_op
 from fvflops.plan.step_time.step_estimate import StepEstimate as StepEstimate
 from fvflops.plan.step_time.step_estimate import TrainingCost as TrainingCost
 from fvflops.plan.step_time.step_estimate import estimate_step as estimate_step
-from fvflops.plan.trace_ranks import gather as gather
+from fvflops.plan.trace_changes import gather as gather
 from fvflops.serve.serve_model import ServingEstimate as ServingEstimate
 from fvflops.serve.serve_model import ServingLoad as ServingLoad
 from fvflops.serve.serve_model import serve_model as serve_model
@@ -84,7 +84,7 @@ from fvflops.serve.serving_layout import ServingLayout as ServingLayout
 from fvflops.serve.serving_model import ServingError as ServingError
 from fvflops.serve.serving_search import ServingSearch as ServingSearch
 from fvflops.serve.serving_search import search_serving as search_serving
-from fvflops.serve.simulation.rate_search import LatencyLimits as LatencyLimits
+from fvflops.serve.simulation.request_simulation import LatencyLimits as LatencyLimits
 from fvflops.sources.options import SourceOptions as SourceOptions
 from fvflops.sweep.count_many import count_many as count_many
 from fvflops.sweep.model_count import ModelCount as ModelCount

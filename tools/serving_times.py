@@ -38,7 +38,7 @@ from serving_runs.requests_replay import FILES, MODEL, replay  # noqa: E402
 from serving_runs.rows import read_runs  # noqa: E402
 from serving_runs.served_models import record_models  # noqa: E402
 
-from fvflops.serve.engine_figures import EngineFigures, load_engines  # noqa: E402
+from fvflops.serve.engine_kernels import EngineFigures, load_engines  # noqa: E402
 from fvflops.serve.serving_model import ServingModel  # noqa: E402
 
 Figures = Mapping[str, EngineFigures]

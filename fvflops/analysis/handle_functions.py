@@ -21,7 +21,7 @@ from fvflops.formulas.table import FUNCTION_PREFIX, find_class
 from fvflops.text import suggest
 from fvflops.torch_internals import OpOverload, OpOverloadPacket
 from fvflops.trace import Symbol, TensorSpec, Trace, Value
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 _WITHOUT_SCHEMAS = ("prim::", "unseen::", "triton::", "higher_order::")
 _PYTHON_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:\.|::)(\w+)(\.\w+)?", re.ASCII)

@@ -28,8 +28,8 @@ from fvflops.formulas.functions.classes import may_exist, name_class, suggest_cl
 from fvflops.reports.escaping import printable_short
 from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
+from fvflops.trace.calls import packet_of
 from fvflops.trace.counts import ModuleCounts
-from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, find_uncalled, find_unused
 
 Self = TypeVar("Self", bound="ModelAnalysis")

@@ -23,8 +23,7 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
 from fvflops.text import Unpack, explaining_arguments
 from fvflops.trace import PHASES, Counts, Trace, TraceError, check_phase
-from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph, packet_of
 
 if TYPE_CHECKING:
     from fvflops.reports.document import Table

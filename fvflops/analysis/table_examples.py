@@ -20,7 +20,7 @@ from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.text import suggest
 from fvflops.torch_internals import all_op_names
 from fvflops.trace import Signature, TensorSpec, Value
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 
 class WrongExample(ValueError):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.errors.shape_failures import find_reason
+from fvflops.capture.errors.model_errors import find_reason
 from fvflops.capture.instrument.patching import Patch, Wrapper
-from fvflops.capture.real.real_mode import SubclassAwareMode
+from fvflops.capture.real_mode import SubclassAwareMode
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode

@@ -37,7 +37,7 @@ from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import describe_inputs, unwrap_data_parallel
 from fvflops.capture.model.script_copy import ScriptCopy, copy_scripts
 from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors, report_changed_arrays
-from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fvflops.analysis.files.file_kinds import recognise
+from fvflops.analysis.files.archive_checks import recognise
 from fvflops.analysis.files.program_archive import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis

@@ -22,8 +22,7 @@ from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.collapse import find_pattern, format_range
 from fvflops.text import short_repr
 from fvflops.trace import Status
-from fvflops.trace.records import RunInfo
-from fvflops.trace.run_notes import list_run_notes, reads_of
+from fvflops.trace.records import RunInfo, list_run_notes, reads_of
 from fvflops.units import format_change, format_short, format_thousands
 
 

@@ -23,8 +23,7 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.reports.escaping import list_ops, plain_name
-from fvflops.trace.records import RunInfo
-from fvflops.trace.run_notes import list_run_notes, reads_of
+from fvflops.trace.records import RunInfo, list_run_notes, reads_of
 from fvflops.units import format_quantity, format_share, format_short, format_thousands
 from fvflops.views.summary_rows import depth_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.counting.timing import Times, read_times
+from fvflops.counting.nested_timeline import Times, read_times
 from fvflops.formulas import FormulaTable, load_table, resolve_table
 from fvflops.formulas.functions.classes import name_class
 from fvflops.reports import escaping

@@ -13,8 +13,8 @@ from fvflops.formulas import Call, Cost, FormulaTable, OpCost
 from fvflops.formulas.rows import default_label, show_call
 from fvflops.formulas.table import FUNCTION_PREFIX, attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, TensorSpec, Trace, Value
+from fvflops.trace.calls import packet_of
 from fvflops.trace.records import ALL_LISTS
-from fvflops.trace.signature import packet_of
 
 
 class TableCostModel(CostModel):

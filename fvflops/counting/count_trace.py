@@ -20,7 +20,7 @@ from fvflops.trace import (
     Value,
     tensors_in,
 )
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 Result = TypeVar("Result")
 

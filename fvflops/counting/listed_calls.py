@@ -13,9 +13,8 @@ from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.formulas import FormulaTable
 from fvflops.text import nearest
 from fvflops.trace import PHASES, Event, Trace, check_phase
-from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall, packet_of
 from fvflops.trace.module_tree import innermost
-from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Callee, Span
 
 # Origins of storages with a name.

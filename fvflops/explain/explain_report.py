@@ -8,12 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.findings.compared_modules import compare_modules
-from fvflops.explain.findings.find_losses import find_losses
+from fvflops.explain.findings.find_losses import encode_losses, find_losses, losses_parts
 from fvflops.explain.findings.finding import describe_work
-from fvflops.explain.findings.losses_report import encode_losses, losses_parts
-from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_step
-from fvflops.explain.kernel_kinds import KINDS, shorten_kernel
+from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_modules, compare_step
+from fvflops.explain.launch_contexts import KINDS, shorten_kernel
 from fvflops.explain.step_records import CAUSES, StepTimeline, WorkRow, sum_rows
 from fvflops.reports.document import (
     Column,

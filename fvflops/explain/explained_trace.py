@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from fvflops import paths as files
 from fvflops.devices.devices import Device, find_device, resolve_device
 from fvflops.explain.op_costs import OpCosts
-from fvflops.explain.rank_timeline import RankTimeline, build_timeline, name_device
+from fvflops.explain.rank_timeline import RankTimeline, RankWait, build_timeline, find_waits, name_device
 from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
-from fvflops.explain.straggling_ranks import RankWait, find_waits
 from fvflops.explain.trace_columns import TraceColumns, read_columns
 from fvflops.reports.display import Displayed
 from fvflops.reports.formats import write_document

@@ -1,4 +1,4 @@
-"""The timeline of one rank: its steps, each with the GPU's work and the causes of idle time."""
+"""The timeline of a rank: its steps, the GPU's work, causes of idle time, and straggling ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fvflops.explain.idle_causes import IdleCauses
-from fvflops.explain.kernel_kinds import kind_of_op
-from fvflops.explain.launch_contexts import Context, LaunchContexts
+from fvflops.explain.launch_contexts import Context, IdleCauses, LaunchContexts, kind_of_kernel, kind_of_op
 from fvflops.explain.op_costs import UNKNOWN_COST, OpCosts
 from fvflops.explain.step_records import IdleRow, StepTimeline, WorkRow
 from fvflops.explain.time_division import (
@@ -28,7 +26,7 @@ from fvflops.explain.time_division import (
     subtract,
 )
 from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, RANGE, Activities, TraceColumns
-from fvflops.text import short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.units import format_quantity, format_seconds
 
 _STEP = re.compile(r"ProfilerStep\*?#\d+")
@@ -367,4 +365,69 @@ def _sum_idle(
                 row = sums.get((cause, name), IdleRow(cause, name))
                 sums[cause, name] = IdleRow(cause, name, row.intervals + 1, row.ns + ns)
         found.append(tuple(sorted(sums.values(), key=lambda row: -row.ns)))
+    return found
+
+
+# Arguments that collectives of one group and kind share on all its ranks.
+_SHARED = ("Process Group Name", "Collective name", "dtype")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
+class RankWait:
+    """How long a rank's collectives waited for others, in nanoseconds over the whole trace.
+
+    A collective's kernel runs from the time at which its rank joins until all have. Clocks of different hosts differ,
+    so durations are compared: the rank that joins last has the shortest, and the others waited for the difference.
+    `collectives` is the number of collectives in the traces of all given ranks of the group, `kernel_ns` their time.
+    """
+
+    rank: int | None
+    collectives: int
+    kernel_ns: int
+    waiting_ns: int
+
+
+def find_waits(timelines: Sequence[RankTimeline]) -> tuple[RankWait, ...]:
+    """Return the wait of each rank; empty if the traces have no collective in common."""
+    sums = [[0, 0, 0] for _ in timelines]
+    for _, index, time, waiting in _compare(timelines):
+        sums[index] = [a + b for a, b in zip(sums[index], (1, time, waiting), strict=True)]
+    if not any(count for count, _, _ in sums):
+        return ()
+    return tuple(RankWait(timeline.rank, *own) for timeline, own in zip(timelines, sums, strict=True))
+
+
+def sum_waits(timelines: Sequence[RankTimeline]) -> Counter[str]:
+    """Return how long all ranks together waited in the collectives of each name, in nanoseconds."""
+    sums: Counter[str] = Counter()
+    for name, _, _, waiting in _compare(timelines):
+        sums[name] += waiting
+    return sums
+
+
+def _compare(timelines: Sequence[RankTimeline]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the name of each collective, and for each rank its index, its time and how much of it is waiting."""
+    durations = [_list_durations(timeline) for timeline in timelines]
+    for key in dict.fromkeys(key for own in durations for key in own):
+        members = [index for index, own in enumerate(durations) if key in own]
+        if len(members) < 2 or len({len(durations[index][key]) for index in members}) > 1:
+            continue  # a trace that lacks some of them does not tell which
+        for times in zip(*(durations[index][key] for index in members), strict=True):
+            for index, time in zip(members, times, strict=True):
+                yield " ".join(map(str, key)), index, time, time - min(times)
+
+
+def _list_durations(timeline: RankTimeline) -> dict[tuple[object, ...], list[int]]:
+    """Return the durations of a rank's collectives in their order, by group and kind."""
+    columns, activities = timeline.columns, timeline.activities
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, name in enumerate(activities.name):
+        kernel = str(columns.names[name])
+        is_launch = not timeline.on_gpu and activities.op[index] >= 0  # on the CPU gloo's threads do the work
+        if kind_of_kernel(kernel) == "communication" and not is_launch:
+            number = activities.details[index]
+            details = columns.details[number] if number >= 0 else {}
+            key = (kernel, *(details.get(shared) for shared in _SHARED))
+            found[key].append(activities.end[index] - activities.start[index])
     return found

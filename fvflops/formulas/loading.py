@@ -17,7 +17,7 @@ from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.yaml_document import Node, TableError, read_document
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import suggest, truncate
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
 SCHEMA = 3

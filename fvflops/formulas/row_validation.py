@@ -15,7 +15,7 @@ from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, overloads_of, su
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.yaml_document import Node, TableError
 from fvflops.text import suggest
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 _OP = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
 _INPUT = re.compile(r"input(_[1-9]\d*)?", re.ASCII)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from fvflops.formulas.language.call import operands_of
 from fvflops.text import nearest
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 # Namespaces whose ops torch defines on import: no op is added to them later.
 KNOWN_NAMESPACES = ("aten", "prims", "quantized")

@@ -45,8 +45,8 @@ from fvflops.formulas.torch_registry import count_registered
 from fvflops.formulas.yaml_document import TableError
 from fvflops.text import short_repr
 from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, TensorSpec, Value, tensors_in
+from fvflops.trace.calls import packet_of
 from fvflops.trace.notebook_table import write_text_table
-from fvflops.trace.signature import packet_of
 from fvflops.units import format_quantity
 
 # Kind of a row → its name in text.

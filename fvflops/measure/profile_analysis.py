@@ -23,7 +23,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting import build_timeline
 from fvflops.counting.listed_calls import select_calls
-from fvflops.counting.timing import Times, read_times
+from fvflops.counting.nested_timeline import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.measure.op_roofline import roofline

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, name_region, region_costs
-from fvflops.counting.timing import BY_OWNER, sum_times
+from fvflops.counting.nested_timeline import BY_OWNER, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.measure.op_roofline import Roofline
 from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Counts, Event, Status, Trace, TraceError, check_phase
-from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
+from fvflops.trace.trace import RegionCall, walk_events
 from fvflops.units import format_seconds, format_short
 
 # A row is an outlier if its shares of the time and of the FLOPs differ by this factor and by this difference.

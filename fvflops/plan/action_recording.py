@@ -17,7 +17,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
-from fvflops.capture.shortening.shorten import Shortened
+from fvflops.capture.shorten import Shortened
 from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, make_optimizer, record_run
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.checkpointing import make_contexts

@@ -14,7 +14,7 @@ from fvflops.reports.document import Document, Items, Part, Table, number_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.text import record_data
 from fvflops.trace import Status
-from fvflops.trace.run_notes import list_run_notes, reads_of
+from fvflops.trace.records import list_run_notes, reads_of
 from fvflops.units import format_thousands
 
 

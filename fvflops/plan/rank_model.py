@@ -20,7 +20,7 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import choose_device
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
-from fvflops.capture.shortening.shorten import Shortened, find_layer_kinds, shorten
+from fvflops.capture.shorten import Shortened, find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import StageModule, sum_of_result
 from fvflops.plan.checkpointing import find_checkpointed

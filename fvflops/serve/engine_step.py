@@ -13,8 +13,7 @@ from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
 from fvflops.devices.kernel_models.recurrent import Recurrence
 from fvflops.serve.cache_size import CacheLayer
-from fvflops.serve.engine_figures import NO_OVERHEAD, EngineFigures
-from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_kernels import NO_OVERHEAD, EngineFigures, EngineKernels
 from fvflops.serve.image_encoder import image_seconds
 from fvflops.serve.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel

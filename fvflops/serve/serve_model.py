@@ -15,8 +15,7 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
 from fvflops.serve.cache_size import sequence_bytes
-from fvflops.serve.engine_figures import EngineFigures, find_engine_figures
-from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_kernels import EngineFigures, EngineKernels, find_engine_figures
 from fvflops.serve.engine_step import EngineStep
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout

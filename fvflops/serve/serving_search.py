@@ -16,8 +16,7 @@ from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serve_model import EngineSetup, ServingLoad, check_layout, prepare_engine
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_model import ServingError, ServingModel
-from fvflops.serve.simulation.rate_search import LatencyLimits
-from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.request_simulation import Disaggregation, LatencyLimits, simulate
 from fvflops.serve.simulation.requests import ClosedLoop, client_requests
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
 from fvflops.text import short_repr

@@ -13,9 +13,8 @@ from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import import_library, offline
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.options import SourceOptions
+from fvflops.sources.options import SourceOptions, read_settings
 from fvflops.sources.timm import set_image_size
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes

@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.files.file_kinds import recognise
+from fvflops.analysis.files.archive_checks import recognise
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.devices.device_benchmark import PRODUCTS
 from fvflops.sources.call_arguments import build_from_factory, call_factory, parse_arguments
 from fvflops.sources.input_sizes import check_positions, chosen_sizes, resize_inputs
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
 from fvflops.sources.meta import building_on
 from fvflops.sources.model_files import is_file, load_file
-from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions, chosen_fields, option_of
+from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions, chosen_fields, option_of, read_settings
 from fvflops.sources.weights.adapters import add_adapter, check_adapter
 from fvflops.text import nearest, suggest
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.files.file_kinds import recognise, require_trust
+from fvflops.analysis.files.archive_checks import recognise, require_trust
 from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fvflops.text import checksum, parse_json
+from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree
 from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
-from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, decode_value, encode_value
 
 SCHEMA = 1

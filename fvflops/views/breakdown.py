@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fvflops import __version__
 from fvflops.counting.metrics import METRICS, MetricCounts
-from fvflops.counting.timing import BY_OWNER, read_times
+from fvflops.counting.nested_timeline import BY_OWNER, read_times
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree, modules_above

@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops import StopsAt, record, summarise
 from fvflops.capture.instrument.patching import Patch
-from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.reports import REPORTS

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import record_call
-from fvflops.capture.shortening.shorten import find_index_attributes, find_layer_runs, shorten
+from fvflops.capture.shorten import find_index_attributes, find_layer_runs, shorten
 from fvflops.capture.training_step import record_step
 from fvflops.trace import StopsAt
 from fvflops.trace.expansion.expand import expand_layers

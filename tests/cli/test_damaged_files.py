@@ -15,7 +15,7 @@ import torch
 from fvflops import FlopCountAnalysis, find_efficiency, find_network, load_table, zoo
 from fvflops.analysis.trace_file import load_trace, save_trace
 from fvflops.measure.kernels.profiler_trace import read_document
-from fvflops.sources.json_settings import read_settings
+from fvflops.sources.options import read_settings
 from fvflops.sweep import ModelCount
 from fvflops.sweep.counted_models import Journal
 from fvflops.sweep.joined import read_joined

@@ -9,7 +9,7 @@ from fvflops.capture.recorder.tensor_specs import describe_op
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas import load_table
 from fvflops.formulas.language.example import Example
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 from fvflops.zoo import build
 from tests.support.old_torch import VERSION
 

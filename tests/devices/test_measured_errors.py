@@ -20,7 +20,7 @@ from fvflops.devices.measured_errors import (
 )
 from fvflops.formulas import TableError
 from fvflops.plan.step_time.calibration import load_efficiencies
-from fvflops.serve.engine_figures import load_engines
+from fvflops.serve.engine_kernels import load_engines
 from tests.support.checkout import ROOT
 
 COMMON = {"device": "A100 SXM 80GB", "bias": 0.0, "percentile_95": 9.0}

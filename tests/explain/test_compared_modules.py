@@ -14,8 +14,13 @@ from torch.profiler import profile
 
 from fvflops import estimate_step, explain_trace, plan_step
 from fvflops.cli import main
-from fvflops.explain.findings.compared_modules import ComparedModules, compare_modules, match_modules
-from fvflops.explain.findings.planned_step import PlannedStep, expect_step
+from fvflops.explain.findings.planned_step import (
+    ComparedModules,
+    PlannedStep,
+    compare_modules,
+    expect_step,
+    match_modules,
+)
 from fvflops.zoo import build
 from tests.support.planted.planned_work import plan, work_of
 from tests.support.planted.synthetic_trace import Op, lay_out, write

@@ -16,7 +16,7 @@ from fvflops.formulas.language.example import Example
 from fvflops.formulas.registry import FORMULAS
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import TensorSpec
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 from tests.support.old_torch import OLDER
 from tests.support.pricing_mode import DEFAULT, Products, meta, price, run
 

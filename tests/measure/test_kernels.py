@@ -25,8 +25,7 @@ from fvflops.capture.instrument.torch_profiler import read_events
 from fvflops.capture.run import record_call
 from fvflops.counting import TableCostModel
 from fvflops.counting.cost_models import HandleCostModel
-from fvflops.counting.nested_timeline import build_timeline
-from fvflops.counting.timing import read_times
+from fvflops.counting.nested_timeline import build_timeline, read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels.alignment import align
 from fvflops.measure.kernels.kernel_sums import KernelAverages, overlay_times, sum_kernels

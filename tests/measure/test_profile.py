@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fvflops.capture.instrument.probe as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
-from fvflops.capture.real.real_mode import SignatureCache
-from fvflops.counting.timing import read_times
+from fvflops.capture.real_mode import SignatureCache
+from fvflops.counting.nested_timeline import read_times
 from fvflops.measure.profile_rows import fit_ops
 from fvflops.trace import TraceError
 from tests.support.models.parts import Parts

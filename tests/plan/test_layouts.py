@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
-from fvflops.capture.shortening.shorten import shorten
+from fvflops.capture.shorten import shorten
 from fvflops.plan import rank_model
 from fvflops.plan.communication import read_communication
 from fvflops.plan.fake_process_group import torch_warnings_ignored

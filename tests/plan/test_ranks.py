@@ -22,7 +22,7 @@ from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.plan_report import plan_report
 from fvflops.plan.plans import plan_rank
 from fvflops.plan.sharding.sharding_styles import ShardingError
-from fvflops.plan.trace_ranks import Ranks, gather
+from fvflops.plan.trace_changes import Ranks, gather
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import Signature, Symbol, TensorSpec, Trace
 from fvflops.trace.process_group import ProcessGroupSpec

@@ -20,7 +20,7 @@ from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCo
 from fvflops.comparison.model_budget import check_budget
 from fvflops.comparison.polynomial import Polynomial
 from fvflops.measure.step_meter.step_figures import MeterSummary
-from fvflops.plan.trace_ranks import Ranks
+from fvflops.plan.trace_changes import Ranks
 from fvflops.reports.display import WIDTH
 from fvflops.text import record_repr
 from fvflops.trace.calls import OpGraph

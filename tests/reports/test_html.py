@@ -16,7 +16,7 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, ModelAnalysis, ProfileAnalysis
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
-from fvflops.counting.timing import read_times
+from fvflops.counting.nested_timeline import read_times
 from fvflops.reports import REPORTS
 from fvflops.reports.html import render_comparison
 from fvflops.reports.terminal.op_coverage import TERMS

@@ -8,9 +8,9 @@ from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep
-from fvflops.serve.launch_command import launch_command
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serve_model import ServingLoad, serve_model
+from fvflops.serve.serve_report import launch_command
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_model import ServingError
 from fvflops.serve.serving_search import search_serving

@@ -5,8 +5,7 @@ import pytest
 from fvflops import find_device
 from fvflops.formulas.yaml_document import TableError
 from fvflops.plan.step_time.calibration import assume_network
-from fvflops.serve.engine_figures import EngineFigures, find_engine_figures, load_engines
-from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_kernels import EngineFigures, EngineKernels, find_engine_figures, load_engines
 from fvflops.serve.engine_step import EngineStep, Work
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import ServingLayout

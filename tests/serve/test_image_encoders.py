@@ -14,7 +14,7 @@ from fvflops.serve.serve_model import ServingLoad, serve_model
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_model import ServingError
 from fvflops.serve.serving_search import search_serving
-from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.request_simulation import LatencyLimits
 from fvflops.sources.load import load_model
 from fvflops.sources.options import SourceOptions
 from tests.support.serving.language_models import build

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation, engine_settings
-from fvflops.serve.simulation.rate_search import LatencyLimits, largest_rate
-from fvflops.serve.simulation.request_simulation import Disaggregation, simulate
+from fvflops.serve.simulation.request_simulation import Disaggregation, LatencyLimits, largest_rate, simulate
 from fvflops.serve.simulation.requests import (
     ClosedLoop,
     Lengths,

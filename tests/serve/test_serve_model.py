@@ -12,16 +12,15 @@ from fvflops.reports.formats import write_document
 from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_kernels import EngineKernels
 from fvflops.serve.engine_step import EngineStep, Work
-from fvflops.serve.launch_command import launch_command
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serve_model import ServingLoad, serve_model
-from fvflops.serve.serve_report import serve_report
+from fvflops.serve.serve_report import launch_command, serve_report
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_model import ServingError
 from fvflops.serve.serving_search import search_serving
 from fvflops.serve.serving_search_report import serving_search_report
 from fvflops.serve.simulation.engine_settings import Speculation
-from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.request_simulation import LatencyLimits
 from fvflops.serve.simulation.requests import Request
 from fvflops.zoo import build
 

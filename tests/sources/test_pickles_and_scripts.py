@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
-from fvflops.analysis.files.file_kinds import recognise
+from fvflops.analysis.files.archive_checks import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sources.weights.pickled import read_globals

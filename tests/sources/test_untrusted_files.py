@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fvflops
-from fvflops.analysis.files.file_kinds import recognise
+from fvflops.analysis.files.archive_checks import recognise
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fvflops import load_table
 from fvflops.capture.instrument import modules as instrumented
-from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.trace import StopsAt, Trace

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fvflops.serve.engine_figures import EngineFigures, load_engines
+from fvflops.serve.engine_kernels import EngineFigures, load_engines
 from tests.support.checkout import DATA
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.tools import load_tool

@@ -5,7 +5,7 @@ from torch import nn
 
 from fvflops import Trace, record
 from fvflops.trace import Event, ModuleInfo, ModuleTree, Region, RegionSignature, Signature
-from fvflops.trace.event_walk import walk_events
+from fvflops.trace.trace import walk_events
 
 NAMES = ("", "a", "b")
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from fvflops.capture.shortening.shorten import Shortened
+from fvflops.capture.shorten import Shortened
 from fvflops.plan import rank_model
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plans import plan_rank

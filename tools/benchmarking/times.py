@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops import KernelProfile, record
 from fvflops.capture.instrument.module_clock import time_modules
-from fvflops.counting.timing import read_times
+from fvflops.counting.nested_timeline import read_times
 from fvflops.trace.kernel_events import KernelEvent
 
 _LEAST = 100_000  # ns of an op call or a module that is compared

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, least_squares
 
-from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_kernels import EngineFigures
 from fvflops.serve.engine_step import Work
 from serving_runs.launch_scripts import ServingRun
 from serving_runs.prediction import Predictor, Times

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from fvflops import find_device
 from fvflops.plan.step_time.calibration import assume_network
-from fvflops.serve.engine_figures import EngineFigures
-from fvflops.serve.engine_kernels import EngineKernels
+from fvflops.serve.engine_kernels import EngineFigures, EngineKernels
 from fvflops.serve.engine_step import EngineStep
 from fvflops.serve.serving_memory import find_memory
 from fvflops.serve.serving_model import ServingModel

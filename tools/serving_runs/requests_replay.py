@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fvflops import find_device
-from fvflops.serve.engine_figures import EngineFigures
+from fvflops.serve.engine_kernels import EngineFigures
 from fvflops.serve.engine_step import EngineStep
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_memory import find_memory

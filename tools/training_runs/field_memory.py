@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops.devices.devices import find_device
-from fvflops.plan.memory.chunked_loss import compute_loss_in_chunks
 from fvflops.plan.memory.cuda_allocator import reserved_memory
+from fvflops.plan.memory.memory_savings import compute_loss_in_chunks
 from fvflops.plan.plans import plan_rank
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig

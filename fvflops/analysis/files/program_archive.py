@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.files.archive_checks import is_io_op, read_records
-from fvflops.analysis.files.file_kinds import require_trust
+from fvflops.analysis.files.archive_checks import is_io_op, read_records, require_trust
 
 _MAX_LENGTH = 20_000  # characters
 _MAX_DEPTH = 100

@@ -25,7 +25,7 @@ from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
-from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import BEFORE
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread

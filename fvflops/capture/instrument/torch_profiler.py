@@ -14,7 +14,7 @@ from torch import nn
 from fvflops.capture.instrument.modules import CALLS, compiled_calls_replaced
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
-from fvflops.capture.restore.identity_mapping import IdentityMapping
+from fvflops.capture.restore.containers import IdentityMapping
 from fvflops.torch_internals import RecordFunction
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 

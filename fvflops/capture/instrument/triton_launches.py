@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
-from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of

@@ -17,7 +17,7 @@ from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_gra
 from fvflops.capture.model.packed_layers import LOW_PRECISION
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
-from fvflops.capture.restore.identity_mapping import IdentityMapping
+from fvflops.capture.restore.containers import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
 from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.torch_internals import is_wrapper_subclass

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from fvflops.capture.decomposed_attention import PRODUCTS, pairs_of_node, with_pairs
-from fvflops.capture.errors.shape_failures import describe_failure
+from fvflops.capture.errors.model_errors import describe_failure
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.python_reads import PythonReads

@@ -24,11 +24,10 @@ from fvflops.capture.restore.containers import (
     with_copies,
 )
 from fvflops.capture.restore.contents import DICT, ORDERED_DICT
-from fvflops.capture.restore.fsdp_state import sharding_state
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.global_settings import save_settings
 from fvflops.capture.restore.namespaces import is_library
-from fvflops.capture.restore.torch_state import without_modes
+from fvflops.capture.restore.torch_state import sharding_state, without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
 
 # Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, if

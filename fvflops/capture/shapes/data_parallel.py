@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.restore.identity_mapping import IdentityMapping
+from fvflops.capture.restore.containers import IdentityMapping
 from fvflops.torch_internals import ddp_agreement, ddp_forward, loaded_contract, loaded_replicate
 
 _FORWARD = Patch(*ddp_forward)

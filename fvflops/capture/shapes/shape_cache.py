@@ -22,7 +22,7 @@ from fvflops.torch_internals import (
     pytree,
 )
 from fvflops.trace import Signature, StopsAt
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 # With more outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
 _MAX_ENTRIES = 1 << 16

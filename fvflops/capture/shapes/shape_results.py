@@ -11,7 +11,7 @@ import torch
 from fvflops.capture.lazy_values.lazy_expressions import Expression
 from fvflops.capture.lazy_values.lazy_ops import COUNTS, base_name, is_dense
 from fvflops.capture.lazy_values.run_values import LazyMemory, LazyValue, LazyValues
-from fvflops.capture.real.real_mode import SubclassAwareMode
+from fvflops.capture.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.recorder.thread_state import append_row

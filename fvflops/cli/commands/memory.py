@@ -23,7 +23,6 @@ from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, ke
 from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
-from fvflops.plan.memory.chunked_loss import find_head
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import (
     DEPTH,
@@ -33,7 +32,7 @@ from fvflops.plan.memory.memory_report import (
     memory_report,
     memory_title,
 )
-from fvflops.plan.memory.memory_savings import memory_savings
+from fvflops.plan.memory.memory_savings import find_head, memory_savings
 from fvflops.plan.memory.offload import check_offload, describe_offload
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.plan.memory.step_settings import Verdict

@@ -24,7 +24,7 @@ from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import activity
 from fvflops.comparison import scaling_plot
 from fvflops.comparison.cost_functions import CostExpression
-from fvflops.comparison.generation import check_generation_metric, generation_cost
+from fvflops.comparison.decoder import check_generation_metric, generation_cost
 from fvflops.comparison.scaling import Range, cost_of, read_axis
 from fvflops.comparison.scaling_report import generation_report, scaling_report
 from fvflops.counting.metrics import METRICS

@@ -24,7 +24,7 @@ from fvflops.serve.serving_layout import CACHES, WEIGHTS, ServingLayout
 from fvflops.serve.serving_search import ServingPoint, search_serving
 from fvflops.serve.serving_search_report import serving_search_report
 from fvflops.serve.simulation.engine_settings import Speculation
-from fvflops.serve.simulation.rate_search import LatencyLimits
+from fvflops.serve.simulation.request_simulation import LatencyLimits
 from fvflops.serve.simulation.requests import read_requests
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel

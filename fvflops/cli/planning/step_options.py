@@ -29,8 +29,7 @@ from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
 from fvflops.plan.checkpointing import Checkpoint, find_checkpointed, is_policy
-from fvflops.plan.memory.chunked_loss import CHUNKED, compute_loss_in_chunks, find_head
-from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
+from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES, CHUNKED, compute_loss_in_chunks, find_head
 from fvflops.plan.memory.offload import OFFLOADS
 from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.plan_options import PlanOptions

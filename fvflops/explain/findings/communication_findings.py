@@ -6,8 +6,8 @@ from collections import defaultdict
 from statistics import median
 
 from fvflops.explain.findings.finding import Evidence, Findings
+from fvflops.explain.rank_timeline import sum_waits
 from fvflops.explain.step_records import WorkRow
-from fvflops.explain.straggling_ranks import sum_waits
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_percent, format_quantity

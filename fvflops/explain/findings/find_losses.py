@@ -1,18 +1,28 @@
-"""Find why steps are slow, from their rows of work and idle time; the largest loss first."""
+"""Find why steps are slow, from their rows of work and idle time, and report it; the largest loss first."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.findings.communication_findings import find_communication
 from fvflops.explain.findings.finding import Finding, gather_evidence
 from fvflops.explain.findings.idle_findings import find_idle
 from fvflops.explain.findings.memory_findings import find_memory
-from fvflops.explain.findings.plan_findings import find_rest, find_unplanned
-from fvflops.explain.findings.planned_step import EXPOSED, PlannedStep
+from fvflops.explain.findings.planned_step import (
+    EXPOSED,
+    ComparedModules,
+    ComparedRow,
+    PlannedStep,
+    find_rest,
+    find_unplanned,
+)
 from fvflops.explain.findings.product_findings import find_products
-from fvflops.units import format_seconds
+from fvflops.reports.document import Gantt, Items, Part, Slice, Table, Value, number_column, text_column
+from fvflops.text import record_data
+from fvflops.units import format_seconds, format_share
 
 LEAST = 0.02  # share of a step: clean steps lose up to this much in many small ways
 _LEAST_OF_REST = 0.1  # share of kernels that the plan misses anyway: the error of the kernel models
@@ -57,3 +67,85 @@ def _over(found: list[Finding], planned: PlannedStep) -> list[Finding]:
         text = f"{finding.text}, {format_seconds(used)} of it planned" if used else finding.text
         result.append(replace(finding, seconds=finding.seconds - used, text=text))
     return result
+
+
+_ROWS = 20  # of modules
+_NONE = "none over 2 % of the step"
+
+
+def losses_parts(
+    found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None, step: float
+) -> list[Part]:
+    """Return the findings of a step of so many seconds, and with a plan the comparisons and their picture."""
+    lines = [
+        f"{format_seconds(row.seconds)}: {row.text}. To do: {row.advice}. Seen in {'; '.join(row.evidence[:2])}."
+        for row in found
+    ]
+    parts: list[Part] = [Items("What the step loses, the largest first", lines or [_NONE])]
+    if found:
+        parts.append(_tabulate(found, step))
+    if compared:
+        parts += [_tabulate_compared("compared", "what", compared, "Expected by the plan, and measured")]
+    if modules is not None and modules.matched:
+        title = (
+            f"Modules: {modules.matched:,} of {modules.traced:,} matched with the plan's by the order of their calls"
+        )
+        parts.append(_tabulate_compared("modules", "module", modules.rows, title).ranked(top=_ROWS))
+    if compared:
+        parts.append(_draw(compared))
+    return parts
+
+
+def encode_losses(
+    found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None
+) -> Mapping[str, Any]:
+    """Return findings and the comparisons for JSON, in seconds."""
+    names = ("code", "text", "seconds", "evidence", "advice", "certainty")
+    rows, of_modules = (
+        [record_data(row, "what", "phase", "expected", "measured", "lost") for row in part]
+        for part in (compared, () if modules is None else modules.rows)
+    )
+    found_data = [record_data(finding, *names) for finding in found]
+    return {"findings": found_data, "compared": rows, "compared_modules": of_modules}
+
+
+def _tabulate(found: Sequence[Finding], step: float) -> Table:
+    columns = (
+        text_column("code"),
+        number_column("seconds", "saves", form=format_seconds),
+        number_column("share", form=format_share),
+        text_column("certainty", shorten_last=True),
+    )
+    rows: list[list[Value]] = [
+        [row.code, row.seconds, row.seconds / step if step else None, row.certainty] for row in found
+    ]
+    return Table("losses", columns, rows, "Findings", noun="finding")
+
+
+def _tabulate_compared(name: str, what: str, compared: Sequence[ComparedRow], title: str) -> Table:
+    columns = (
+        text_column("what", what, shorten_last=True),
+        text_column("phase"),
+        *(number_column(key, form=format_seconds) for key in ("expected", "measured", "lost")),
+    )
+    rows: list[list[Value]] = [[row.what, row.phase, row.expected, row.measured, row.lost] for row in compared]
+    sums = [sum(getattr(row, key) for row in compared) for key in ("expected", "measured", "lost")]
+    total: list[Value] = ["step" if what == "what" else "kernels", "", *sums]
+    return Table(name, columns, rows, title, total=total, noun="row")
+
+
+def _draw(compared: Sequence[ComparedRow]) -> Gantt:
+    """Return the expected step above the measured one, by class of work, phases in their order."""
+    order = {"forward": 0, "recompute": 1, "backward": 2, "optimizer": 3}
+    rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.what))
+    lanes: dict[str, list[Slice]] = {}
+    for lane in ("expected", "measured"):
+        end, slices = 0.0, []
+        for row in rows:
+            seconds = getattr(row, lane)
+            note = f"{row.what} {row.phase}: {format_seconds(seconds)}"
+            slices += [Slice(row.what, end, end + seconds, row.phase, note)] if seconds else []
+            end += seconds
+        lanes[lane] = slices
+    kinds = {row.what: row.what for row in rows}
+    return Gantt("steps_beside", lanes, kinds, "The expected step and the measured one, by phase", "shorter")

@@ -9,7 +9,7 @@ from typing import Any
 from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import expect_kernel_error
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.kernel_kinds import shorten_kernel
+from fvflops.explain.launch_contexts import shorten_kernel
 from fvflops.explain.step_records import IdleRow, WorkRow
 from fvflops.plan.step_time.calibration import KernelTimer, find_efficiency
 from fvflops.text import shown_by_fields

@@ -1,21 +1,23 @@
-"""A planned step beside the measured one: seconds of each class of work, of waiting and of idle time."""
+"""A planned step beside the measured one by class of work and by module, and the findings that follow from it."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.findings.finding import Evidence, gather_evidence
-from fvflops.explain.kernel_kinds import KINDS, kind_of_op
+from fvflops.explain.findings.finding import Evidence, Finding, Findings, gather_evidence
+from fvflops.explain.launch_contexts import KINDS, MODULE, kind_of_op
+from fvflops.explain.trace_columns import TraceColumns
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.pass_program import Launch, Run
 from fvflops.plan.step_time.step_estimate import StepEstimate, divide_rank
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.text import short_repr, shown_by_fields
-from fvflops.units import format_seconds
+from fvflops.units import format_seconds, format_share
 
 _OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
 BUBBLE, IDLE, COMMUNICATION = "pipeline bubble and sending", "idle", "exposed communication"
@@ -166,3 +168,118 @@ def measure_kernels(evidence: Evidence) -> dict[tuple[str, str], float]:
             kind = "memory" if kind in _OTHERS else "matmul" if kind in ("experts", "convolution") else kind
             measured[kind, row.phase] += evidence.seconds(row.ns)
     return measured
+
+
+OUTSIDE = "model, outside of its modules"
+_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")  # a number between dots
+_NUMBERED = re.compile(r"(?:FSDP)?(\w+)_(\d+)")  # FSDP2 changes the names of classes
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedModules:
+    """Rows of modules, equal ones of all layers together, the largest loss first; `matched` of the trace's `traced`."""
+
+    rows: tuple[ComparedRow, ...]
+    matched: int
+    traced: int
+
+
+def compare_modules(trace: ExplainedTrace, planned: PlannedStep) -> ComparedModules:
+    """Return the time of kernels by module and phase, expected and measured, without optimizers and collectives.
+
+    A module's time is without its submodules. Modules of a class that the trace and the plan have in different numbers
+    are not matched: each side has rows of its own.
+    """
+    steps = max(len(trace.steps()), 1)
+    measured: dict[tuple[str, str], float] = defaultdict(float)
+    expected: dict[tuple[str, str], float] = defaultdict(float)
+    names = {timeline.path: match_modules(timeline.columns, planned.classes) for timeline in trace.timelines}
+    for timeline, step in trace.steps():
+        for row in step.work:
+            if row.kind != "communication" and row.phase != "optimizer":
+                name = names[timeline.path].get(row.module, row.module)
+                name = f"{row.module.rpartition('_')[0]} (not matched)" if name is None else name
+                measured[_label(name), row.phase] += row.ns / 1e9 / steps
+    for (module, phase), seconds in planned.modules.items():
+        if phase != "optimizer":
+            expected[_label(module), phase] += seconds
+    rows = [ComparedRow(*key, expected[key], measured[key]) for key in {**measured, **expected}]
+    known = [name for own in names.values() for name in own.values()]
+    rows.sort(key=lambda row: -row.lost)
+    return ComparedModules(tuple(rows), sum(name is not None for name in known), len(known))
+
+
+def _label(module: str) -> str:
+    return _LAYER.sub("*", module) or OUTSIDE
+
+
+def match_modules(columns: TraceColumns, classes: Mapping[str, tuple[str, ...]]) -> dict[str, str | None]:
+    """Return a trace's names of modules → names of the plan's, None where unmatched.
+
+    With stacks, torch.profiler numbers the modules of each class by their first call, as `classes` lists them.
+    """
+    traced: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for name in columns.names.values:
+        module = str(name).removeprefix(MODULE)
+        if module != name and (match := _NUMBERED.fullmatch(module)):
+            traced[match[1]].append((int(match[2]), module))
+    found: dict[str, str | None] = {}
+    for kind, modules in traced.items():
+        planned = classes.get(kind, ())
+        same: list[str | None] = [*planned] if len(planned) == len(modules) else [None] * len(modules)
+        found.update(zip((name for _, name in sorted(modules)), same, strict=True))
+    return found
+
+
+_MORE = 1.02  # times the planned multiply-adds
+
+
+def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
+    """Yield findings of work that the plan does not have."""
+    recomputed = [row for row in evidence.work if row.phase == "recompute"]
+    ns = sum(row.ns for row in recomputed)
+    expected = 1e9 * evidence.steps * sum(time for (_, phase), time in planned.kernels.items() if phase == "recompute")
+    if ns > expected:
+        text = f"recomputation of activations: {evidence.time(ns)}, planned {evidence.time(expected)}"
+        advice = "checkpoint fewer modules, if memory allows: see `fvflops memory`"
+        yield evidence.finding("unplanned_recomputation", text, ns - expected, recomputed, advice)
+    products = [row for row in evidence.work if row.kind in ("matmul", "convolution", "experts") and row.macs]
+    products = [row for row in products if row.phase != "recompute"]
+    macs = sum(row.macs or 0 for row in products) / evidence.steps
+    if planned.macs and macs > _MORE * planned.macs:
+        share = 1 - planned.macs / macs
+        more_ns = sum(row.ns for row in products) * share
+        text = (
+            f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} "
+            f"multiply-adds, planned {planned.macs:,}"
+        )
+        advice = "look for padding in batches, longer sequences, or a model that differs from the plan's"
+        yield evidence.finding("more_work", text, more_ns, products, advice)
+
+
+def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:
+    """Yield a finding of the kernels' time over the plan that no other finding explains."""
+    measured = measure_kernels(evidence)
+    over = sum(measured.values()) - sum(planned.kernels.values())
+    left = over - sum(finding.seconds for finding in found if finding.code in _OF_KERNELS)
+    losses = {key: seconds - planned.kernels.get(key, 0.0) for key, seconds in measured.items()}
+    shown = sorted(losses, key=lambda key: -losses[key])[:3]
+    if left > 0 and shown:
+        kind, phase = shown[0]
+        text = (
+            f"kernels take {format_seconds(left)} more than planned without a known reason, most in {kind} {phase}: "
+            f"{format_seconds(measured[shown[0]])}, expected {format_seconds(planned.kernels.get(shown[0], 0.0))}"
+        )
+        evidence_rows = tuple(f"{kind} {phase}: {format_seconds(losses[kind, phase])} over" for kind, phase in shown)
+        advice = "compare the rows of both sides: other kernels, dtypes or shapes than the plan's"
+        yield Finding("slower_than_planned", text, left, evidence_rows, advice, planned.error)
+
+
+# Findings whose seconds are of kernels.
+_OF_KERNELS = frozenset(
+    (
+        *("unfused_attention", "float64_products", "float32_without_tf32", "float32_products", "product_loop"),
+        *("unaligned_size", "small_batch", "slow_products", "copies", "casts", "unpinned_copies", "host_copies"),
+        *("layout_conversions", "zeroing", "indexing", "unfused_optimizer", "unplanned_recomputation", "more_work"),
+    )
+)

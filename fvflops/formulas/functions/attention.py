@@ -10,7 +10,7 @@ from itertools import pairwise, zip_longest
 from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call
 from fvflops.trace import Signature, TensorSpec, Value, tensors_in
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 # Argument names of torch, flash-attn and xFormers: the three tensors, offsets of packed sequences, KV cache pages.
 _QUERY_KEY_VALUE: tuple[Sequence[str], ...] = (("query", "key", "value"), ("q", "k", "v"))

@@ -30,7 +30,7 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import short_repr
 from fvflops.trace import StopsAt, Trace, TraceError
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
 

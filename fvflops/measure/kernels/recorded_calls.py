@@ -15,7 +15,7 @@ from fvflops.counting.count_trace import CostModel, find_covered, region_costs
 from fvflops.counting.traffic.byte_costs import TrafficCostModel
 from fvflops.formulas import FormulaTable, OpCost
 from fvflops.trace import Signature, Status, Trace, tensors_in
-from fvflops.trace.event_walk import RegionCall, walk_events
+from fvflops.trace.trace import RegionCall, walk_events
 
 
 class Work(NamedTuple):

@@ -34,9 +34,16 @@ from fvflops.measure.step_meter.metered_calls import (
     unwrap_model,
     unwrap_optimizer,
 )
-from fvflops.measure.step_meter.planned_time import JUDGED, read_planned
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
-from fvflops.measure.step_meter.step_figures import MeterOptions, MeterSummary, StepFigures, mean_figures, sum_ranks
+from fvflops.measure.step_meter.step_figures import (
+    JUDGED,
+    MeterOptions,
+    MeterSummary,
+    StepFigures,
+    mean_figures,
+    read_planned,
+    sum_ranks,
+)
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.terminal_line import TerminalLine

@@ -34,7 +34,7 @@ from fvflops.reports.terminal.collapse import collapse, format_range
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Event, ModuleTree, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
-from fvflops.trace.run_notes import list_run_notes, reads_of
+from fvflops.trace.records import list_run_notes, reads_of
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity, format_short
 from fvflops.views.breakdown import MemoryCurve
 from fvflops.views.summary_rows import ITSELF, count_itself, depth_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.restore.fsdp_state import parameter_groups
+from fvflops.capture.restore.torch_state import parameter_groups
 from fvflops.plan.sharding.expert_parallel import DividedExperts, shard_experts_fully
 from fvflops.text import suggest
 

@@ -19,7 +19,7 @@ from fvflops.reports.terminal.collapse import collapse, collapse_note
 from fvflops.text import record_data
 from fvflops.trace import Summary
 from fvflops.trace.module_tree import modules_above
-from fvflops.trace.run_notes import reads_of
+from fvflops.trace.records import reads_of
 from fvflops.units import format_quantity, format_seconds, format_share
 from fvflops.views.summary_rows import depth_of
 

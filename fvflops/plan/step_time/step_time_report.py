@@ -27,7 +27,7 @@ from fvflops.plan.step_time.step_tables import (
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES, Status
-from fvflops.trace.run_notes import list_run_notes
+from fvflops.trace.records import list_run_notes
 from fvflops.units import (
     format_bytes,
     format_parameters,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fvflops.reports.document import find_peaks
 from fvflops.reports.escaping import printable
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
 from fvflops.views.breakdown import MemoryCurve, Peaks
 

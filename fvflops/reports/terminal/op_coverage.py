@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fvflops.reports.escaping import printable
 from fvflops.trace import Summary
-from fvflops.trace.run_notes import list_run_notes
+from fvflops.trace.records import list_run_notes
 from fvflops.units import format_quantity, format_thousands
 
 TERMS = "https://fvflops.github.io/fvflops/concepts/terms/#op-calls"

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from itertools import accumulate
 
 from fvflops.serve.simulation.engine_settings import EngineSettings
+from fvflops.serve.simulation.requests import Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
-from fvflops.serve.simulation.sequences import Sequence
 from fvflops.serve.simulation.step_times import StepTimes
 
 # Steps of one run at most: more bring no speed.

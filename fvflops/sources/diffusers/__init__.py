@@ -21,9 +21,8 @@ from fvflops.sources.diffusers.components import (
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import offline
 from fvflops.sources.input_sizes import raise_unused
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.options import SourceOptions
+from fvflops.sources.options import SourceOptions, read_settings
 
 __all__ = ["build", "build_pipeline", "list_names"]
 

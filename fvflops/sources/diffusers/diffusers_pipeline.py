@@ -25,9 +25,8 @@ from fvflops.sources.diffusers.components import (
     make_ones,
 )
 from fvflops.sources.imports import describe_missing, import_library
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.options import SourceOptions, chosen_fields, option_of
+from fvflops.sources.options import SourceOptions, chosen_fields, option_of, read_settings
 from fvflops.text import suggest
 from fvflops.torch_internals import dispatch_mode_stack
 

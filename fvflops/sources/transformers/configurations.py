@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from fvflops.sources.call_arguments import parse_arguments
-from fvflops.sources.json_settings import read_settings
-from fvflops.sources.options import SourceOptions
+from fvflops.sources.options import SourceOptions, read_settings
 from fvflops.text import list_nearest
 
 # Modality → settings with the id of its placeholder token, which processors insert once for each feature.

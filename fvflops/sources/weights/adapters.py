@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fvflops.sources.imports import import_library
-from fvflops.sources.json_settings import read_settings
+from fvflops.sources.options import read_settings
 
 ADAPTER_CONFIG = "adapter_config.json"
 

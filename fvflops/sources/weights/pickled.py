@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from fvflops.analysis.files.file_kinds import require_trust
+from fvflops.analysis.files.archive_checks import require_trust
 from fvflops.sources.imports import add_current_folder
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from itertools import repeat
 
+from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.expansion.layer_run import FIRST
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition
 from fvflops.trace.records import Region, Storage
-from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import TensorSpec, Value
 
 # The part of a Trace that an expansion turns into one of the full model: names are moved by a number of periods.

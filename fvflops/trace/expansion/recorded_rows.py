@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
 from fvflops.trace.records import Event, Region, Storage
-from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.trace import Trace
 
 _UNMEASURED = Event("", 0)[8:]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops.cli import main
-from fvflops.plan.memory.chunked_loss import ChunkedLoss, compute_loss_in_chunks, size_of_chunk
+from fvflops.plan.memory.memory_savings import ChunkedLoss, compute_loss_in_chunks, size_of_chunk
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_steps, measure_steps
 

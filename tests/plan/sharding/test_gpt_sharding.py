@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvflops import plan_rank
-from fvflops.capture.shortening.shorten import shorten
+from fvflops.capture.shorten import shorten
 from fvflops.plan import rank_model
 from fvflops.plan.communication import Volume
 from fvflops.trace.process_group import ProcessGroupSpec

@@ -9,8 +9,8 @@ import torch
 
 from fvflops import FlopCountAnalysis
 from fvflops.sources import SourceOptions, load_model, load_source
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import LoadedModel
+from fvflops.sources.options import read_settings
 from fvflops.sources.transformers.configurations import make_config, merge_settings, own_config, read_tables
 from fvflops.sources.transformers.shrink_config import shrink
 from fvflops.sources.transformers.transformers_inputs import make_inputs

@@ -17,7 +17,7 @@ from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.plan.communication import read_communication
 from fvflops.plan.sharding.expert_parallel import divide, shard_experts_fully, without_experts
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
-from fvflops.plan.trace_ranks import gather
+from fvflops.plan.trace_changes import gather
 from fvflops.trace import Trace
 from fvflops.zoo import build
 from tests.support.models.small_transformers import EXPERTS, HEADS, NAMES, TOP_K, build_small

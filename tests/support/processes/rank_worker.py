@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from fvflops import load_table, record_call
 from fvflops.plan.rank_model import ShardedSequence
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
-from fvflops.plan.trace_ranks import gather
+from fvflops.plan.trace_changes import gather
 from fvflops.zoo import build
 
 RANKS = 2

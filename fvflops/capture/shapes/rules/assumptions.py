@@ -11,7 +11,7 @@ import torch
 
 from fvflops.capture.shapes.rules.data_dependent import SCALAR_RESULTS, SIZE_RULES, data_dependent_key
 from fvflops.text import suggest
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 ITEM = "aten::_local_scalar_dense"
 

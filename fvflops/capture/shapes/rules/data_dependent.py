@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.shapes.shape_tensor import DataDependentError
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 Size = int | float
 

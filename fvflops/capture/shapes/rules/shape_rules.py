@@ -24,7 +24,7 @@ from fvflops.capture.shapes.rules import (
 from fvflops.capture.shapes.rules.assumptions import assumption_for, check_assumptions, convert_value
 from fvflops.capture.shapes.rules.fast_path import FAST_RULES
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
-from fvflops.trace.signature import packet_of
+from fvflops.trace.calls import packet_of
 
 Rule = Callable[..., Any]
 

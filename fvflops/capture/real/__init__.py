@@ -1,1 +1,0 @@
-"""Real execution: ops run normally and are recorded."""
