@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fvflops.measure.step_meter.step_figures import StepFigures, describe_unexplained
 from fvflops.plan.parallel_axes import AXES
-from fvflops.text import truncate
+from fvflops.text import shown
 from fvflops.units import format_quantity, format_share
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def read_planned(expected: StepEstimate | float | None, *, has_default_counts: b
             raise ValueError(f"expected seconds must be a number above 0, got {expected}")
         return PlannedTime(float(expected))
     if not hasattr(expected, "model_flops"):
-        raise TypeError(f"expected is a StepEstimate or seconds, got {truncate(repr(expected))}")
+        raise TypeError(f"expected is a StepEstimate or seconds, got {shown(expected)}")
     mesh = expected.plans[0].mesh
     is_whole = has_default_counts and all(AXES[axis].samples for axis, size in mesh.items() if size > 1)
     return PlannedTime(expected.seconds, (is_whole and expected.model_flops) or math.nan)
