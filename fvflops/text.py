@@ -75,6 +75,16 @@ def truncate(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
+def shown(value: object) -> str:
+    """Return a value of a caller as one short line, to show it in an error.
+
+    >>> import torch
+    >>> print(shown("bf16"), shown(torch.nn.Sequential(torch.nn.ReLU())))
+    'bf16' Sequential(\\n  (0): ReLU()\\n)
+    """
+    return printable(truncate(repr(value)))
+
+
 def record_data(record: Any, *names: str) -> dict[str, Any]:
     """Return attributes of a record as data for JSON; a name "KEY=PATH" is the key of a dotted attribute.
 
@@ -164,6 +174,8 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     >>> nearest("flps", ("macs", "flops")), nearest("x", ("macs", "flops"))
     ('flops', '')
     """
+    if not isinstance(name, str):
+        return ""
     names = list(known)
     synonym = _SYNONYMS.get(name.lower())
     return synonym if synonym in names else "".join(get_close_matches(name, names, n=1, cutoff=cutoff))
@@ -256,7 +268,7 @@ def require_int(name: str, value: object, *, least: int) -> int:
     ValueError: repeat must be an integer >= 1, not 0
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, not {printable(truncate(repr(value)))}")
+        raise ValueError(f"{name} must be an integer >= {least}, not {shown(value)}")
     return value
 
 

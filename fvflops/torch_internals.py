@@ -294,6 +294,7 @@ INTERNALS: Mapping[str, Internal] = {
     "top_saved_hooks": Internal(
         "torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED, optional=True, fallback=lambda _: None
     ),
+    "set_versions": Internal("torch._C", "_autograd._unsafe_set_version_counter", _RESTORED, fallback=lambda *_: None),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),

@@ -27,7 +27,7 @@ _SUFFIXES = {
     **{suffix: 1000**power for power, suffix in enumerate("KMGTPE", start=1)},
     **{f"{suffix}i": 1024**power for power, suffix in enumerate("KMGTPE", start=1)},
 }
-_NUMBER = re.compile(r"([0-9][0-9_,]{0,40})(\.[0-9]{1,20})?\s?([KMGTPE]i?)?B?")
+_NUMBER = re.compile(r"([0-9][0-9_]{0,40}|[0-9]{1,3}(?:,[0-9]{3}){1,13})(\.[0-9]{1,20})?\s?([KMGTPE]i?)?B?")
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,12})?)(\s?%)?")
 
 _FEW = 3  # significant digits, unless others are asked for
@@ -262,13 +262,13 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> Fraction:
-    """Parse a share such as "1%" or "0.01", exactly; any other text raises ValueError.
+    """Parse a share such as "1%" or "0.01", exactly; any other text, also "5" without %, raises ValueError.
 
     >>> parse_share("1%"), parse_share("0.5")
     (Fraction(1, 100), Fraction(1, 2))
     """
     match = _SHARE.fullmatch(text.strip())
-    if match is None:
+    if match is None or (not match[2] and Fraction(match[1]) > 1):
         raise ValueError(f"{text[:60]!r} is not a share such as 1% or 0.01")
     return Fraction(match[1]) / (100 if match[2] else 1)
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
+from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, require_analysis
 from fvflops.capture.model.model_index import read_modules
 from fvflops.reports import fvcore_format
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
@@ -92,13 +92,7 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
-    analyses = [analysis for analysis in (flops, activations) if analysis is not None]
     with ExitStack() as stack:
-        for analysis in analyses:
-            if not isinstance(analysis, ModelAnalysis):
-                kind = type(analysis).__name__
-                raise TypeError(
-                    f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)"
-                )
-            stack.enter_context(analysis._warnings_disabled())
+        for analysis in (flops, *(() if activations is None else (activations,))):
+            stack.enter_context(require_analysis(analysis)._warnings_disabled())
         return summarise(flops, activations)

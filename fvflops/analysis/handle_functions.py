@@ -18,7 +18,7 @@ from fvflops.formulas import Call
 from fvflops.formulas.registry import can_be_called
 from fvflops.formulas.schema import KNOWN_NAMESPACES, overloads_of, suggest_namespace, suggest_op
 from fvflops.formulas.table import FUNCTION_PREFIX, find_class
-from fvflops.text import suggest
+from fvflops.text import shown, suggest
 from fvflops.torch_internals import OpOverload, OpOverloadPacket
 from fvflops.trace import Symbol, TensorSpec, Trace, Value
 from fvflops.trace.calls import packet_of
@@ -195,7 +195,7 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     `handle(inputs, outputs)`. Raises TypeError for an object that cannot be called in either form.
     """
     if not callable(handle):
-        raise TypeError(f"the handle of {name} must be a function, or None to ignore the op; got {handle!r}")
+        raise TypeError(f"the handle of {name} must be a function, or None to ignore the op; got {shown(handle)}")
     if not (can_be_called(handle, 1) or can_be_called(handle, 2)):
         raise TypeError(
             f"the handle of {name} takes {inspect.signature(handle)}: write a function of (call), or of "

@@ -385,8 +385,16 @@ class ModelAnalysis(AnalysisOutputs):
                 )
 
 
+def require_analysis(value: object) -> ModelAnalysis:
+    """Return a caller's argument if it is an analysis; anything else raises TypeError."""
+    if not isinstance(value, ModelAnalysis):
+        kind = type(value).__name__
+        raise TypeError(f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)")
+    return value
+
+
 def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
-    return analysis._analysed_run()
+    return require_analysis(analysis)._analysed_run()
 
 
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:
@@ -396,7 +404,7 @@ def estimate_by(cost_model: CostModel, signature: Signature) -> int:
 
 def model_run(analysis: ModelAnalysis) -> ModelRun | None:
     """Return the model, inputs and settings of an analysis; None for one of a Trace or of `record`."""
-    return None if analysis._is_loaded else analysis._known_run()
+    return None if require_analysis(analysis)._is_loaded else analysis._known_run()
 
 
 def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:

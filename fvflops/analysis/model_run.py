@@ -17,6 +17,7 @@ from fvflops.capture.model.input_specs import is_shape, make_arguments, read_siz
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.model_call import CallOptions, RunOptions
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
+from fvflops.text import shown
 from fvflops.trace import StopsAt, Trace, TraceError
 
 # A shape, a text such as "ids=1,16:int64", a sequence of these, or a mapping of names to shapes or texts.
@@ -120,7 +121,7 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         if (execution := self.options["execution"]) not in EXECUTIONS:
-            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {shown(execution)}")
         self.inputs, self.kwargs = inputs_of_size(self.model, self.inputs, self.kwargs, self.input_size)
         self.input_size = None
         if is_program(self.model):

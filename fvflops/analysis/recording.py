@@ -24,7 +24,7 @@ from fvflops.capture.model_call import ShapeOptions
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
-from fvflops.text import Unpack, explaining_arguments, short_repr
+from fvflops.text import Unpack, explaining_arguments, short_repr, shown
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
 from fvflops.units import format_quantity
 
@@ -91,7 +91,7 @@ class record(FlopCountAnalysis):
         super().__init__(no_model, table=table, warn=warn)
         self._new_session = partial(Session, model, execution=execution, measure=measure, **shapes)
         if not (schedule is None or callable(schedule)):
-            raise TypeError(f"schedule={schedule!r} is no function: pass fvflops.schedule(wait=1, active=2)")
+            raise TypeError(f"schedule={shown(schedule)} is no function: pass fvflops.schedule(wait=1, active=2)")
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True

@@ -17,7 +17,7 @@ from fvflops.capture.model_call import RunOptions
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, StepOptions, list_makers, record_step
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import Unpack, explaining_arguments, require_int
+from fvflops.text import Unpack, explaining_arguments, require_int, shown
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -63,7 +63,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         for maker in list_makers(step["optimizer"]):
             if not (isinstance(maker, Optimizer) or callable(maker)):
                 raise TypeError(
-                    f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {maker!r}"
+                    f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {shown(maker)}"
                 )
         self._step = step
         # All arguments but model and inputs, for `varied`.

@@ -18,6 +18,7 @@ from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.text import shown
 from fvflops.torch_internals import dispatch_mode_stack
 
 _AUTOCAST = Patch(torch.autocast, "__enter__")
@@ -36,8 +37,8 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
     try:
         target = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device={str(device)!r} is no device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
+    except (RuntimeError, TypeError, ValueError):
+        raise ValueError(f"device={shown(device)} is no device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
     if target.type == "meta":
         raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
     return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)

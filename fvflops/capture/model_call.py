@@ -16,6 +16,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.restore import Snapshot
 from fvflops.capture.shapes.metadata import Metadata, metadata_of, metadata_of_leaf
+from fvflops.text import shown
 from fvflops.torch_internals import below_autograd, is_wrapper_subclass
 from fvflops.trace import Region, Signature
 
@@ -145,7 +146,7 @@ def check_loss(loss: Loss) -> None:
 function of the result alone, such as lambda result: loss(result, target)
     """
     if not callable(loss):
-        raise TypeError(f"loss must be a function from the model's result to a scalar tensor; got {loss!r}")
+        raise TypeError(f"loss must be a function from the model's result to a scalar tensor; got {shown(loss)}")
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):  # written in C, without a signature

@@ -32,7 +32,7 @@ from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import Unpack, explaining_arguments, printable
+from fvflops.text import Unpack, explaining_arguments, printable, shown
 from fvflops.torch_internals import OpOverload, pytree
 from fvflops.trace import StopsAt, Trace
 
@@ -87,7 +87,7 @@ def record_call(
     """
     execution, measure = options["execution"], options["measure"]
     if execution not in EXECUTIONS:
-        raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
+        raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {shown(execution)}")
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
     call = ModelCall(args, {} if kwargs is None else dict(kwargs), loss, autocast)

@@ -55,6 +55,7 @@ from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.outside_calls import saved_exports
 from fvflops.capture.unseen.unseen_work import UnseenWork
+from fvflops.text import shown
 from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack, is_any_autocast_enabled
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
@@ -95,7 +96,7 @@ class Session:
     def __post_init__(self) -> None:
         self._recorder: Recorder | None = None
         if self.execution not in EXECUTIONS:
-            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {shown(self.execution)}")
         if self.call is not None:
             self.inputs, self.code = (self.call.args, self.call.kwargs), (self.model, self.call.loss)
         elif isinstance(self.model, nn.Module):

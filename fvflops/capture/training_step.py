@@ -35,7 +35,7 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import Unpack, explaining_arguments, printable, printable_short
+from fvflops.text import Unpack, explaining_arguments, printable, shown
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -80,7 +80,7 @@ def record_step(
     weights = [weight for _, module in module_paths(model) for weight in module._parameters.values()]
     kind = choose_device(step["device"], [weight.device for weight in weights if weight is not None]).type
     dtype, loss = step["autocast"], step["loss"]
-    forward = nullcontext if dtype is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, dtype)
+    forward = nullcontext if dtype is None else partial(autocast_to, dtype, "cpu" if kind == "meta" else kind)
 
     def run(session: Session) -> dict[str, str]:
         # In a function, so that its tensors are freed while signals are deferred.
@@ -180,13 +180,19 @@ def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     return {"optimizer": " and ".join(names) or "none", "optimizer_state": ", ".join(dtypes) or "none", **masters}
 
 
+def autocast_to(dtype: torch.dtype, device_type: str) -> torch.autocast:
+    """Return torch's autocast to a dtype; anything else, such as "bf16" or True, raises TypeError."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"autocast={shown(dtype)} is no dtype: pass torch.bfloat16 or torch.float16")
+    return torch.autocast(device_type, dtype)
+
+
 def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
     """Return the optimizer itself or create it; one whose step needs a closure raises ValueError."""
     optimizer: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer= must create a torch.optim.Optimizer from parameters, but {maker!r} returned {optimizer!r:.60}"
-        )
+        made = f"{shown(maker)} returned {shown(optimizer)}"
+        raise TypeError(f"optimizer= must create a torch.optim.Optimizer from parameters, but {made}")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
@@ -198,10 +204,9 @@ def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 
 def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
-    if isinstance(checkpointed, (str, type, nn.Module)):
-        raise ValueError(
-            f"checkpoint={printable_short(repr(checkpointed))} is no list: pass a list of module names or classes"
-        )
+    is_one = isinstance(checkpointed, (str, type, nn.Module))
+    if is_one or not (callable(checkpointed) or isinstance(checkpointed, Iterable)):
+        raise ValueError(f"checkpoint={shown(checkpointed)} is no list: pass a list of module names or classes")
     by_name = dict(module_paths(model))
     selected = []
     if callable(checkpointed):
@@ -210,9 +215,7 @@ def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[n
         kind = item if isinstance(item, type) else ()
         matches = [module for name, module in by_name.items() if name == item or isinstance(module, kind)]
         if not matches:
-            raise ValueError(
-                f"checkpoint={printable_short(repr(item))} is neither the name nor the class of a module of the model"
-            )
+            raise ValueError(f"checkpoint={shown(item)} is neither the name nor the class of a module of the model")
         selected += matches
     return list({id(module): module for module in selected}.values())
 

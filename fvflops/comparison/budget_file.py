@@ -26,7 +26,7 @@ import yaml
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, Returned, make_error, parse_document, read_document
-from fvflops.text import record_repr, suggest, truncate
+from fvflops.text import record_repr, shown, suggest, truncate
 from fvflops.units import parse_share, parse_size
 
 # Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
@@ -127,13 +127,13 @@ def make_limit(metric: str, value: object, tolerance: Fraction = Fraction(0)) ->
     if isinstance(value, Mapping):
         unknown = value.keys() - set(_LIMIT_KEYS)
         if unknown or ("max" in value) == ("exact" in value):
-            raise ValueError(f"{metric} is {truncate(repr(value))}: pass {{'max': 1200}} or {{'exact': 1200}}")
+            raise ValueError(f"{metric} is {shown(value)}: pass {{'max': 1200}} or {{'exact': 1200}}")
         if "tolerance" in value:
             tolerance = parse_share(str(value["tolerance"]))
         exact = "exact" in value
         value = value["exact" if exact else "max"]
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"{metric} is {truncate(repr(value))}: pass an integer, or a string such as '1.2G'")
+        raise ValueError(f"{metric} is {shown(value)}: pass an integer, or a string such as '1.2G'")
     return Limit(metric, parse_size(str(value)), exact, tolerance)
 
 

@@ -21,7 +21,7 @@ from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError
 from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import Unpack, explaining_arguments
+from fvflops.text import Unpack, explaining_arguments, shown
 from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import Status, Trace
 
@@ -83,7 +83,7 @@ def cost_of(
     """
     metric, table = options["metric"], resolve_table(options["table"])
     if metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {shown(metric)}")
     axes = tuple(read_axis(name, sizes) for name, sizes in vary.items())
     if not axes:
         raise ScalingError("vary is empty: pass the range of a size, such as vary={'batch': (1, 64)}")
@@ -116,7 +116,7 @@ def read_axis(name: str, sizes: Range) -> Axis:
             raise ScalingError(f"{name}={sizes} is empty: write the smaller size first")
         return Axis(name, sizes[0], sizes[-1], sizes.step)
     if not (isinstance(sizes, (tuple, list)) and len(sizes) in (2, 3) and all(type(size) is int for size in sizes)):
-        raise ScalingError(f"{name} must be (first, last), (first, last, step) or a range; got {sizes!r}")
+        raise ScalingError(f"{name} must be (first, last), (first, last, step) or a range; got {shown(sizes)}")
     return Axis(name, *sizes)
 
 

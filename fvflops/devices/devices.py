@@ -12,7 +12,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.formulas.yaml_document import Node, read_entries
-from fvflops.text import nearest, short_repr, suggest, truncate
+from fvflops.text import nearest, short_repr, shown, suggest, truncate
 from fvflops.trace.notebook_table import write_text_table
 from fvflops.units import format_short
 
@@ -178,7 +178,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or as ...
     """
     if not isinstance(name, str):
-        raise TypeError(f"device must be a name such as 'H100', or a Device; got {truncate(repr(name))}")
+        raise TypeError(f"device must be a name such as 'H100', or a Device; got {shown(name)}")
     devices = load_devices(file)
     key = _key(name)
     for device in devices:
@@ -279,7 +279,7 @@ def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:
 
 def _check_number(value: float, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{what} must be a positive number; got {truncate(repr(value))}")
+        raise ValueError(f"{what} must be a positive number; got {shown(value)}")
     return int(value)
 
 

@@ -20,7 +20,7 @@ from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
-from fvflops.text import Unpack, explaining_arguments, truncate
+from fvflops.text import Unpack, explaining_arguments, shown
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
@@ -30,7 +30,7 @@ ATTENTION = ("dense", "causal")
 def with_attention(table: FormulaTable, attention: str) -> FormulaTable:
     """Return a table that counts fused attention by all pairs of query and key ("dense") or the unmasked ("causal")."""
     if attention not in ATTENTION:
-        raise ValueError(f"attention must be 'dense' or 'causal'; got {attention!r}")
+        raise ValueError(f"attention must be 'dense' or 'causal'; got {shown(attention)}")
     return replace(table, constants={**table.constants, SKIPS: int(attention == "causal")})
 
 
@@ -154,9 +154,7 @@ def _count_attention(work: Work, attention: str | None) -> Work:
         return work
     analysis = FlopCountAnalysis.from_trace(work, warn=False) if isinstance(work, Trace) else work
     if not isinstance(analysis, FlopCountAnalysis):
-        raise ValueError(
-            f"attention={attention!r} requires an analysis, a recording or a Trace; got {truncate(repr(work))}"
-        )
+        raise ValueError(f"attention={attention!r} requires an analysis, a recording or a Trace; got {shown(work)}")
     if len(getattr(analysis, "steps", ())) > 1:
         return work  # an error
     run = analysed_run(analysis)
@@ -215,7 +213,7 @@ def _read_work(
 def check_float32_matmul(float32_matmul: str | None) -> None:
     """Raise ValueError for an unknown way of running float32 products."""
     if float32_matmul not in (None, *FLOAT32_MATMUL):
-        raise ValueError(f"float32_matmul must be 'ieee', 'tf32' or None; got {truncate(repr(float32_matmul))}")
+        raise ValueError(f"float32_matmul must be 'ieee', 'tf32' or None; got {shown(float32_matmul)}")
 
 
 def _read_entries(
@@ -266,7 +264,7 @@ def _check_work(work: Mapping[str, Fraction]) -> dict[str, Fraction]:
 def _read_number(value: object, what: str) -> Fraction:
     """Return a finite number, 0 or more, as an exact fraction."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _MAX_INPUT:  # type: ignore[operator]
-        raise ValueError(f"{what} must be a finite number of at least 0; got {truncate(repr(value))}")
+        raise ValueError(f"{what} must be a finite number of at least 0; got {shown(value)}")
     return Fraction(int(value) if isinstance(value, Integral) else float(value))
 
 
@@ -292,7 +290,7 @@ def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, mac
     if not measured:
         raise ValueError("seconds must be more than 0: pass the measured time")
     if isinstance(devices, bool) or not isinstance(devices, Integral) or devices < 1:
-        raise ValueError(f"devices must be the number of devices, at least 1; got {truncate(repr(devices))}")
+        raise ValueError(f"devices must be the number of devices, at least 1; got {shown(devices)}")
     if sparse and not set(work) & set(device.sparse):
         dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
         raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")

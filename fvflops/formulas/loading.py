@@ -16,7 +16,7 @@ from fvflops.formulas.rows import KEYS, MODULE_KEYS, OLD_WORDS, Row, default_lab
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.yaml_document import Node, TableError, read_document
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import suggest, truncate
+from fvflops.text import shown, suggest, truncate
 from fvflops.trace.calls import packet_of
 
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
@@ -60,6 +60,8 @@ def load_table(name: str) -> FormulaTable:
     fvflops.formulas.yaml_document.TableError: fvflops ships no table named 'fvcor', and no such file exists: \
 did you mean 'fvcore'? Shipped are default, calflops, ...
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(f"a table must be a name such as 'exact', a path or a FormulaTable; got {shown(name)}")
     name = os.fspath(name)
     if not name.strip():
         raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")

@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.attention import SEQUENCE_VALUES
 from fvflops.formulas.language.call import Call
-from fvflops.text import suggest, truncate
+from fvflops.text import shown, suggest, truncate
 
 # A formula returns a Cost, or an integer number of FLOPs.
 Formula = Callable[[Call], Cost | int]
@@ -48,7 +48,7 @@ def register_formula(name: str, function: Formula) -> None:
     ValueError: the formula 'convolution' is shipped with fvflops: choose another name
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a formula name must be an identifier such as 'fused_scan'; got {name!r}")
+        raise ValueError(f"a formula name must be an identifier such as 'fused_scan'; got {shown(name)}")
     if not callable(function):
         raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
     if not can_be_called(function, 1):

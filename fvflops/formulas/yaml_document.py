@@ -175,7 +175,7 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
         )
     if event.tag is not None:
         raise make_error(
-            file, here, f"the tag {truncate(event.tag)} is not supported: a table has only strings, lists and mappings"
+            file, here, f"the tag {truncate(event.tag)} is not supported: write strings, lists and mappings only"
         )
     line = line or here
     if isinstance(event, yaml.ScalarEvent):

@@ -10,6 +10,7 @@ from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.integrations.loop import Folder, save_when_ready
+from fvflops.text import shown
 
 
 class FlopsRecording(record):
@@ -46,7 +47,7 @@ class FlopsRecording(record):
     ) -> None:
         if not hasattr(accelerator, "sync_gradients"):
             raise TypeError(
-                f"the first argument of FlopsRecording must be an accelerate.Accelerator; got {accelerator!r:.60}"
+                f"the first argument of FlopsRecording must be an accelerate.Accelerator; got {shown(accelerator)}"
             )
         super().__init__(
             _unwrap(accelerator, model),

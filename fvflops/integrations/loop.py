@@ -17,7 +17,9 @@ from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.meter import StepMeter
+from fvflops.measure.step_meter.step_figures import MeterOptions
 from fvflops.reports.escaping import printable_short
+from fvflops.text import Unpack, explaining_arguments
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
 
@@ -63,6 +65,7 @@ class RecordedLoop(Loop):
     each from its first micro-batch to the optimizer step; work between steps (validation, saving, logging) is in none.
     """
 
+    @explaining_arguments
     def __init__(
         self,
         *,
@@ -144,7 +147,8 @@ class MeteredLoop(Loop):
     The known ones of `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log.
     """
 
-    def __init__(self, **options: Any) -> None:
+    @explaining_arguments
+    def __init__(self, **options: Unpack[MeterOptions]) -> None:
         self._options = options
         self._meter: StepMeter | None = None
         self._logged_steps = 0

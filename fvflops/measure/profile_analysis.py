@@ -21,6 +21,7 @@ from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
+from fvflops.capture.training_step import autocast_to
 from fvflops.counting import build_timeline
 from fvflops.counting.listed_calls import select_calls
 from fvflops.counting.nested_timeline import Times, read_times
@@ -234,7 +235,7 @@ class ProfileAnalysis(FlopCountAnalysis):
 
     def _autocast(self) -> torch.autocast | None:
         dtype = self._options["autocast"]
-        return None if dtype is None else torch.autocast(self._device().type, dtype)
+        return None if dtype is None else autocast_to(dtype, self._device().type)
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)

@@ -28,6 +28,7 @@ from fvflops.reports.escaping import plain_name
 from fvflops.sweep.joined import import_pyarrow, list_names, read_columns
 from fvflops.sweep.model_count import COLUMNS, MORE_METRICS, ModelCount
 from fvflops.text import checksum, parse_json, suggest
+from fvflops.units import format_quantity
 
 _NAMES = tuple(field.name for field in fields(ModelCount))
 _TEXTS = frozenset(column.key for column in COLUMNS if column.is_text)
@@ -214,7 +215,8 @@ def _read_csv(path: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(headings):
             raise ResultError(
-                f"{path}: row {number} has {len(row):,} cells, the header {len(headings)}: restore the file"
+                f"{path}: row {number} has {format_quantity(len(row), 'cell')}, the header {len(headings)}: "
+                "restore the file"
             )
         yield dict(zip(headings, row, strict=True))
 

@@ -168,15 +168,24 @@ def modules_above(name: str) -> list[str]:
     (['', 'layer', 'layer.0'], [''], [])
     """
     parts = name.split(".") if name else []
-    return [".".join(parts[:length]) for length in range(len(parts))]
+    return [".".join(parts[:length]) for length in range(len(parts)) if length != 1 or parts[0]]
 
 
 def index_children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return name → the names one level below it, in order."""
+    """Return name → the names below it and below no other name, in order.
+
+    >>> index_children(["", "layer", "layer.0", "scale_0.5"])  # an attribute "scale_0.5" has no parent "scale_0"
+    {'': ['layer', 'scale_0.5'], 'layer': ['layer.0']}
+    """
+    names = list(names)
+    known = {"", *names}
     children: dict[str, list[str]] = {}
     for name in names:
         if name:
-            children.setdefault(name.rpartition(".")[0], []).append(name)
+            parent = name.rpartition(".")[0]
+            if parent not in known:
+                parent = next(above for above in reversed(modules_above(name)) if above in known)
+            children.setdefault(parent, []).append(name)
     return children
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from fvflops.text import require_int, suggest
+from fvflops.text import require_int, shown, suggest
 from fvflops.units import format_quantity
 
 Row = TypeVar("Row")
@@ -59,7 +59,7 @@ def truncation_note(rows: Sequence[Row], top: int | None, noun: str) -> list[str
 def check_sort(sort: str, known: Collection[str]) -> str:
     """Return a known sort key; an unknown one raises ValueError with the closest match."""
     if sort not in known:
-        raise ValueError(f"sort must be one of {', '.join(known)}; got {sort!r}{suggest(sort, known)}")
+        raise ValueError(f"sort must be one of {', '.join(known)}; got {shown(sort)}{suggest(sort, known)}")
     return sort
 
 

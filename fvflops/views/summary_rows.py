@@ -84,7 +84,7 @@ def drop_zeros(
     """Return the counts without the names whose counts are all 0.
 
     Names in `except_for` are retained, the root if that is empty; with `keep_parents` also the ancestors of every
-    retained name. Names with a missing ancestor are dropped. fvcore's table uses `keep_parents`, its tree does not.
+    retained name. fvcore's table uses `keep_parents`, its tree does not.
     """
     children = index_children(counts)
     reached = [""]

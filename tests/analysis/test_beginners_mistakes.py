@@ -19,12 +19,16 @@ from fvflops import (
     compare,
     diff,
     flop_count_table,
+    memory_savings,
+    model_flops,
     parameter_count,
     parameter_count_table,
     predict_memory,
     profile_kernels,
     roofline,
+    summarise,
 )
+from fvflops.integrations.accelerate import FlopsRecording
 
 X = torch.randn(1, 4)
 CONV = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -242,3 +246,41 @@ def test_modules_without_work_of_their_own_are_not_warned_of(analysis, caplog):
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("No op was seen in the modules unused.1, and none reads their parameters")
     assert {"path", "unused.1"} <= counted.uncalled_modules()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda wrong: FlopCountAnalysis(nn.ReLU(), torch.ones(1), table=wrong).total(), "a table must be a name"),
+        (lambda wrong: FlopCountAnalysis(nn.ReLU(), torch.ones(1), device=wrong).total(), "device="),
+        (
+            lambda wrong: FlopCountAnalysis(nn.ReLU(), torch.ones(1), execution=wrong).total(),
+            "execution must be one of",
+        ),
+        (
+            lambda wrong: TrainingStepAnalysis(nn.Linear(1, 1), torch.ones(1), checkpoint=wrong, **OPTIMIZED).total(),
+            "checkpoint=",
+        ),
+        (
+            lambda wrong: TrainingStepAnalysis(nn.Linear(1, 1), torch.ones(1), autocast=wrong, **OPTIMIZED).total(),
+            "autocast=",
+        ),
+        (lambda wrong: ProfileAnalysis(nn.ReLU(), torch.ones(1), autocast=wrong).total(), "autocast="),
+        (
+            lambda wrong: flop_count_table(FlopCountAnalysis(nn.ReLU(), torch.ones(1)), sort=wrong),
+            "sort must be one of",
+        ),
+        (lambda wrong: FlopsRecording(wrong), "must be an accelerate.Accelerator"),
+        (summarise, "instead of an analysis"),
+        (memory_savings, "instead of an analysis"),
+        (model_flops, "instead of an analysis"),
+    ],
+)
+@pytest.mark.parametrize(
+    "wrong", [nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(3, 3), True], ids=["model", "tensor", "bool"]
+)
+def test_a_value_of_a_wrong_type_is_named_in_one_line(call, message, wrong):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call(wrong)
+    assert message in str(raised.value)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 400

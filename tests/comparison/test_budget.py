@@ -139,6 +139,8 @@ MISTAKES = {
     "no number": ("models:\n  a:\n    flops: many", 3, "flops: 'many' is not a number such as 25_557_032, 1.2G"),
     "a number that is not whole": ("models:\n  a:\n    macs: 0.5", 3, "macs: '0.5' is not an integer"),
     "no share": ("models:\n  a: {flops: 1}\ntolerance: lots", 3, "tolerance: 'lots' is not a share"),
+    "a decimal comma": ("models:\n  a:\n    flops: 1,5M", 3, "flops: '1,5M' is not a number"),
+    "percent without the sign": ("models:\n  a: {flops: 1}\ntolerance: 5", 3, "tolerance: '5' is not a share"),
     "max and exact": ("models:\n  a:\n\n    macs: {max: 1, exact: 1}", 4, "macs is either max or exact"),
     "no limit": ("models:\n  a:\n    table: exact", 2, "a has no limit: write one of flops, macs"),
     "no models": ("tolerance: 1%", 1, "there are no models"),

@@ -701,6 +701,18 @@ def test_an_unknown_device_does_not_stop_the_training(loop, caplog):
     assert len(caplog.messages) == len(set(caplog.messages))
 
 
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+@pytest.mark.parametrize(
+    ("name", "wrong", "near"), [("FlopsCallback", "tables", "table"), ("MeterCallback", "devic", "device")]
+)
+def test_a_wrong_option_of_a_callback_is_named_before_a_training(library, name, wrong, near):
+    callbacks = pytest.importorskip(f"fvflops.integrations.{library}")
+    with pytest.raises(
+        TypeError, match=rf"{name}\(.*: got an unexpected keyword argument '{wrong}': did you mean '{near}'"
+    ):
+        getattr(callbacks, name)(**{wrong: "default"})
+
+
 def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(monkeypatch):
     package = import_package("lightning")
     from fvflops.integrations.lightning import MeterCallback

@@ -9,7 +9,9 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from markdown_it import MarkdownIt
+from torch import nn
 
 from fvflops import (
     FlopCountAnalysis,
@@ -179,3 +181,19 @@ def test_hostile_names_leave_a_picture_well_formed():
 def test_hostile_names_are_read_back_from_a_budget(name):
     text = update_text(None, "budget.yaml", name, {"flops": 5}).text
     assert list(parse_budgets(text, "budget.yaml")) == [name] and all(line.isprintable() for line in text.split("\n"))
+
+
+def test_an_attribute_with_a_dot_in_its_name_is_below_its_module():
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ("scale_0.5", "scale_1.0", ".5"):
+                setattr(self, name, nn.Linear(4, 4, bias=False))
+
+        def forward(self, x):
+            return sum(child(x) for child in self.children())
+
+    flops = FlopCountAnalysis(Scales(), torch.ones(1, 4))
+    assert flops.by_module() == {"": 48, "scale_0.5": 16, "scale_1.0": 16, ".5": 16}
+    assert "(itself)" not in REPORTS["text"](summarise(flops))
+    assert "scale_0.5" in flops.to_graph("dot")

@@ -60,7 +60,7 @@ def trace_of(recorded: Trace | Recorded) -> Trace:
     """
     if isinstance(recorded, Trace):
         return recorded
-    if isinstance(recorded, (nn.Module, type)) or not callable(getattr(recorded, "trace", None)):
+    if isinstance(recorded, (nn.Module, torch.Tensor, type)) or not callable(getattr(recorded, "trace", None)):
         raise TypeError(
             f"got a value of type {type(recorded).__name__} instead of an analysis: pass FlopCountAnalysis(model, "
             "inputs), or a Trace"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fvflops.text import shown
 from fvflops.torch_internals import (
     cuda_sleep,
     disable_dispatch_modes,
@@ -57,9 +58,12 @@ class Probe:
     """
 
     def __init__(self, measure: Collection[str], device: torch.device | None = None) -> None:
-        invalid = [name for name in measure if name not in MEASURES]
-        if isinstance(measure, str) or invalid:
-            raise ValueError(f'measure must be {{"time"}}, {{"memory"}} or {{"time", "memory"}}; got {measure!r}')
+        if (
+            isinstance(measure, str)
+            or not isinstance(measure, Collection)
+            or any(item not in MEASURES for item in measure)
+        ):
+            raise ValueError(f'measure must be {{"time"}}, {{"memory"}} or {{"time", "memory"}}; got {shown(measure)}')
         self._time = "time" in measure
         self._memory = "memory" in measure
         self._cuda = device if device is not None and device.type == "cuda" and torch.cuda.is_available() else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.text import truncate
+from fvflops.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _write_size(size: Any, sizes: Any) -> str:
     if is_shape(size):
         return ",".join(map(str, size))
     raise ValueError(
-        f"input_size={truncate(repr(sizes))}: pass a shape such as (1, 3, 224, 224), a text such as '1,16:int64', a "
+        f"input_size={shown(sizes)}: pass a shape such as (1, 3, 224, 224), a text such as '1,16:int64', a "
         "list of these for several inputs, or a dict by argument name"
     )
 

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.shapes.concrete_tensors import CONCRETE_LIMIT, INTEGRAL
+from fvflops.text import shown
 from fvflops.torch_internals import pytree
 
 # Attributes of an unknown object are compared down to this depth.
@@ -247,5 +248,5 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     inner = getattr(optimizer, "optimizer", None)
     inner = inner if isinstance(inner, Optimizer) else optimizer
     if not isinstance(inner, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several; got {optimizer!r}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or several; got {shown(optimizer)}")
     return inner

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO, TypedDict
 
 from fvflops.plan.parallel_axes import AXES
-from fvflops.text import short_repr, truncate
+from fvflops.text import short_repr, shown
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_bytes, format_percent, format_quantity, format_ratio, format_seconds, format_share
@@ -295,7 +295,7 @@ def read_planned(expected: StepEstimate | float | None, *, has_default_counts: b
             raise ValueError(f"expected seconds must be a number above 0, got {expected}")
         return PlannedTime(float(expected))
     if not hasattr(expected, "model_flops"):
-        raise TypeError(f"expected is a StepEstimate or seconds, got {truncate(repr(expected))}")
+        raise TypeError(f"expected is a StepEstimate or seconds, got {shown(expected)}")
     mesh = expected.plans[0].mesh
     is_whole = has_default_counts and all(AXES[axis].samples for axis, size in mesh.items() if size > 1)
     return PlannedTime(expected.seconds, (is_whole and expected.model_flops) or math.nan)

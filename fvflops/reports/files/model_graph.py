@@ -80,7 +80,7 @@ def _make_nodes(calls: Sequence[OpCall], modules: ModuleTree, depth: int | None)
     groups = groupby(list_calls_with_work(calls), lambda call: _node_key(call, modules, depth))
     for number, ((name, call_number), group) in enumerate(groups):
         node_calls = list(group)
-        ancestors = tuple(modules_above(name)[1:])
+        ancestors = tuple(above for above in modules_above(name)[1:] if above in modules.by_name)
         if call_number is None:
             yield _Node(number, name, modules.by_name[name].class_name, ancestors, node_calls)
         else:

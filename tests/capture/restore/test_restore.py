@@ -846,3 +846,26 @@ def test_a_counted_model_is_as_its_twin(kind, way):
     expected, counted = uncounted(kind), life_of(kind, WAYS[way])
     for before, after in zip(expected, counted, strict=True):
         assert before == after
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_backward_pass_that_waits_accepts_the_tensors_that_a_count_wrote_to(execution):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            self.register_buffer("mean", torch.ones(4))
+
+        def forward(self, x, state):
+            y = x * self.weight * self.mean * state
+            with torch.no_grad():
+                self.mean.lerp_(y.mean(0), 0.5)
+                state.add_(1)
+                self.weight.mul_(2)
+            return y
+
+    model, x, state = Moving(), torch.ones(2, 4), torch.ones(4)
+    waiting = (x * model.weight * model.mean * state).sum()
+    FlopCountAnalysis(model, (x, state), execution=execution).total()
+    waiting.backward()
+    assert model.weight.grad.tolist() == [2.0] * 4

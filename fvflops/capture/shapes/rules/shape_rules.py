@@ -23,6 +23,7 @@ from fvflops.capture.shapes.rules import (
 )
 from fvflops.capture.shapes.rules.assumptions import assumption_for, check_assumptions, convert_value
 from fvflops.capture.shapes.rules.fast_path import FAST_RULES
+from fvflops.text import shown
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 from fvflops.trace.calls import packet_of
 
@@ -66,7 +67,7 @@ class ShapeRules:
         self, assume: Mapping[str, Any] | None = None, *, exact: bool = False, device: str | torch.device = "cpu"
     ) -> None:
         if not isinstance(assume, (Mapping, NoneType)):
-            raise TypeError(f"assume={assume!r} is no mapping: pass a dict such as {{'aten::nonzero': 100}}")
+            raise TypeError(f"assume={shown(assume)} is no mapping: pass a dict such as {{'aten::nonzero': 100}}")
         self.assume = dict(assume or {})
         check_assumptions(self.assume)
         self.exact = exact
