@@ -97,7 +97,7 @@ def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, err = run(capsys, *LENET, "--device", "cuda")
     assert code == 2 and not text
-    assert err.startswith("fvflops: error: device 'cuda': this torch (") and "omit the device" in err
+    assert err.startswith("fvflops: error: argument --device: device 'cuda': this torch (") and "omit the device" in err
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
     assert check("--table", "fvcore") == 2
-    assert "--convention must be exact, as in the budget of net; got fvcore" in capsys.readouterr().err
+    assert "argument --table: must be exact, as in the budget of net; got 'fvcore'" in capsys.readouterr().err
 
 
 def test_invalid_arguments_are_reported_before_the_model_runs(folder, capsys, monkeypatch):
