@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
+from fvflops.capture.errors.model_check import not_analysis
 from fvflops.capture.model.model_index import read_modules
 from fvflops.reports import fvcore_format
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
@@ -27,6 +28,7 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     (24, {'aten::linear': 1}, 'float32[2, 4]')
     """
     analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
+    _check(*analyses.values())
     return make_summary({heading: analysed_run(analysis) for heading, analysis in analyses.items()})
 
 
@@ -93,12 +95,14 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
     analyses = [analysis for analysis in (flops, activations) if analysis is not None]
+    _check(*analyses)
     with ExitStack() as stack:
         for analysis in analyses:
-            if not isinstance(analysis, ModelAnalysis):
-                kind = type(analysis).__name__
-                raise TypeError(
-                    f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)"
-                )
             stack.enter_context(analysis._warnings_disabled())
         return summarise(flops, activations)
+
+
+def _check(*analyses: object) -> None:
+    for analysis in analyses:
+        if not isinstance(analysis, ModelAnalysis):
+            raise not_analysis(analysis, "FlopCountAnalysis(model, inputs)")

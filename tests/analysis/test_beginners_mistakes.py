@@ -79,6 +79,7 @@ MISTAKES = {
         "note: the model's inputs are float32[1, 2], float32[3, 2]: pass others",
     ),
     "no inputs": (lambda: count(LINEAR).total(), TypeError, 'note: or by name: kwargs={"input": ...}'),
+    "no inputs of two": (lambda: diff(LINEAR, LINEAR), TypeError, "note: needs input: pass it as inputs, or by name"),
     "an input too few": (lambda: count(Product(), X).total(), TypeError, "note: needs right: pass it as inputs"),
     "a batch with labels": (lambda: count(LINEAR, (X, X)).total(), TypeError, "note: a tuple is several inputs"),
     "a misspelt name": (lambda: count(Product(), {"left": X, "rihgt": X}).total(), TypeError, "note: is 'right'"),
@@ -99,6 +100,23 @@ MISTAKES = {
     "a path of a Trace": (lambda: count.from_trace("run.json"), TypeError, "read a file by Trace.from_json(text)"),
     "a roofline": (lambda: roofline(LINEAR, device="H100"), TypeError, "pass FlopCountAnalysis(model, inputs)"),
     "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
+    "a model to savings": (
+        lambda: fvflops.memory_savings(LINEAR),
+        TypeError,
+        "pass TrainingStepAnalysis(model, inputs,",
+    ),
+    "a model to a summary": (lambda: fvflops.summarise(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
+    "a model's traffic": (lambda: fvflops.read_communication(LINEAR), TypeError, "pass FlopCountAnalysis(model, inp"),
+    "a model's MFU": (
+        lambda: fvflops.mfu(LINEAR, 1, device="H100"),
+        TypeError,
+        "pass FlopCountAnalysis(model, inputs)",
+    ),
+    "a model's time": (
+        lambda: fvflops.estimate_step(LINEAR, device="H100"),
+        ValueError,
+        "pass a StepPlan of plan_step",
+    ),
     "a lazy model": (lambda: count(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
     "a criterion": (lambda: step(LINEAR, X, loss=nn.MSELoss()).total(), TypeError, "a function of the result alone"),
     "a kernels' criterion": (
