@@ -34,6 +34,15 @@ POOLED = nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d(1), nn.BatchNorm
 OPTIMIZED = {"loss": torch.sum}
 
 
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.layer(right) + self.layer(left["x"] if isinstance(left, dict) else left)
+
+
 class Product(nn.Module):
     def forward(self, left, right):
         return left @ right
@@ -84,6 +93,28 @@ MISTAKES = {
     "a batch with labels": (lambda: count(LINEAR, (X, X)).total(), TypeError, "note: a tuple is several inputs"),
     "a misspelt name": (lambda: count(Product(), {"left": X, "rihgt": X}).total(), TypeError, "note: is 'right'"),
     "an array": (lambda: count(LINEAR, np.ones((1, 4))).total(), TypeError, "note: pass torch.from_numpy(array)"),
+    "an array among tensors": (
+        lambda: count(Sum(), (X, np.ones((1, 4)))).total(),
+        TypeError,
+        "note: for right: pass to",
+    ),
+    "an array in a dict": (
+        lambda: count(Sum(), {"left": {"x": np.ones(4)}, "right": X}).total(),
+        TypeError,
+        "note: left['x']",
+    ),
+    "a dict": (
+        lambda: count(CONV, {"image": X}).total(),
+        TypeError,
+        "note: for input: pass one of its values, such as",
+    ),
+    "a list of tensors": (
+        lambda: count(LINEAR, [[X]]).total(),
+        TypeError,
+        "note: for input: pass torch.stack(tensors)",
+    ),
+    "a path of an image": (lambda: count(CONV, "a.png").total(), TypeError, "note: type str for input: pass"),
+    "a value of own class": (lambda: count(LINEAR, SimpleNamespace()).total(), TypeError, "note: for input: pass a te"),
     "numbers": (lambda: count(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
     "a text": (lambda: count(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
     "a loader": (lambda: count(LINEAR, DataLoader(TensorDataset(X))).total(), TypeError, "note: next(iter(loader))"),

@@ -197,16 +197,46 @@ def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) ->
 
 
 def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:
-    """Return which tensor to pass where no input of the model is one."""
-    args, kwargs = _read_arguments(calls[0][1])
-    for value in () if list(tensors_of((args, kwargs))) else (*args, *kwargs.values()):
-        names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}
-        remedy = next((_TENSORS[name] for name in names & _TENSORS.keys()), "")
-        if is_shape(value):
-            remedy = f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
-        if remedy:
-            return f"inputs are tensors, got a value of type {type(value).__name__}: pass {remedy}"
-    return ""
+    """Return which tensor to pass for an input of the model that a layer got in place of one, or where no input is."""
+    module, frame = calls[0]
+    args, kwargs = _read_arguments(frame)
+    parameters = inspect.signature(module.forward).parameters
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    items = [pair for name, value in given.items() for pair in _items_of(value, name)]
+    is_layer = type(calls[-1][0]).__module__.startswith("torch.nn.modules.")
+    received = [value for value in _read_arguments(calls[-1][1])[0][:1] if is_layer and value is not None]
+    remedies = {
+        path: _find_tensor(item) or "a tensor"
+        for path, item in items
+        if any(item is value for value in received) and not isinstance(item, torch.Tensor)
+    }
+    if not remedies and not list(tensors_of((args, kwargs))):
+        remedies = {path: _find_tensor(item) for path, item in items if not isinstance(item, Mapping)}
+    found = next((path for path, remedy in remedies.items() if remedy), None)
+    if found is None:
+        return ""
+    kind = type(dict(items)[found]).__name__
+    return f"inputs are tensors, got a value of type {kind} for {found}: pass {remedies[found]}"
+
+
+def _items_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of an input, and of what it contains."""
+    yield path, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) in (list, tuple) else ()
+    for key, item in items:
+        yield from _items_of(item, f"{path}[{key!r}]")
+
+
+def _find_tensor(value: Any) -> str:
+    """Return how to get a tensor from a value, "" if that is not known."""
+    if is_shape(value):
+        return f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
+    if isinstance(value, Mapping):
+        return f"one of its values, such as that of {next(iter(value))!r}" if value else ""
+    if list(tensors_of(value)):
+        return "torch.stack(tensors), or one of them"
+    names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}
+    return next((_TENSORS[name] for name in names & _TENSORS.keys()), "")
 
 
 # Types → how to get a tensor from a value of one.
