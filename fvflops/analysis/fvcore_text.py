@@ -92,7 +92,8 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
+    analyses = [require_analysis(analysis) for analysis in (flops, activations) if analysis is not None]
     with ExitStack() as stack:
-        for analysis in (flops, *(() if activations is None else (activations,))):
-            stack.enter_context(require_analysis(analysis)._warnings_disabled())
+        for analysis in analyses:
+            stack.enter_context(analysis._warnings_disabled())
         return summarise(flops, activations)

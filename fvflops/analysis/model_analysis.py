@@ -16,6 +16,7 @@ import torch
 from fvflops.analysis.analysis_outputs import AnalysisOutputs
 from fvflops.analysis.handle_functions import adapt_handle, list_unused, read_op
 from fvflops.analysis.model_run import InputSize, ModelRun
+from fvflops.capture.errors.model_check import not_analysis
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.model_call import RunOptions
 from fvflops.capture.recorder.tensor_specs import is_composite
@@ -388,8 +389,7 @@ class ModelAnalysis(AnalysisOutputs):
 def require_analysis(value: object) -> ModelAnalysis:
     """Return a caller's argument if it is an analysis; anything else raises TypeError."""
     if not isinstance(value, ModelAnalysis):
-        kind = type(value).__name__
-        raise TypeError(f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)")
+        raise not_analysis(value, "FlopCountAnalysis(model, inputs)")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Collection, Sequence
@@ -102,7 +103,11 @@ def _run(argv: Sequence[str]) -> int:
     except (Exception, SystemExit) as error:
         if arguments.debug:
             raise
-        print(f"fvflops: error: {format_error(error)}", file=sys.stderr)
+        text = format_error(error)
+        for option, own in getattr(arguments, "renamed", {}).items():
+            text = re.sub(rf"{option}(?![\w-])", own, text)
+        text = parser.commands()[arguments.command].name_option(text, argv)
+        print(f"fvflops: error: {text}", file=sys.stderr)
         return 2
 
 

@@ -12,6 +12,9 @@ from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
 
+# Destinations of options that concern the report alone.
+_OF_REPORT = ("help", "debug", "format", "sort", "top", "digits", "output")
+
 
 def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
     """Return the first of some options, named by their destinations, that is not at its default, "" for none."""
@@ -20,6 +23,13 @@ def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
         if getattr(arguments, name) != default:
             return str(option)
     return ""
+
+
+def check_model_given(arguments: argparse.Namespace, own: Iterable[str]) -> None:
+    """Raise ValueError for an option of the model's run without `--model`; `own` are the command's other options."""
+    others = [name for name in arguments.options if name not in (*own, *_OF_REPORT)]
+    if arguments.model is None and (option := find_chosen(arguments, others)):
+        raise ValueError(f"{option} describes the model's run: add --model")
 
 
 def parse_at_least(least: int, text: str) -> int:

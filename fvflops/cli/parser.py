@@ -12,6 +12,7 @@ import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn, cast
 
 from fvflops.text import nearest, printable, suggest
@@ -88,6 +89,24 @@ class Parser(argparse.ArgumentParser):
 
     def options(self) -> list[argparse.Action]:
         return [action for action in self._actions if action.option_strings and action.help != argparse.SUPPRESS]
+
+    def name_option(self, text: str, argv: Sequence[str]) -> str:
+        """Return an error with the option of `argv` whose value it quotes, or begins with, unless it names that.
+
+        >>> parser = Parser()
+        >>> action = parser.add_argument("--sort", help="a column")
+        >>> parser.name_option("sort must be one of flops, name; got 'foo'", ["--sort", "foo"])
+        "argument --sort: must be one of flops, name; got 'foo'"
+        """
+        names = [name for action in self.options() if action.nargs != 0 for name in action.option_strings]
+        given = [argument.split("=", 1) for argument in argv if argument.startswith("--") and "=" in argument]
+        given += map(list, pairwise(argv))
+        for option, value in given:
+            parts = {value, *re.split("[,=]", value)} - {""}
+            is_repeated = any(repr(part) in text for part in parts) or text.startswith((f"{value}:", f"{value} "))
+            if option in names and is_repeated and not re.search(rf"^--|{option}(?![\w-])", text):
+                return f"argument {option}: {text.removeprefix(f'{option[2:]} ') if ' must ' in text else text}"
+        return text
 
     def positionals(self) -> list[argparse.Action]:
         return [action for action in self._actions if not action.option_strings]

@@ -158,12 +158,10 @@ def update_text(
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
-    fields = document.fields("a budget file", _FILE_KEYS)
-    if "models" not in fields:
-        raise document.error("there are no models: write models: {NAME: {flops: 1.2G}}")
+    fields = document.fields("a budget file", _FILE_KEYS) if document.value else {}
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
     table = _read_table(fields)
-    models = fields["models"].fields("models")
+    models = fields["models"].fields("models") if "models" in fields and fields["models"].value else {}
     return {name: _read_budget(name, node, tolerance, table) for name, node in models.items()}
 
 
@@ -277,12 +275,22 @@ def _append(
 ) -> Update:
     text = text.rstrip("\n")
     indent, end = "  ", len(text)
-    if f"{text}\n" != _NEW_FILE:
-        models = _child(yaml.compose(text, Loader=yaml.SafeLoader), "models")
-        if models.flow_style:
-            line = models.start_mark.line + 1
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    entries = {key.value: value for key, value in document.value} if isinstance(document, yaml.MappingNode) else {}
+    models = entries.get("models")
+    for node in (document, models):
+        if isinstance(node, yaml.MappingNode) and node.flow_style and (node.value or node is document):
+            line = node.start_mark.line + 1
             raise make_error(file, line, "a model cannot be added here: write each model on lines of its own")
+    if models is None:
+        text = f"{text}\nmodels:".lstrip()
+        end = len(text)
+    elif models.value:
         indent, end = " " * models.start_mark.column, _end_of_line(text, models)
+    else:  # {}, or nothing
+        head, tail = text[: models.start_mark.index].rstrip(), text[models.end_mark.index :]
+        text = head + tail
+        end = len(head) + len(tail.partition("\n")[0])
     new = [f"{indent}{_quote(name)}:"]
     new += [f"{indent}  table: {_quote(table)}"] if table else []
     new += [f"{indent}  {metric}: {value:_}" for metric, value in values.items()]

@@ -12,9 +12,11 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypedDict
 
+from torch import nn
+
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.capture.errors.model_check import trace_of
+from fvflops.capture.errors.model_check import not_analysis, trace_of
 from fvflops.counting import TableCostModel, count
 from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
@@ -188,6 +190,8 @@ def _read_work(
     check_float32_matmul(float32_matmul)
     if isinstance(counts, Trace):
         counts = FlopCountAnalysis.from_trace(counts, warn=False)
+    if isinstance(counts, nn.Module):
+        raise not_analysis(counts, "FlopCountAnalysis(model, inputs), a Trace or a number of FLOPs with its dtype")
     if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
         steps = len(getattr(counts, "steps", ()))
         if steps > 1:

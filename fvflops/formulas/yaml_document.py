@@ -143,7 +143,7 @@ def read_document(path: str, file: str = "") -> Node:
 
 
 def parse_document(text: str, file: str) -> Node:
-    """Parse YAML text; errors are as for `read_document`.
+    """Parse YAML text, an empty one to an empty string; errors are as for `read_document`.
 
     >>> parse_document("multiply_add: 2", "mine.yaml").fields("a table")["multiply_add"].line
     1
@@ -160,10 +160,9 @@ def parse_document(text: str, file: str) -> Node:
         raise make_error(file, line, f"this is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise make_error(file, 1, f"this is not YAML: {' '.join(str(error).split())}") from None
-    if len(documents) != 1:
-        found = f"this file has {len(documents)} YAML documents: write one" if documents else "this file is empty"
-        raise make_error(file, 1, found)
-    return documents[0]
+    if len(documents) > 1:
+        raise make_error(file, 1, f"this file has {len(documents)} YAML documents: write one")
+    return documents[0] if documents else Node(file, 1, "")
 
 
 def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, depth: int) -> Node:

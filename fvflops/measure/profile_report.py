@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from fvflops.measure.profile_rows import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
@@ -143,8 +143,20 @@ def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Repo
     columns.append(_ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)))
     columns.append(_ReportColumn(number_column("read"), lambda item: item.row.read))
     columns.append(_ReportColumn(number_column("written"), lambda item: item.row.written))
+    columns += [_in_seconds(column) for column in columns if column.column.form is _time]
     optional = (replace(column.column, hide_order=int(column.column.key in _OPTIONAL)) for column in columns)
     return [shown._replace(column=column) for shown, column in zip(columns, optional, strict=True)]
+
+
+def _in_seconds(shown: _ReportColumn) -> _ReportColumn:
+    """Return a column of nanoseconds in seconds, the unit that other reports' keys name, for CSV and JSON."""
+
+    def value(item: _RowContext) -> float | None:
+        nanoseconds: Any = shown.value(item)
+        return None if nanoseconds is None else nanoseconds / 1e9
+
+    key = "seconds" if shown.column.key == "time" else f"{shown.column.key}_seconds"
+    return _ReportColumn(number_column(key, only_for="data"), value)
 
 
 def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:

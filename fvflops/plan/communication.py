@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple, TypeVar
 
+from fvflops.capture.errors.model_check import trace_of
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, printable_short
@@ -220,6 +221,7 @@ def read_communication(trace: Trace) -> Communication:
     >>> read_communication(Trace(tree, (), ((),), (op,), (), {(0, 0, "backward"): 2}, {})).total()
     Volume(calls=2, payload=48, wire=72)
     """
+    trace = trace_of(trace)
     scopes = trace.scopes()
     unsupported: Counter[str] = Counter()
     cache: dict[int, CollectiveCall | None] = {}  # by index of signature

@@ -21,7 +21,10 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
     source, _, name = text.rpartition(":")
     if not source or not name:
         raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
-    function: Callable[..., Any] = import_attribute(source, name)
+    try:
+        function: Callable[..., Any] = import_attribute(source, name)
+    except ValueError as error:
+        raise ValueError(f"{option} {text}: {error}") from None
     if not callable(function):
         raise ValueError(f"{option} {text} must be a function; got {type(function).__name__}")
     return function

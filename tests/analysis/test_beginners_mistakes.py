@@ -38,6 +38,15 @@ POOLED = nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d(1), nn.BatchNorm
 OPTIMIZED = {"loss": torch.sum}
 
 
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.layer(right) + self.layer(left["x"] if isinstance(left, dict) else left)
+
+
 class Product(nn.Module):
     def forward(self, left, right):
         return left @ right
@@ -83,10 +92,33 @@ MISTAKES = {
         "note: the model's inputs are float32[1, 2], float32[3, 2]: pass others",
     ),
     "no inputs": (lambda: count(LINEAR).total(), TypeError, 'note: or by name: kwargs={"input": ...}'),
+    "no inputs of two": (lambda: diff(LINEAR, LINEAR), TypeError, "note: needs input: pass it as inputs, or by name"),
     "an input too few": (lambda: count(Product(), X).total(), TypeError, "note: needs right: pass it as inputs"),
     "a batch with labels": (lambda: count(LINEAR, (X, X)).total(), TypeError, "note: a tuple is several inputs"),
     "a misspelt name": (lambda: count(Product(), {"left": X, "rihgt": X}).total(), TypeError, "note: is 'right'"),
     "an array": (lambda: count(LINEAR, np.ones((1, 4))).total(), TypeError, "note: pass torch.from_numpy(array)"),
+    "an array among tensors": (
+        lambda: count(Sum(), (X, np.ones((1, 4)))).total(),
+        TypeError,
+        "note: for right: pass to",
+    ),
+    "an array in a dict": (
+        lambda: count(Sum(), {"left": {"x": np.ones(4)}, "right": X}).total(),
+        TypeError,
+        "note: left['x']",
+    ),
+    "a dict": (
+        lambda: count(CONV, {"image": X}).total(),
+        TypeError,
+        "note: for input: pass one of its values, such as",
+    ),
+    "a list of tensors": (
+        lambda: count(LINEAR, [[X]]).total(),
+        TypeError,
+        "note: for input: pass torch.stack(tensors)",
+    ),
+    "a path of an image": (lambda: count(CONV, "a.png").total(), TypeError, "note: type str for input: pass"),
+    "a value of own class": (lambda: count(LINEAR, SimpleNamespace()).total(), TypeError, "note: for input: pass a te"),
     "numbers": (lambda: count(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
     "a text": (lambda: count(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
     "a loader": (lambda: count(LINEAR, DataLoader(TensorDataset(X))).total(), TypeError, "note: next(iter(loader))"),
@@ -103,6 +135,23 @@ MISTAKES = {
     "a path of a Trace": (lambda: count.from_trace("run.json"), TypeError, "read a file by Trace.from_json(text)"),
     "a roofline": (lambda: roofline(LINEAR, device="H100"), TypeError, "pass FlopCountAnalysis(model, inputs)"),
     "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
+    "a model to savings": (
+        lambda: fvflops.memory_savings(LINEAR),
+        TypeError,
+        "pass TrainingStepAnalysis(model, inputs,",
+    ),
+    "a model to a summary": (lambda: fvflops.summarise(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
+    "a model's traffic": (lambda: fvflops.read_communication(LINEAR), TypeError, "pass FlopCountAnalysis(model, inp"),
+    "a model's MFU": (
+        lambda: fvflops.mfu(LINEAR, 1, device="H100"),
+        TypeError,
+        "pass FlopCountAnalysis(model, inputs)",
+    ),
+    "a model's time": (
+        lambda: fvflops.estimate_step(LINEAR, device="H100"),
+        ValueError,
+        "pass a StepPlan of plan_step",
+    ),
     "a lazy model": (lambda: count(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
     "a criterion": (lambda: step(LINEAR, X, loss=nn.MSELoss()).total(), TypeError, "a function of the result alone"),
     "a kernels' criterion": (

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.encoding import to_ascii
 from fvflops.cli.model_table import FORMATS
+from fvflops.cli.outputs import _EXPORTS
 from fvflops.reports.display_width import display_width
 from tests.support.reports.report_formats import run
 
@@ -175,6 +176,49 @@ REPORTS = {
     "profile zoo:lenet5 --repeat 1 --warmup 0": "profile",
     "scale zoo:lenet5 --vary batch=1..4": "scaling",
 }
+
+
+# Command → the rest of a command line, to which a wrong option is added.
+RIGHT = {
+    **{line.split()[0]: line.split(maxsplit=1)[1] for line in REPORTS},
+    "count": "zoo:lenet5",
+    "check": "zoo:lenet5 --budget tight.yaml",
+    "serve": "zoo:llama_tiny --device H100",
+    "explain": "trace.json --device H100",
+    "annotate": "trace.json --output out.json",
+    "sweep": "zoo:lenet5 --output -",
+    "peak": "",
+    "completion": "bash",
+}
+WRITTEN = ("output", *_EXPORTS, "html", "summary", "annotated", "folder", "prefix")  # any value is a path, or a name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_error_of_a_wrong_value_names_its_option(command, capsys, inside):
+    options = [action for action in PARSER.commands()[command].options() if action.nargs != 0]
+    unnamed = []
+    for action in options:
+        for name in action.option_strings if action.dest not in (*WRITTEN, "help") else ():
+            wrong = {"loss": "wr~ng.x:y"}.get(action.dest, "wr~ng.x")
+            try:
+                code, out, err = run(capsys, command, *shlex.split(RIGHT[command]), name, wrong)
+            except SystemExit as error:  # argparse's
+                code, (out, err) = error.code, capsys.readouterr()
+            names = (name, "--backward") if name == "--loss" else (name,)  # which includes that
+            if (code, out, err.count("\n")) != (2, "", 1) or not any(f"{option}" in err for option in names):
+                unnamed.append((name, code, err))
+    assert not unnamed
+
+
+def test_errors_of_the_second_model_name_its_options(capsys, inside):
+    for options, part in (
+        ("--arg-b classes", "--arg-b classes: write NAME=VALUE"),
+        ("--input-b 1,a", "--input-b 1,a: "),
+        ("--config-b {}", "omit --config-b"),
+        ("--input 1,1,28,28 --input-b 1,3,28,28", "got float32[1, 3, 28, 28]; pass --input-b 1,1,28,28"),
+        ("--input 1,3,28,28 --input-b 1,1,28,28", "got float32[1, 3, 28, 28]; pass --input 1,1,28,28"),
+    ):
+        assert part in run(capsys, "diff", "zoo:lenet5", "zoo:lenet5", *shlex.split(options))[2]
 
 
 def find_formats(line):

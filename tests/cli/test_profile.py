@@ -67,6 +67,8 @@ def test_a_profile_by_module_operator_and_op(capsys):
     assert "Convention: default (1 FLOP per multiply-add). FLOP/s, FLOP/byte and roofline have 2" in words
     backward = [*LENET, "--backward", "--phase", "backward", "--by", "operator"]
     assert "\naten::convolution_backward," in run(capsys, *backward, "--format", "csv")[1]
+    header = run(capsys, *LENET, "--backward", "--format", "csv")[1].splitlines()[0]
+    assert header.endswith(",seconds,self_seconds,forward_seconds,backward_seconds")
     _, text, _ = run(capsys, *backward)
     assert " in the backward phase " in " ".join(text.split()) and "forward" not in columns(text)
 
@@ -97,7 +99,7 @@ def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, err = run(capsys, *LENET, "--device", "cuda")
     assert code == 2 and not text
-    assert err.startswith("fvflops: error: device 'cuda': this torch (") and "omit the device" in err
+    assert err.startswith("fvflops: error: argument --device: device 'cuda': this torch (") and "omit the device" in err
 
 
 @pytest.mark.parametrize(

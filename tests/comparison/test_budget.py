@@ -143,7 +143,6 @@ MISTAKES = {
     "percent without the sign": ("models:\n  a: {flops: 1}\ntolerance: 5", 3, "tolerance: '5' is not a share"),
     "max and exact": ("models:\n  a:\n\n    macs: {max: 1, exact: 1}", 4, "macs is either max or exact"),
     "no limit": ("models:\n  a:\n    table: exact", 2, "a has no limit: write one of flops, macs"),
-    "no models": ("tolerance: 1%", 1, "there are no models"),
     "a list": ("models: [a]", 1, "models is a list, not a mapping"),
     "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' is defined twice, first on line 3"),
     "no YAML": ("models: ]", 1, "this is not YAML"),
@@ -265,7 +264,7 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
     assert check("--table", "fvcore") == 2
-    assert "--convention must be exact, as in the budget of net; got fvcore" in capsys.readouterr().err
+    assert "argument --table: must be exact, as in the budget of net; got 'fvcore'" in capsys.readouterr().err
 
 
 def test_invalid_arguments_are_reported_before_the_model_runs(folder, capsys, monkeypatch):
@@ -403,11 +402,36 @@ def test_an_update_finds_each_metric(text):
     assert limits["macs"].value == 12
 
 
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        ("", None),
+        ("# ours\n", "# ours\nmodels:"),
+        ("---\n", "---\nmodels:"),
+        ("tolerance: 1%\n", "tolerance: 1%\nmodels:"),
+        ("models:\n", "models:"),
+        ("models: {}  # none yet\ntolerance: 1%", "models:  # none yet"),
+        ("models:\n\n  # none yet\ntolerance: 1%", "models:"),
+    ],
+)
+def test_a_file_without_models_has_no_budget_and_an_update_adds_one(text, models, folder, capsys):
+    (folder / "budget.yaml").write_text(text)
+    assert check() == 2
+    assert "budget.yaml has no model 'net': it has none" in capsys.readouterr().err
+    assert check("--update") == check() == check("--update", name="other") == check(name="other") == 0
+    assert list(load_budgets("budget.yaml")) == ["net", "other"]
+    written = (folder / "budget.yaml").read_text()
+    assert models is None or (f"{models}\n  net:\n    flops: 144\n" in written)
+    assert all(line in written.splitlines() for line in text.splitlines() if "models" not in line)
+
+
 def test_what_needs_lines_of_its_own_is_not_written_into_braces():
     with pytest.raises(TableError, match=r"budget.yaml:1: modules cannot be written here: write each metric of net on"):
         update_text("models: {net: {flops: 1}}", "budget.yaml", "net", {"flops": 5}, recorded={"modules": {"a": 1}})
     with pytest.raises(TableError, match="a model cannot be added here"):
         update_text("models: {net: {flops: 1}}", "budget.yaml", "other", {"flops": 5})
+    with pytest.raises(TableError, match="a model cannot be added here"):
+        update_text("{tolerance: 1%}", "budget.yaml", "other", {"flops": 5})
 
 
 # --- the pytest plugin ---

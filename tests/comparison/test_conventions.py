@@ -120,6 +120,14 @@ def test_smaller_differences_are_summed():
     ]
 
 
+def test_the_convention_of_a_file_is_compared_with_all_shipped_ones(capsys, tmp_path):
+    table = tmp_path / "mine.yaml"
+    table.write_text('multiply_add: 1\nops:\n  aten::addmm: {flops: numel(out), example: "2, 2 3, 3 2 = 4"}\n')
+    assert main(["compare", "zoo:lenet5", "--table", str(table), "--format", "json"]) == 0
+    compared = list(json.loads(capsys.readouterr().out)["conventions"])
+    assert compared == [str(table), *shipped_tables()]
+
+
 def test_json_has_every_pair(capsys):
     assert main(["compare", "zoo:lenet5", "--table", "fvcore", "--tables", "torch", "--format", "json"]) == 0
     written = json.loads(capsys.readouterr().out)

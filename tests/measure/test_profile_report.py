@@ -574,7 +574,11 @@ def test_a_report_has_a_profile_of_a_saved_trace(format, by):
     report = ProfileAnalysis.from_trace(saved, table="exact").report(by=by, depth=3, sort="flops", device="H100")
     text = write_document(report, format, width=80)
     if format == "csv":
-        rows = [(row["time"], row["flops"], row["bytes"]) for row in csv.DictReader(io.StringIO(text))][:2]
+        written = list(csv.DictReader(io.StringIO(text)))
+        rows = [(row["time"], row["flops"], row["bytes"]) for row in written][:2]
+        timed = {"seconds": "time", **{key: key.removesuffix("_seconds") for key in written[0] if "_seconds" in key}}
+        assert {*timed.values()} == {"time", *({"self"} if by == "module" else ())}
+        assert all(float(row[key]) == int(row[ns]) / 1e9 for row in written for key, ns in timed.items())
         by_operator = [("2000", "808", "1200"), ("6000", "32", "256")]
         assert rows == (by_operator if by == "operator" else [("8600", "840", "1456"), ("8500", "840", "1456")])
     elif format == "json":

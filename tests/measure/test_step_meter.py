@@ -581,6 +581,52 @@ def test_values_of_a_batch_are_not_held():
     assert not any(math.isnan(one.macs) for one in meter.steps)
 
 
+@pytest.mark.parametrize("closed_by", ["close", "exit", "error"])
+def test_a_step_after_close_is_not_metered_and_says_so(closed_by, caplog):
+    model, x = Net(), torch.ones(2, 16)
+    meter, strict = (StepMeter(model, device=CHIP, strict=strict) for strict in (False, True))
+    with meter.step():
+        model(x)
+    for one in (meter, strict):
+        if closed_by == "close":
+            one.close()
+        else:
+            one.__exit__(None if closed_by == "exit" else KeyError, None, None)
+    figures = meter.steps
+    for _ in range(3):
+        with meter.step():
+            model(x)
+        meter.begin(x)
+        meter.end()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == ("StepMeter: a step after close() is not metered, since the hooks are gone: make another meter")
+    assert (meter.steps, meter.last, len(figures)) == (figures, figures[-1], 1)
+    with pytest.raises(UtilisationError, match="StepMeter: a step after close"), strict.step():
+        raise AssertionError("not reached")
+
+
+def test_a_step_inside_another_is_the_one_metered_and_says_so(caplog):
+    model, x = Net(), torch.ones(2, 16)
+    with StepMeter(model, device=CHIP) as meter, StepMeter(model, device=CHIP, strict=True) as strict:
+        for _ in range(2):
+            with meter.step():
+                model(x)
+                with meter.step():
+                    model(x)
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert message.startswith(
+            "StepMeter: a step began inside another one, which is discarded: let `with meter.step"
+        )
+        assert [step.macs for step in meter.steps] == [2 * (16 * 32 + 32 * 4)] * 2
+        meter.begin()  # without its end, as in a loop that skips a batch: the next one discards it
+        meter.begin()
+        model(x)
+        meter.end()
+        assert len(meter.steps) == 3 and len(caplog.records) == 1
+        with pytest.raises(UtilisationError, match="inside another one"), strict.step(), strict.step():
+            raise AssertionError("not reached")
+
+
 def test_after_an_exception_nothing_is_counted_and_no_hook_is_left(counted):
     model = Attends()
     with pytest.raises(KeyboardInterrupt), StepMeter(model, device=CHIP) as meter:

@@ -61,11 +61,13 @@ def trace_of(recorded: Trace | Recorded) -> Trace:
     if isinstance(recorded, Trace):
         return recorded
     if isinstance(recorded, (nn.Module, torch.Tensor, type)) or not callable(getattr(recorded, "trace", None)):
-        raise TypeError(
-            f"got a value of type {type(recorded).__name__} instead of an analysis: pass FlopCountAnalysis(model, "
-            "inputs), or a Trace"
-        )
+        raise not_analysis(recorded, "FlopCountAnalysis(model, inputs), or a Trace")
     return recorded.trace()
+
+
+def not_analysis(value: object, remedy: str) -> TypeError:
+    """Return the error for a value, such as a model, where an analysis is needed."""
+    return TypeError(f"got a value of type {type(value).__name__} instead of an analysis: pass {remedy}")
 
 
 def _describe(model: Any) -> str:

@@ -28,6 +28,9 @@ _MAX_MESSAGE = 400  # characters
 _MODULE_CALL = "_call_impl"  # of nn.Module: it has the arguments of forward
 _MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ \w+)|Unable to allocate ([\d.]+ \w+)", re.IGNORECASE)
+_CUDA = re.compile(
+    r"CUDA (enabled|support|build)|CUDA GPUs|NVIDIA driver|'_cuda_\w+'|dummy base class|accelerator device"
+)
 _SHAPES = re.compile(r"\b(sizes?|shapes?|dimensions?|dims?|channels|broadcast\w*|range|elements)\b|mat[12]\b")
 
 
@@ -89,6 +92,7 @@ class Remedies:
     meta: str
     keyword: str
     each: str
+    cuda: str
     eval_mode: str
 
 
@@ -108,6 +112,7 @@ COMMAND = Remedies(
     meta="--build-on meta",
     keyword="--input {0}=SHAPE, such as --input {0}=1,16",
     each="one --input for each",
+    cuda="--device cuda",
     eval_mode="omit --train, or pass a larger batch",
 )
 PYTHON = Remedies(
@@ -116,6 +121,7 @@ PYTHON = Remedies(
     meta='with torch.device("meta"): model = ...',
     keyword='it as inputs, or by name: kwargs={{"{0}": ...}}',
     each="one input for each (a tuple is several inputs)",
+    cuda='device="cuda"',
     eval_mode="call model.eval() first, or pass a larger batch",
 )
 
@@ -143,8 +149,8 @@ def note_remedy(error: BaseException) -> None:
     if not isinstance(error, Exception) or not (calls := _find_calls(error)):
         return
     explanation = explain_error(error, PYTHON) or f"raised by {describe_module(error)}"
-    if explanation.startswith("raised") and _SHAPES.search(str(error)):
-        explanation += f"; {_try_others(calls, PYTHON)}"
+    if explanation.startswith("raised"):
+        explanation += _advise(error, calls, PYTHON)
     note = printable(f"fvflops: {explanation}")
     if note in getattr(error, "__notes__", ()):
         return
@@ -179,12 +185,19 @@ def explain_error(error: BaseException, remedies: Remedies = COMMAND) -> str:
 
 
 def suggest_sizes(error: BaseException) -> str:
-    """Return the inputs of the model, with the advice to try others, for an error about shapes; "" for other errors."""
+    """Return what to try for an error about shapes, with the model's inputs, or about CUDA; "" for other errors."""
     calls = _find_calls(error)
-    is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError))
-    if not calls or not is_about_shapes or not _SHAPES.search(str(error)) or "--input" in str(error):
+    is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError, AttributeError))
+    if not calls or not is_about_shapes or "--input" in str(error):
         return ""
-    return f"; {_try_others(calls, COMMAND)}"
+    return _advise(error, calls, COMMAND)
+
+
+def _advise(error: BaseException, calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
+    if _CUDA.search(str(error)) and not torch.cuda.is_available():
+        advice = f"{remedies.cuda} simulates tensors on a GPU, and torch.cuda.is_available() guards other calls"
+        return f"; this machine has no CUDA: {advice}"
+    return f"; {_try_others(calls, remedies)}" if _SHAPES.search(str(error)) else ""
 
 
 def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
@@ -197,16 +210,46 @@ def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) ->
 
 
 def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:
-    """Return which tensor to pass where no input of the model is one."""
-    args, kwargs = _read_arguments(calls[0][1])
-    for value in () if list(tensors_of((args, kwargs))) else (*args, *kwargs.values()):
-        names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}
-        remedy = next((_TENSORS[name] for name in names & _TENSORS.keys()), "")
-        if is_shape(value):
-            remedy = f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
-        if remedy:
-            return f"inputs are tensors, got a value of type {type(value).__name__}: pass {remedy}"
-    return ""
+    """Return which tensor to pass for an input of the model that a layer got in place of one, or where no input is."""
+    module, frame = calls[0]
+    args, kwargs = _read_arguments(frame)
+    parameters = inspect.signature(module.forward).parameters
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    items = [pair for name, value in given.items() for pair in _items_of(value, name)]
+    is_layer = type(calls[-1][0]).__module__.startswith("torch.nn.modules.")
+    received = [value for value in _read_arguments(calls[-1][1])[0][:1] if is_layer and value is not None]
+    remedies = {
+        path: _find_tensor(item) or "a tensor"
+        for path, item in items
+        if any(item is value for value in received) and not isinstance(item, torch.Tensor)
+    }
+    if not remedies and not list(tensors_of((args, kwargs))):
+        remedies = {path: _find_tensor(item) for path, item in items if not isinstance(item, Mapping)}
+    found = next((path for path, remedy in remedies.items() if remedy), None)
+    if found is None:
+        return ""
+    kind = type(dict(items)[found]).__name__
+    return f"inputs are tensors, got a value of type {kind} for {found}: pass {remedies[found]}"
+
+
+def _items_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of an input, and of what it contains."""
+    yield path, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) in (list, tuple) else ()
+    for key, item in items:
+        yield from _items_of(item, f"{path}[{key!r}]")
+
+
+def _find_tensor(value: Any) -> str:
+    """Return how to get a tensor from a value, "" if that is not known."""
+    if is_shape(value):
+        return f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
+    if isinstance(value, Mapping):
+        return f"one of its values, such as that of {next(iter(value))!r}" if value else ""
+    if list(tensors_of(value)):
+        return "torch.stack(tensors), or one of them"
+    names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}
+    return next((_TENSORS[name] for name in names & _TENSORS.keys()), "")
 
 
 # Types → how to get a tensor from a value of one.

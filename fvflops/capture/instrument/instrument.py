@@ -29,7 +29,7 @@ from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import BEFORE
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
-from fvflops.capture.shapes.device_emulation import offloaded_activations
+from fvflops.capture.shapes.device_emulation import offloaded_activations, skipped_device_calls
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.outside_calls import outside_calls
 from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_autograd_node
@@ -170,7 +170,7 @@ def instrument(
         *unrecorded_functions(),
     ]
     if as_written:
-        wrappers.append(fresh_scripts(recorder))
+        wrappers += [fresh_scripts(recorder), *skipped_device_calls()]
     if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
         wrappers += offloaded_activations()
     if training:

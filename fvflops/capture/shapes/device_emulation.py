@@ -21,12 +21,18 @@ from fvflops.capture.shapes.metadata import META
 from fvflops.capture.shapes.shape_cache import substitute
 from fvflops.capture.shapes.shape_mode import in_shape_run
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.torch_internals import device_constructors
+from fvflops.torch_internals import device_constructors, dispatch_mode_stack
 
 _DEVICE = torch.Tensor.device
 # The host. Without an index the CPU may stand for the device, since programs create tensors there by default.
 _HOST = torch.device("cpu", 0)
 _SAVE_ON_CPU = Patch(save_on_cpu, "__init__")
+# What waits for a device, or notes something for its tools: nothing for a model's cost.
+_DEVICE_CALLS = [
+    *(Patch(torch.cuda, name) for name in ("synchronize", "set_device", "reset_peak_memory_stats")),
+    *(Patch(torch.cuda.nvtx, name) for name in ("range_push", "range_pop", "mark")),
+    Patch(torch.accelerator, "synchronize"),
+]
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _CONSTRUCTORS = [
     Patch(torch, name)
@@ -108,6 +114,19 @@ def _chooses_by_device(frame: FrameType) -> bool:
     """
     module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
     return module == _FLEX_ATTENTION or (module == "torch.utils.checkpoint" and function == "add_device_types")
+
+
+def skipped_device_calls() -> Iterator[Wrapper]:
+    """Yield wrappers by which recorded code skips `torch.cuda.synchronize` and the like where CUDA is missing."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return None if dispatch_mode_stack() else original(*args, **kwargs)
+
+        return call
+
+    for patch in () if torch.cuda.is_available() else _DEVICE_CALLS:
+        yield patch, around
 
 
 def offloaded_activations() -> Iterator[Wrapper]:

@@ -10,7 +10,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import check_model_given
 from fvflops.cli.open_analysis import backward_loss, open_trace, record_model
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.parser import add_options, find_group
@@ -23,11 +23,6 @@ from fvflops.trace import Trace
 
 EXAMPLES = ("fvflops annotate trace.json", "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json")
 FIRST = ("--model", "--batch", "--seq", "--backward", "--output")
-# Options of the model's run.
-_RUN_OPTIONS = (
-    *("input", "config", "trust_file", "train", "backward", "optimizer"),
-    *("micro_batches", "assume", "device", "save_trace"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +113,7 @@ def _name_beside(path: str) -> str:
 
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
-    if arguments.model is None:
-        if option := find_chosen(arguments, _RUN_OPTIONS):
-            raise ValueError(f"{option} describes the model's run: add --model")
-        return None
+    check_model_given(arguments, ("table", "annotated", "folder"))
     if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
         raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
     return None if arguments.optimizer is None else find_optimizer(arguments.optimizer)

@@ -78,8 +78,8 @@ def _choose_table(requested: str | None, budget: Budget | None) -> str:
     budget_table = budget.table or "default"
     if requested not in (None, budget_table):
         raise ValueError(
-            f"--convention must be {budget_table}, as in the budget of {budget.name}; got {requested}: change its "
-            "table: in the file, or use another --name"
+            f"must be {budget_table}, as in the budget of {budget.name}; got {requested!r}: change its table: in the "
+            "file, or use another --name"
         )
     return budget_table
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tables is not None and not names:
         raise ValueError(f"--conventions {arguments.tables!r} names no convention: write default,fvcore,torch")
     # The reference is first, and listed once.
-    chosen = dict.fromkeys([arguments.table, *names] if names else shipped_tables())
+    chosen = dict.fromkeys([arguments.table, *(names or shipped_tables())])
     tables = [load_table(name) for name in chosen]
     compared = compare_by(tables, open_model(arguments.model, arguments), may_leave_out=not names)
     compared = replace(compared, subject=f"{arguments.model} on {compared.subject}")

@@ -76,11 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         "config": arguments.config_b,
         "args": tuple(arguments.arg_b),
     }
+    given = {field: value for field, value in changes.items() if value}
+    arguments.renamed = {f"--{field.rstrip('s')}": f"--{field.rstrip('s')}-b" for field in given}  # in errors of B
     second = open_analysis(
         arguments.other,
         arguments,
         table,
-        options=replace(options, **{field: value for field, value in changes.items() if value}),
+        options=replace(options, **given),
         in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)

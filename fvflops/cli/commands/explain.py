@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops.cli import shared_options
+from fvflops.cli.argument_values import check_model_given
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
@@ -60,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Explain the traces and print the report; return the exit code."""
     accelerator = find_accelerator(arguments.device)
-    if arguments.mesh and arguments.model is None:
-        raise ValueError("--mesh is of a plan: add --model, such as --model zoo:llama3_8b")
+    check_model_given(arguments, ("device",))
     with activity(f"reading {', '.join(arguments.traces)}"):
         explained = explain_trace(arguments.traces, device=accelerator)
     planned = None

@@ -146,7 +146,7 @@ class StepMeter:
             item.register_step_post_hook(lambda *_, number=number, steps=self._optimizer_steps: steps.update((number,)))
             for number, item in enumerate(optimizers)
         ]
-        self._number = 0
+        self._number, self._in_with, self._is_closed = 0, False, False
         self._start: Any = None
         self._recording: record | None = None
         self._wants_recording = False
@@ -193,20 +193,27 @@ class StepMeter:
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
         """Meter one step, as `begin` and `end`; a step that raises is discarded."""
         self.begin(batch)
+        self._in_with = True
         try:
             yield
         except BaseException:
             self.cancel()
             raise
+        finally:
+            self._in_with = False
         self.end(samples=samples, tokens=tokens)
 
     def begin(self, batch: Any = None) -> None:
-        """Begin a step, and discard an unfinished one.
+        """Begin a step, and discard an unfinished one; after `close` nothing happens, except for a warning.
 
         With a `batch`, any nested structure of tensors, the first step is recorded with all that runs in it. If the
         calls of the models have all its multiply-adds, steps are counted by their calls as without a batch; else the
         first step of each distinct batch, by its shapes, is recorded.
         """
+        if self._is_closed:
+            return self._say_once("a step after close() is not metered, since the hooks are gone: make another meter")
+        if self._in_with and self._start is not None:
+            self._say_once("a step began inside another one, which is discarded: let `with meter.step()` end first")
         self.cancel()
         self._optimizer_steps.clear()
         self._key = None if batch is None or self._calls_suffice else ("batch", describe(batch))
@@ -352,6 +359,7 @@ class StepMeter:
 
     def _remove_hooks(self) -> None:
         self.cancel()
+        self._is_closed = True
         self._observer.remove()
         for handle in self._handles:
             handle.remove()
@@ -437,8 +445,12 @@ class StepMeter:
 
     def _warn(self, figure: str, reason: str) -> None:
         """Log once why a figure is NaN, or raise UtilisationError if the meter is strict."""
+        unknown = "is unknown" if self._strict else "is NaN where it is unknown"
+        self._say_once(f"{figure} {unknown}: {reason}", key=figure)
+
+    def _say_once(self, text: str, *, key: str = "") -> None:
         if self._strict:
-            raise UtilisationError(f"StepMeter: {figure} is unknown: {reason}")
-        if figure not in self._warned:
-            self._warned.add(figure)
-            _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
+            raise UtilisationError(f"StepMeter: {text}")
+        if (key or text) not in self._warned:
+            self._warned.add(key or text)
+            _LOGGER.warning("StepMeter: %s", text)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from fvflops.analysis.model_analysis import model_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
+from fvflops.capture.errors.model_check import not_analysis
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.model.read_module_tree import module_paths
@@ -69,6 +70,8 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     >>> [(saving.change, saving.name) for saving in savings.changes]
     [('dtype', 'bfloat16'), ('autocast', 'bfloat16'), ('checkpoint', 'Sequential')]
     """
+    if not isinstance(step, TrainingStepAnalysis):
+        raise not_analysis(step, "TrainingStepAnalysis(model, inputs, loss=...)")
     run = model_run(step)
     model = None if run is None else run.model
     if run is None or not isinstance(model, nn.Module):

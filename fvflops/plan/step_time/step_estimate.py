@@ -333,8 +333,8 @@ def divide_rank(step: StepProgram, simulation: Simulation, timer: KernelTimer, r
 def _plans_of(ranks: StepPlan | RankPlan | Sequence[RankPlan]) -> tuple[RankPlan, ...]:
     if isinstance(ranks, StepPlan):
         return ranks.ranks
-    plans = (ranks,) if isinstance(ranks, RankPlan) else tuple(ranks)
-    if not plans:
+    plans = (ranks,) if isinstance(ranks, RankPlan) else tuple(ranks) if isinstance(ranks, Iterable) else ()
+    if not plans or not isinstance(plans[0], RankPlan):
         raise ValueError("there are no ranks to estimate: pass a StepPlan of plan_step")
     stages = plans[0].mesh.get("pp", 1)
     if len(plans) != stages:

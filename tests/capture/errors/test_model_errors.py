@@ -93,7 +93,7 @@ def test_cuda_without_cuda_is_one_line_with_the_remedy(capsys, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     assert main(["count", "zoo:lenet5", "--build-on", "cuda"]) == 2
     has_none = f"device 'cuda': this torch ({torch.__version__}) has no CUDA: omit the device, or pass cpu or meta"
-    assert capsys.readouterr().err == f"fvflops: error: {has_none}\n"
+    assert capsys.readouterr().err == f"fvflops: error: argument --build-on: {has_none}\n"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert main(["roofline", "zoo:lenet5", "--device", "H100", "--build", "cuda:0"]) == 2
     assert "device 'cuda:0': this torch" in (output := capsys.readouterr().err) and "finds no CUDA device" in output

@@ -169,6 +169,38 @@ def test_classes_of_one_type_have_inputs_of_their_own(name, expected):
     assert total(loaded)
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "shape"),
+    [
+        ("PPOCRV5MobileRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
+        ("PPOCRV5ServerRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
+        ("PPOCRV6SmallRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
+        ("PPOCRV6TinyRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
+        ("PPOCRV5ServerDetForObjectDetection", "pixel_values", (1, 3, 224, 224)),
+        ("Sapiens2ForSemanticSegmentation", "pixel_values", (1, 3, 224, 224)),
+        ("Sapiens2ForPoseEstimation", "pixel_values", (1, 3, 224, 224)),
+        ("Dots3NoteAudioModel", "input_features", (1, 128, 3000)),
+        ("PI0Model", "action_embeds", (1, 51, 1024)),
+        ("PI0ForConditionalGeneration", "noise", (1, 50, 32)),
+    ],
+)
+def test_a_class_of_a_default_configuration_is_counted_and_a_batch_is_its_multiple(name, argument, shape):
+    if name not in load_source("transformers").list_names():
+        pytest.skip(f"this transformers has no {name}")
+    one, three = load(name), load(name, batch=3)
+    assert shapes(one)[argument] == shape and shapes(three)[argument] == (3, *shape[1:])
+    assert total(three) == 3 * total(one) > 0
+
+
+def test_the_audio_of_a_note_has_a_placeholder_for_each_of_its_features():
+    if "Dots3NoteModel" not in load_source("transformers").list_names():
+        pytest.skip("this transformers has no Dots3NoteModel")
+    model = build_base("dots3_note")
+    inputs = make_inputs("dots3_note", model)
+    assert (inputs["input_ids"] == model.config.audio_token_id).sum() == 480000 // 1280
+    assert cost(FlopCountAnalysis(model, None, kwargs=inputs, warn=False)) > 0
+
+
 def test_positions_of_one_size_are_interpolated():
     loaded = load("ViTModel", VISION, image_size=(112, 56))
     assert loaded.kwargs["interpolate_pos_encoding"] is True
