@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -25,7 +25,7 @@ from fvflops.devices.utilisation import UtilisationError, with_attention
 from fvflops.formulas import resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
-from fvflops.measure.step_meter.meter_report import meter_report
+from fvflops.measure.step_meter.meter_report import Reported, meter_report
 from fvflops.measure.step_meter.metered_calls import (
     CallObserver,
     ModelCall,
@@ -70,13 +70,6 @@ class _Step:
     memory_peak: float = math.nan
     figures: StepFigures | None = None
     version: int = -1
-
-
-class Reported(Protocol):
-    """An object with a report, such as a ProfileAnalysis."""
-
-    def report(self) -> Document:
-        """Return the report."""
 
 
 class StepMeter:

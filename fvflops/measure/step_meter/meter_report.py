@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, WorkParts, mean_figures
 from fvflops.reports.document import (
@@ -36,6 +36,13 @@ _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
 _percent = partial(format_percent, whole=1)
 _SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
+
+
+class Reported(Protocol):
+    """An object with a report, such as a ProfileAnalysis."""
+
+    def report(self) -> Document:
+        """Return the report."""
 
 
 def meter_report(
