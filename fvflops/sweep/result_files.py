@@ -215,7 +215,8 @@ def _read_csv(path: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(headings):
             raise ResultError(
-                f"{path}: row {number} has {format_quantity(len(row), 'cell')}, the header {len(headings)}: restore the file"
+                f"{path}: row {number} has {format_quantity(len(row), 'cell')}, the header {len(headings)}: "
+                "restore the file"
             )
         yield dict(zip(headings, row, strict=True))
 
