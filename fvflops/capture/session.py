@@ -280,7 +280,9 @@ class Session:
         """Save the state that the end of the stack restores; return the log of the storages that the run overwrites."""
         if self.call is not None:
             self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
-        snapshot, undo_log = Snapshot(index, self.inputs, self.code, program=not self.code), UndoLog()
+        # A profile reads the version counters after the run, and restores them itself.
+        snapshot = Snapshot(index, self.inputs, self.code, program=not self.code, versions=not self.measure)
+        undo_log = UndoLog()
         self._snapshot = snapshot
         # Under a caller's autocast the run cast weights without autograd: the cache must not return these casts.
         stack.callback(torch.clear_autocast_cache)

@@ -18,7 +18,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import InputSize, check_repeatable
 from fvflops.analysis.steps import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.module_clock import time_modules
-from fvflops.capture.model.read_module_tree import unwrap_compiled
+from fvflops.capture.model.read_module_tree import check_initialised, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.capture.training_step import autocast_to
@@ -35,6 +35,7 @@ from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
 from fvflops.text import Unpack, explaining_arguments, require_int
+from fvflops.torch_internals import set_versions
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
@@ -194,7 +195,7 @@ class ProfileAnalysis(FlopCountAnalysis):
             )
         self._measured, self._clocked, self._failure = [], [], ""
         for index, action in enumerate(self._actions):
-            versions = _versions(model)
+            versions = _versions(model, args, kwargs)
             try:
                 trace = record_call(
                     model,
@@ -212,6 +213,8 @@ class ProfileAnalysis(FlopCountAnalysis):
                 message = f"{type(error).__name__}: {error}".rstrip(": ")
                 self._failure = f"run {index + 1} of {len(self._actions)} raised {' '.join(message.split())}"
                 raise
+            finally:
+                set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
             if action in ACTIVE:
                 self._measured.append(trace)
                 self._clocked += clocked
@@ -229,7 +232,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
         uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._options["loss"] is not None or uses_autograd
-        written = [tensor for tensor, version in versions if tensor._version != version]
+        written = [
+            tensor for tensor, version in versions if isinstance(tensor, nn.Parameter) and tensor._version != version
+        ]
         with self._autocast() or nullcontext():
             return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
 
@@ -305,10 +310,16 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
     return [*parameters, *tensors_of((args, dict(kwargs)))]
 
 
-def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
-    """Return a model's parameters with their version counters; without inference tensors, which have none."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
-    return [(tensor, tensor._version) for tensor in parameters if not tensor.is_inference()]
+def _versions(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    """Return a model's and its inputs' tensors with their version counters; without inference tensors, which have none.
+
+    A parameter of a lazy module without a shape raises ValueError.
+    """
+    if not isinstance(model, nn.Module):
+        return []
+    check_initialised(model)
+    tensors = (*_tensors(model, args, kwargs), *model.buffers())
+    return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
 
 def _plan_runs(warmup: int, repeat: int, steps: int | None) -> list[str]:

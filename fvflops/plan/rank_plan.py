@@ -12,6 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item, stored_bytes
+from fvflops.capture.model.read_module_tree import check_initialised
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
@@ -183,6 +184,7 @@ def plan_ranks(
     """Return the plan of a rank, or of all ranks along the pipeline axis; `short` is as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
+    check_initialised(model)
     rank_model = RankModel(model, inputs, options, short)
     orders = order_step(options, has_tied=bool(rank_model.tied))
     settings = options.settings(model, inputs)

@@ -23,6 +23,7 @@ from fvflops import (
     model_flops,
     parameter_count,
     parameter_count_table,
+    plan_step,
     predict_memory,
     profile_kernels,
     roofline,
@@ -333,3 +334,17 @@ def test_a_value_of_a_wrong_type_is_named_in_one_line(call, message, wrong):
         call(wrong)
     assert message in str(raised.value)
     assert str(raised.value).isprintable() and len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: FlopCountAnalysis(model, X).total(),
+        lambda model: ProfileAnalysis(model, X).total(),
+        lambda model: plan_step(model, X, mesh={"dp": 1}, loss=torch.sum),
+    ],
+    ids=["count", "profile", "plan"],
+)
+def test_a_lazy_module_without_a_shape_is_named(call):
+    with pytest.raises(ValueError, match=r"^'0\.weight' has no shape yet: run the model once"):
+        call(nn.Sequential(nn.LazyLinear(2)))

@@ -167,11 +167,21 @@ def extra_repr_of(module: nn.Module) -> str:
         return ""
 
 
+def check_initialised(model: nn.Module) -> None:
+    """Raise ValueError for a parameter or buffer of a lazy module that has no shape yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        _check_initialised(name, tensor)
+
+
+def _check_initialised(name: str, tensor: torch.Tensor) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
+
+
 def _read_tensor(
     name: str, tensor: torch.Tensor, identities: dict[int, int], logical: TensorSpec | None
 ) -> ParameterInfo:
-    if nn.parameter.is_lazy(tensor):
-        raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
+    _check_initialised(name, tensor)
     identity = identities.setdefault(id(tensor), len(identities))
     own = describe_tensor(tensor)
     spec = logical_spec(tensor, own) if logical is None else logical

@@ -142,11 +142,17 @@ class Snapshot:
     Covers the attributes of each module, hooks included, and the inputs, with containers and objects in them. Also
     covers globals, class attributes and closures used by the model's classes, functions in its attributes, and `code`.
     Values are compared by identity. `program`: the run is a program, whose globals are saved only if such code uses
-    them, since the others are not the model's.
+    them, since the others are not the model's. `versions`: the tensors' version counters are restored too.
     """
 
     def __init__(
-        self, model_index: ModelIndex, inputs: Any, code: Iterable[Any] = (), *, program: bool = False
+        self,
+        model_index: ModelIndex,
+        inputs: Any,
+        code: Iterable[Any] = (),
+        *,
+        program: bool = False,
+        versions: bool = True,
     ) -> None:
         self._model_index = model_index
         visited = set(map(id, model_index.modules))
@@ -169,9 +175,8 @@ class Snapshot:
             self._contents.snapshot([inputs, *model_index.others, *nonempty, *filter(None, self._hooks)], objects=True)
             self._code.snapshot([*classes, *code, *self._contents.code], objects=True)
             self._settings = list(save_settings())
-            self._versioned = [
-                item for item in (*tensors, *model_index.unstrided, *self.tensors) if not item.is_inference()
-            ]
+            everything = (*tensors, *model_index.unstrided, *self.tensors) if versions else ()
+            self._versioned = [item for item in everything if not item.is_inference()]
             self._versions = list(map(_version, self._versioned))
 
     @property

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.global_settings import SETTINGS, read_settings
 from fvflops.capture.run import ExecutionError, record_call
@@ -848,8 +848,16 @@ def test_a_counted_model_is_as_its_twin(kind, way):
         assert before == after
 
 
-@pytest.mark.parametrize("execution", ["shapes", "real"])
-def test_a_backward_pass_that_waits_accepts_the_tensors_that_a_count_wrote_to(execution):
+@pytest.mark.parametrize(
+    "analyse",
+    [
+        lambda model, inputs: FlopCountAnalysis(model, inputs, execution="shapes").total(),
+        lambda model, inputs: FlopCountAnalysis(model, inputs, execution="real").total(),
+        lambda model, inputs: ProfileAnalysis(model, inputs, repeat=1).total(),
+    ],
+    ids=["shapes", "real", "profile"],
+)
+def test_a_backward_pass_that_waits_accepts_the_tensors_that_a_count_wrote_to(analyse):
     class Moving(nn.Module):
         def __init__(self):
             super().__init__()
@@ -866,6 +874,6 @@ def test_a_backward_pass_that_waits_accepts_the_tensors_that_a_count_wrote_to(ex
 
     model, x, state = Moving(), torch.ones(2, 4), torch.ones(4)
     waiting = (x * model.weight * model.mean * state).sum()
-    FlopCountAnalysis(model, (x, state), execution=execution).total()
+    analyse(model, (x, state))
     waiting.backward()
     assert model.weight.grad.tolist() == [2.0] * 4
