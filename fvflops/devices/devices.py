@@ -160,7 +160,9 @@ class Device:
         peaks = [int(kind[short]) for kind in kinds if short in kind]
         if not peaks:
             dtypes = ", ".join(self.dtypes(sparse=sparse)) or "none"
-            raise ValueError(f"{self.name} has no peak for {short}{' at 2:4 sparsity' * sparse}: it has {dtypes}")
+            absent = f"{self.name} has no peak for {short}{' at 2:4 sparsity' * sparse}: it has {dtypes}"
+            remedy = "omit sparse" if sparse else "pass dtype= (--dtype) with one of these"
+            raise ValueError(f"{absent}; {remedy}, or a Device or FILE.yaml with that peak")
         return max(peaks)
 
 

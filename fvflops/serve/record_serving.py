@@ -93,5 +93,19 @@ def record_serving(
         images = read_image_encoder(recording.trace(), prefill, tokens)
     reads_images = any(hasattr(part, "get_image_features") for part in model.modules())
     balances = any(name.endswith(_BALANCE) for name, _ in (*model.named_buffers(), *model.named_parameters()))
-    serving = replace(serving, reads_images=reads_images, balances_experts=balances)
+    serving = replace(serving, reads_images=reads_images, balances_experts=balances, positions=_find_positions(text))
     return replace(serving, encoded=decoder.encoded, images=images), (before, after)
+
+
+def _find_positions(config: Any) -> int:
+    """Return the longest sequence of a configuration, as vLLM derives it: scaled by its rotary positions, 0 if unknown.
+
+    A factor of llama3's and longrope's is in `max_position_embeddings` already.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if not isinstance(limit, int) or not isinstance(rope, Mapping):
+        return 0
+    if rope.get("rope_type", rope.get("type")) in ("linear", "dynamic", "yarn"):
+        limit = int(rope.get("original_max_position_embeddings", limit) * rope.get("factor", 1))
+    return limit

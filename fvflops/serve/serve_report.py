@@ -269,6 +269,12 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     engine = ENGINES[estimate.engine]
     yield f"{engine}: at most {tokens} tokens and {sequences} sequences a step, CUDA graphs for decoding"
     yield f"times: {'; '.join(estimate.sources)}"
+    if 0 < (positions := estimate.model.positions) < estimate.load.length:
+        longest, most = format_thousands(estimate.load.length), format_thousands(positions)
+        yield (
+            f"sequences of {longest} tokens are longer than the {most} of the model's configuration: engines refuse "
+            "them without rope scaling, unless told to take them (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)"
+        )
     server = format_seconds(estimate.server_seconds)
     yield f"the server takes {server} for a request before the engine, which first tokens include"
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"

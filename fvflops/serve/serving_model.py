@@ -119,6 +119,7 @@ class ServingModel:
     `encoder_kernels` its normalisations and activation functions. It reads `encoded` tokens of each request, 0 where as
     many as the request has. `images` are of each prompt, None where prompts are text; `reads_images` is whether they
     may have some. `balances_experts` is whether a bias of the router keeps experts about equally busy.
+    `positions` are the tokens that its configuration is for, 0 where it does not say.
     """
 
     name: str
@@ -143,6 +144,7 @@ class ServingModel:
     images: ImageEncoder | None = None
     reads_images: bool = False
     balances_experts: bool = False
+    positions: int = 0
 
     @property
     def mixtures(self) -> int:

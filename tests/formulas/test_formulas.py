@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from fvflops import FlopCountAnalysis
 from fvflops.analysis.table_examples import bind_example, overloads_of, sign_example
 from fvflops.capture.recorder.tensor_specs import describe_op
 from fvflops.formulas import Call, load_table
@@ -141,9 +142,39 @@ def test_padding_by_name_is_seen(module):
     ],
 )
 def test_grouped_products_of_all_ranks(left, right, macs):
-    specs = {"self": TensorSpec(left), "mat2": TensorSpec(right)}
+    specs = {"self": TensorSpec(left), "mat2": TensorSpec(right), "offs": None}
     call = Call("aten::_grouped_mm", specs, (TensorSpec((1,)),))
     assert cost_of_call(DEFAULT.rows["aten::_grouped_mm"], call).macs == macs
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+def test_grouped_products_end_at_the_last_offset_where_it_is_known(table):
+    row = load_table(table).rows["aten::_grouped_mm"]
+
+    def macs(left, right, ends):
+        offsets = TensorSpec((2,), "int32", values=ends)
+        specs = {"self": TensorSpec(left), "mat2": TensorSpec(right), "offs": offsets, "bias": None}
+        return cost_of_call(row, Call("aten::_grouped_mm", specs, (TensorSpec((1,)),))).macs
+
+    assert macs((9, 4), (2, 4, 6), (3, 7)) == 7 * 4 * 6  # rows
+    assert macs((2, 9, 4), (4, 6), (3, 5)) == 9 * 4 * 5  # columns
+    assert macs((9, 4), (4, 6), (1, 2)) == 9 * 2 * 6  # of the contracted dimension
+    assert macs((9, 4), (2, 4, 6), (3, 9)) == macs((9, 4), (2, 4, 6), None) == 9 * 4 * 6
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has no grouped_mm")
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_rows_of_no_expert_are_not_counted(execution):
+    def experts(x, weights, ends):
+        return torch.nn.functional.grouped_mm(x, weights, offs=ends)
+
+    x, weights = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(2, 16, 24, dtype=torch.bfloat16)
+    ends = torch.tensor([2, 5], dtype=torch.int32)
+    for table in ("default", "exact"):
+        analysis = FlopCountAnalysis(experts, (x, weights, ends), table=table, execution=execution)
+        assert analysis.macs() == 5 * 16 * 24
+    on_meta = FlopCountAnalysis(experts, (x.to("meta"), weights.to("meta"), ends.to("meta")))
+    assert on_meta.macs() == 8 * 16 * 24  # unknown offsets
 
 
 def test_lu_and_cholesky_are_their_loops():

@@ -339,3 +339,27 @@ def test_throughput_and_the_cost_of_tokens_are_of_the_same_time(llama):
 def test_a_rate_beyond_what_is_served_is_said(llama, rate, is_said):
     text = write_document(serve_report(serve_model(llama, device=H100, load=ServingLoad(rate=rate))), "text")
     assert ("more requests arrive than are served" in text) == is_said
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        (None, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 1e4}, 1024),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 512),
+    ],
+)
+def test_sequences_longer_than_the_configuration_s_are_named(rope, longest):
+    from tests.support.serving.language_models import build as build_small  # skips the test without transformers
+
+    scaled = {} if rope is None else {"rope_parameters": rope}
+    model = build_small("LlamaForCausalLM", max_position_embeddings=256, **scaled)
+
+    def report(tokens):
+        load = ServingLoad(input_tokens=64, output_tokens=64, longest=tokens)
+        return write_document(serve_report(serve_model(model, device="H100", load=load)))
+
+    named = " ".join(report(longest + 1).split())
+    assert f"sequences of {longest + 1:,} tokens are longer than the {longest:,} of the model's configuration" in named
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in named
+    assert "of the model's configuration" not in " ".join(report(longest).split())

@@ -245,7 +245,7 @@ def _find_tensor(value: Any) -> str:
     if is_shape(value):
         return f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
     if isinstance(value, Mapping):
-        return f"one of its values, such as the one of {next(iter(value))!r}" if value else ""
+        return f"one of its values, such as batch[{next(iter(value))!r}]" if value else ""
     if list(tensors_of(value)):
         return "torch.stack(tensors), or one of them"
     names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}

@@ -49,7 +49,8 @@ class CollectiveFigures:
     seconds, `fenced` with memory fences (Simple).
     `local` is the part of a step that copying a GPU's own share takes, `scattered` the factor of the bandwidth where
     each GPU sends to each. `sharing` is the exponent of the ranks by which a link gets slower: 0 with a switch for all,
-    above 0 where links of PCIe have a root in common.
+    above 0 where links of PCIe have a root in common. The ranks are of one group, as measured: other groups of the
+    node that communicate at the same time slow it further, which is not included.
     """
 
     start: float
