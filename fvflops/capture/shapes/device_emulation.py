@@ -40,6 +40,8 @@ _CONSTRUCTORS = [
     if getattr(torch, name, None) in device_constructors()
 ]
 
+_CPU = torch.device("cpu")
+
 
 class MissingDeviceMode(TorchFunctionMode):
     """A function mode that redirects requests for a missing device to the CPU.
@@ -94,13 +96,18 @@ class MissingDeviceMode(TorchFunctionMode):
             return self._device
         if getattr(func, "__name__", "") in (self._device_type, "pin_memory") and args:  # Tensor.cuda()
             return args[0]
-        cpu = torch.device("cpu")
-        args, kwargs = substitute(
-            (tuple(map(self._parse, args)), {name: self._parse(value) for name, value in (kwargs or {}).items()}),
-            lambda tensor: tensor,
-            lambda device: cpu if device.type == self._device_type else device,
-        )
+        args = tuple(map(self._on_cpu, args))
+        kwargs = {name: self._on_cpu(value) for name, value in kwargs.items()} if kwargs else {}
         return call_as_on_cuda(func, args, kwargs) if self._as_on_cuda else func(*args, **kwargs)
+
+    def _on_cpu(self, value: Any) -> Any:
+        """Return an argument with the missing device replaced by the CPU."""
+        if isinstance(value, torch.Tensor):
+            return value
+        return substitute(self._parse(value), lambda tensor: tensor, self._existing)
+
+    def _existing(self, device: torch.device) -> torch.device:
+        return _CPU if device.type == self._device_type else device
 
     def _parse(self, value: Any) -> Any:
         return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._device_type else value

@@ -70,7 +70,7 @@ def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callab
     if isinstance(value, torch.device):
         return device(value)
     if isinstance(value, (list, tuple)):
-        items = [substitute(item, tensor, device) for item in value]
+        items = [item if type(item) in SCALARS else substitute(item, tensor, device) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict):
         return {key: substitute(item, tensor, device) for key, item in value.items()}
