@@ -250,11 +250,7 @@ class Session:
         return mode
 
     def _enter_shapes(
-        self,
-        index: ModelIndex,
-        stack: ExitStack,
-        mode: ShapeMode,
-        wrappers: list[Wrapper],
+        self, index: ModelIndex, stack: ExitStack, mode: ShapeMode, wrappers: list[Wrapper]
     ) -> Callable[[Optimizer], None] | None:
         """Give the run shape tensors for tensors on other devices; return a function that prepares an optimizer."""
         under_autograd = self._op_set == "core"

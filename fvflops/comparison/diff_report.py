@@ -132,7 +132,8 @@ def _tabulate_changes(
         (*first, *_list_numbers(item.change(measure)), *(item.change(other).difference for other in others))
         for first, item in zip(cells, items, strict=True)
     ]
-    all_columns = (*columns, *_number_columns(), *map(_difference_column, others))
+    differences = (doc.difference_column(one, f"Δ {_HEADINGS[one]}") for one in others)
+    all_columns = (*columns, *_number_columns(), *differences)
     redundant = [*_find_redundant(items, measure, others), *hidden]
     return Table("changes", data_only(all_columns, redundant), rows, summed="difference")
 
@@ -140,10 +141,6 @@ def _tabulate_changes(
 def _number_columns() -> tuple[Column, ...]:
     ratio = doc.number_column("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
     return doc.number_column("before"), doc.number_column("after"), doc.difference_column("difference"), ratio
-
-
-def _difference_column(measure: str) -> Column:
-    return doc.difference_column(measure, f"Δ {_HEADINGS[measure]}")
 
 
 def _list_numbers(change: Change) -> tuple[Value, ...]:

@@ -255,7 +255,9 @@ def _with_weight(module: ModuleInfo, found: Mapping[str, ParameterInfo]) -> Modu
 
 def _find_operands(modules: ModuleTree, trace: Trace) -> dict[str, ParameterInfo]:
     """Return the name of a tensor → its packed weight."""
-    owned = {item.name: (module.name, item) for module in modules.modules() for item in _tensors_of(module)}
+    owned = {
+        item.name: (module.name, item) for module in modules.modules() for item in (*module.parameters, *module.buffers)
+    }
     if not any(item.spec.dtype in _CODES and item.stored is None for _, item in owned.values()):
         return {}
     # Storage → the tensors of one module that it is computed from.
@@ -282,10 +284,6 @@ def _find_operands(modules: ModuleTree, trace: Trace) -> dict[str, ParameterInfo
             elif index in sources and index not in event.reads:
                 del sources[index]
     return found
-
-
-def _tensors_of(module: ModuleInfo) -> tuple[ParameterInfo, ...]:
-    return (*module.parameters, *module.buffers)
 
 
 def _packed_weight(tensors: list[ParameterInfo], operand: TensorSpec) -> ParameterInfo | None:

@@ -26,13 +26,7 @@ _HOST = {
     "xpu_runtime": "runtime",
     "runtime": "runtime",
 }
-_DEVICE = {
-    "kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
-}
+_DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset"}
 HOST_KINDS = ("op", "range", "python", "runtime")
 ACTIVITY_KINDS = ("kernel", "memcpy", "memset")
 OP, RANGE, PYTHON, RUNTIME = range(4)

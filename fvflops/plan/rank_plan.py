@@ -35,13 +35,7 @@ from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
 from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
 from fvflops.plan.sharding.replicas import find_replicas, with_dtype
-from fvflops.plan.trace_changes import (
-    GroupShift,
-    allreduce,
-    local_spec,
-    send_recv,
-    total_of,
-)
+from fvflops.plan.trace_changes import GroupShift, allreduce, local_spec, send_recv, total_of
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
 from fvflops.trace import TensorSpec, Trace, Value

@@ -10,14 +10,7 @@ from typing import NamedTuple
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.serve.cache_size import CacheLayer
-from fvflops.serve.serving_model import (
-    AttentionLayer,
-    ExpertLayer,
-    Projection,
-    ServingError,
-    ServingModel,
-    StateLayer,
-)
+from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel, StateLayer
 from fvflops.trace import TensorSpec, Trace
 
 # The number of a layer in a module's name.

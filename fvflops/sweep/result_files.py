@@ -187,10 +187,6 @@ def _extension(path: str) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def _read_lines(path: str) -> Iterator[dict[str, Any]]:
-    return _parse_lines(path, _read_whole(path))
-
-
 def _read_whole(path: str) -> bytes:
     """Return the contents of a file of lines; one without lines, or whose last line has no end, raises ResultError."""
     data = paths.read_bytes(path)
@@ -289,7 +285,7 @@ _Writer = Callable[[str, Sequence[dict[str, Any]]], None]
 _FORMATS: Mapping[str, tuple[_Reader, _Writer]] = {
     ".parquet": (_read_parquet, _write_parquet),
     ".csv": (_read_csv, _write_csv),
-    ".jsonl": (_read_lines, _write_lines),
+    ".jsonl": (lambda path: _parse_lines(path, _read_whole(path)), _write_lines),
     ".sqlite": (_read_sqlite, _write_sqlite),
 }
 # Formats of which a part may be a valid file too.

@@ -85,10 +85,7 @@ def test_a_mixture_takes_longer_than_its_flops_at_peak_and_its_weights_at_the_ba
 @given(tokens=token_counts, factor=st.integers(2, 8), skew=skews)
 def test_more_work_is_not_faster(tokens, factor, skew):
     base = mixture_seconds(mixture(tokens, skew=skew), H100, FIGURES)
-    for larger in (
-        mixture(tokens, skew=skew, hidden=factor * 4096),
-        mixture(tokens, skew=skew, inner=factor * 1536),
-    ):
+    for larger in (mixture(tokens, skew=skew, hidden=factor * 4096), mixture(tokens, skew=skew, inner=factor * 1536)):
         assert mixture_seconds(larger, H100, FIGURES) > base
     more = mixture_seconds(mixture(factor * tokens), H100, FIGURES)
     assert more >= 0.999 * mixture_seconds(mixture(tokens), H100, FIGURES)

@@ -147,13 +147,7 @@ def test_kernels_of_a_graph_are_classed_by_name(tmp_path):
             ],
             "garbage",
         ),
-        (
-            [
-                host("torch/serialization.py(9): save", 5, 90, "python_function"),
-                host("aten::copy_", 6, 80),
-            ],
-            "saving",
-        ),
+        ([host("torch/serialization.py(9): save", 5, 90, "python_function"), host("aten::copy_", 6, 80)], "saving"),
         ([host("checkpoints/save/train.py(3): main", 5, 90, "python_function")], "host"),
     ],
 )

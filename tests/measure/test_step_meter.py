@@ -668,11 +668,7 @@ def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
     ("device", "gpu", "warning"),
     [
         ("H100", None, "the peaks are of H100 SXM, but the parameters are on the CPU"),
-        (
-            "H100",
-            "NVIDIA A100-SXM4-80GB",
-            "the peaks are of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
-        ),
+        ("H100", "NVIDIA A100-SXM4-80GB", "the peaks are of H100 SXM, but the parameters are on NVIDIA A100-SXM4"),
         ("H100", "NVIDIA H100 80GB HBM3", ""),
         ("H100", "NVIDIA of next year", ""),
         (CHIP, None, ""),

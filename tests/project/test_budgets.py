@@ -14,27 +14,27 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (84982, 466),
+    "fvflops": (84913, 466),
     "fvflops/analysis": (2953, 17),
-    "fvflops/capture": (18727, 104),
-    "fvflops/cli": (5782, 35),
-    "fvflops/comparison": (4350, 17),
+    "fvflops/capture": (18713, 104),
+    "fvflops/cli": (5777, 35),
+    "fvflops/comparison": (4345, 17),
     "fvflops/compat": (765, 3),
     "fvflops/counting": (1750, 11),
     "fvflops/devices": (2219, 13),
     "fvflops/formulas": (4147, 27),
     "fvflops/integrations": (782, 7),
     "fvflops/measure": (6141, 24),
-    "fvflops/plan": (11377, 51),
+    "fvflops/plan": (11352, 51),
     "fvflops/reports": (4965, 34),
-    "fvflops/serve": (4251, 22),
+    "fvflops/serve": (4244, 22),
     "fvflops/sources": (4439, 31),
-    "fvflops/sweep": (2083, 11),
+    "fvflops/sweep": (2079, 11),
     "fvflops/trace": (3465, 19),
     "fvflops/views": (699, 5),
     "fvflops/zoo": (1524, 10),
-    "tests": (73467, 423),
-    "tools": (12333, 91),
+    "tests": (73446, 423),
+    "tools": (12309, 91),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.

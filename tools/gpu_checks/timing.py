@@ -12,13 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops import (
-    TrainingStepAnalysis,
-    find_device,
-    mfu,
-    profile_kernels,
-    record,
-)
+from fvflops import TrainingStepAnalysis, find_device, mfu, profile_kernels, record
 from fvflops.devices.device_benchmark import measure_device
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config

@@ -157,12 +157,7 @@ def _korthikanti(row: Row, numbers: Numbers) -> Fields:
 def _fsdp(row: Row, numbers: Numbers) -> Fields:
     """Return a run of torchtitan or fms-fsdp, of which the latter reduces in bf16; both on A100s, by their rates."""
     reduced = {"reduced_in": "bfloat16"} if row["source"].startswith("IBM") else {}
-    return {
-        **_A100,
-        **_sharded(row, numbers, numbers.get("seq", 4096)),
-        "config": _llama(row["model"]),
-        **reduced,
-    }
+    return {**_A100, **_sharded(row, numbers, numbers.get("seq", 4096)), "config": _llama(row["model"]), **reduced}
 
 
 def _internevo(row: Row, numbers: Numbers) -> Fields:
@@ -172,13 +167,7 @@ def _internevo(row: Row, numbers: Numbers) -> Fields:
         fields = _sharded(row, sizes, 2048)
     else:
         fields = _replicated(row, numbers, 2048)
-    return {
-        **_A100,
-        **fields,
-        "config": _llama(row["model"]),
-        "reduced_in": "bfloat16",
-        "recomputes_all": True,
-    }
+    return {**_A100, **fields, "config": _llama(row["model"]), "reduced_in": "bfloat16", "recomputes_all": True}
 
 
 def _nvidia(row: Row, numbers: Numbers) -> Fields:

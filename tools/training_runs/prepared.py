@@ -127,10 +127,7 @@ def _replica_groups(run: TrainingRun) -> dict[str, ProcessGroupSpec]:
     inner = [axis for axis in ("fsdp", "cp", "tp") if axis in run.mesh]
     stride = math.prod(run.mesh[axis] for axis in inner)
     dp, cp, tp = (run.mesh.get(axis, 1) for axis in ("dp", "cp", "tp"))
-    return {
-        "dp": ProcessGroupSpec("", dp, "dp", 0, stride),
-        "dp+cp": ProcessGroupSpec("", dp * cp, "dp+cp", 0, tp),
-    }
+    return {"dp": ProcessGroupSpec("", dp, "dp", 0, stride), "dp+cp": ProcessGroupSpec("", dp * cp, "dp+cp", 0, tp)}
 
 
 def _virtual_stages(run: TrainingRun) -> int:

@@ -8,11 +8,7 @@ from training_runs.measured_llama import MeasuredLlamaConfig
 from training_runs.run_record import Row, TrainingRun, divide_batch, make_mesh
 
 # Layers, hidden size, heads, and width of the MLP.
-SIZES = {
-    "llama-13B": (40, 5120, 40, 13_824),
-    "llama-30B": (60, 6656, 52, 17_920),
-    "llama-65B": (80, 8192, 64, 22_016),
-}
+SIZES = {"llama-13B": (40, 5120, 40, 13_824), "llama-30B": (60, 6656, 52, 17_920), "llama-65B": (80, 8192, 64, 22_016)}
 # Inferred from MFU, as is the vocabulary: sequences of a step, by their length.
 SEQUENCES = {2048: 2048, 8192: 512}
 _ATTENTION = {"torch": "separate ops", "fused": "fused softmax"}

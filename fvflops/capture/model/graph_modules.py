@@ -79,7 +79,8 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         path = names[module]
         children = {prefix_path(path, name): child for name, child in module.named_children()}
         passed = _passed_bodies(module)
-        hidden |= {name for name, child in children.items() if _is_guard(child)}
+        # torch.export checks a program's inputs in a module of this class.
+        hidden |= {name for name, child in children.items() if type(child).__name__ == "GuardsFn"}
         hidden |= {
             prefix_path(path, name) for name, body in passed.items() if not [*body.parameters(), *body.buffers()]
         }
@@ -210,8 +211,3 @@ def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
     targets = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
     modules = dict(module.named_modules(remove_duplicate=False))
     return {name: modules[name] for name in targets if isinstance(modules.get(name), fx.GraphModule)}
-
-
-def _is_guard(module: nn.Module) -> bool:
-    """Return whether a module is the one with which torch.export checks its inputs."""
-    return type(module).__name__ == "GuardsFn"

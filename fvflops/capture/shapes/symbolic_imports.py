@@ -82,14 +82,6 @@ def _is_integral(value: Any) -> bool:
     return type(value) in (bool, int) or (isinstance(value, (tuple, list)) and all(map(_is_integral, value)))
 
 
-def _all(*values: bool) -> bool:
-    return functools.reduce(operator.and_, values)
-
-
-def _any(*values: bool) -> bool:
-    return functools.reduce(operator.or_, values)
-
-
 class _NoExpression:
     """A class without instances, in place of `sympy.Basic` until sympy is imported."""
 
@@ -115,9 +107,11 @@ _PROXIES = {
             "is_nested_int": _replace("is_nested_int", lambda _: False),
             "statically_known_false": _replace("statically_known_false", operator.not_, _is_bool),
             "statically_known_true": _replace("statically_known_true", _identity, _is_bool),
-            "sym_and": _replace("sym_and", _all, _is_bool, _ANY_ARITY),
+            "sym_and": _replace(
+                "sym_and", lambda *values: functools.reduce(operator.and_, values), _is_bool, _ANY_ARITY
+            ),
             "sym_eq": _replace("sym_eq", _equal, _is_integral, (2, 2)),
-            "sym_or": _replace("sym_or", _any, _is_bool, _ANY_ARITY),
+            "sym_or": _replace("sym_or", lambda *values: functools.reduce(operator.or_, values), _is_bool, _ANY_ARITY),
         },
     ),
 }

@@ -11,12 +11,7 @@ from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
-from fvflops.cli.planning.accelerator import (
-    choose_efficiency,
-    choose_network,
-    find_accelerator,
-    kernels_emulated,
-)
+from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_emulated
 from fvflops.cli.planning.planned_estimate import estimate_training, find_classes, load_training
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
 from fvflops.cli.process import report_stream

@@ -22,10 +22,7 @@ _SLOW_DTYPES = {
         *("fp64", "bf16"),
         "use float32 or bfloat16: look for NumPy arrays and Python floats that make doubles",
     ),
-    "float32_without_tf32": (
-        *("fp32", "tf32"),
-        'call torch.set_float32_matmul_precision("high"), or use bfloat16',
-    ),
+    "float32_without_tf32": (*("fp32", "tf32"), 'call torch.set_float32_matmul_precision("high"), or use bfloat16'),
     "float32_products": ("tf32", "bf16", "use bfloat16: torch.autocast or FSDP's MixedPrecisionPolicy"),
 }
 _PRODUCTS = ("matmul", "convolution")

@@ -191,10 +191,7 @@ def _kind_of_kept(kind: str, phase: str) -> str:
 
 
 def _measure(
-    length: int,
-    within: Iterable[Block],
-    kept: Iterable[tuple[Block, int]],
-    freed: Iterable[tuple[int, Block, int]],
+    length: int, within: Iterable[Block], kept: Iterable[tuple[Block, int]], freed: Iterable[tuple[int, Block, int]]
 ) -> tuple[int, int]:
     """Return the highest and the last value of the bytes that a pass has allocated more than there were before it."""
     changes = [0] * (length + 1)

@@ -320,7 +320,6 @@ def in_order(results: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
     order = {"fits": 0, "slower": 1, "does not fit": 2, "failed": 3}
     return tuple(
         sorted(
-            results,
-            key=lambda item: (order[item.status], item.least_seconds if item.seconds is None else item.seconds),
+            results, key=lambda item: (order[item.status], item.least_seconds if item.seconds is None else item.seconds)
         )
     )

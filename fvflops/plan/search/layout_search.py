@@ -23,13 +23,7 @@ from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.plan_options import LayoutOptions, PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
-from fvflops.plan.search.evaluate import (
-    MicrobatchCost,
-    Workload,
-    describe_shortage,
-    least_peak,
-    least_seconds,
-)
+from fvflops.plan.search.evaluate import MicrobatchCost, Workload, describe_shortage, least_peak, least_seconds
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_timing
 from fvflops.text import Unpack, explaining_arguments, require_int
@@ -313,11 +307,7 @@ class _Search:
     def _decide(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
         self._results[number] = LayoutResult(
-            candidate=self._candidates[number],
-            status=status,
-            reason=reason,
-            least_seconds=seconds,
-            least_peak=peak,
+            candidate=self._candidates[number], status=status, reason=reason, least_seconds=seconds, least_peak=peak
         )
 
     def _find_limit(self) -> float | None:

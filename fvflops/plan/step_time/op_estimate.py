@@ -52,12 +52,7 @@ class OpEstimate(Displayed):
 
 
 def estimate_op(
-    op: str,
-    inputs: Sequence[Any],
-    *,
-    device: str | Device,
-    dtype: str | torch.dtype = "bfloat16",
-    **arguments: Any,
+    op: str, inputs: Sequence[Any], *, device: str | Device, dtype: str | torch.dtype = "bfloat16", **arguments: Any
 ) -> OpEstimate:
     """Return the estimated time of one call of an op of torch, by shapes.
 

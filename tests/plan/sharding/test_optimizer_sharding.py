@@ -173,20 +173,12 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
 @pytest.mark.parametrize(
     ("mesh", "options", "message"),
     [
-        (
-            {"fsdp": 2},
-            {},
-            "FSDP2 shards the optimizer and reduces .* itself: use optimizer_sharding without",
-        ),
+        ({"fsdp": 2}, {}, "FSDP2 shards the optimizer and reduces .* itself: use optimizer_sharding without"),
         ({"dp": 2}, {"optimizer": None}, "optimizer_sharding is of an optimizer: pass one"),
         ({"dp": 2}, {"optimizer_sharding": "pd"}, "no optimizer_sharding 'pd': known is dp"),
         ({"dp": 2}, {"gradient_dtype": "fp23"}, r"no data type of gradients 'fp23': did you mean 'fp32'\?"),
         ({"dp": 2}, {"optimizer": torch.optim.Adafactor}, "Adafactor updates whole matrices, .*: choose another"),
-        (
-            {"dp": 2},
-            {"optimizer": partial(MasterWeights, make=Muon)},
-            "Muon updates whole matrices",
-        ),
+        ({"dp": 2}, {"optimizer": partial(MasterWeights, make=Muon)}, "Muon updates whole matrices"),
         ({"dp": 2}, {"optimizer": ADAMW, "gradient_dtype": "fp32"}, "updates bfloat16 parameters by gradients of that"),
         (
             {"dp": 2},
