@@ -153,7 +153,7 @@ def test_a_dtype_without_peak_names_those_with_one():
         short_dtype(torch.int64)
     with pytest.raises(ValueError, match="T4 has no peak for bf16: it has fp32, fp16, int8; pass dtype="):
         find_device("T4").peak(torch.bfloat16)
-    with pytest.raises(ValueError, match=r"SXM has no peak for fp32 at 2:4 sparsity: .*fp8; omit sparse"):
+    with pytest.raises(ValueError, match=r"SXM has no peak for fp32 at 2:4 sparsity: .*fp8, int8; omit sparse"):
         find_device("H100").peak("fp32", sparse=True)
 
 
