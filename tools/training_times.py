@@ -44,6 +44,7 @@ from training_runs.rows import DATASETS, read_runs  # noqa: E402
 from training_runs.run_record import FILES, TrainingRun  # noqa: E402
 
 from fvflops.devices.measured_errors import NODES, ONE_NODE, RunErrors  # noqa: E402
+from fvflops.garbage_collector import gc_paused  # noqa: E402
 
 Prepared = list[PreparedRun]
 
@@ -100,6 +101,7 @@ def _prepare_all(runs: Sequence[TrainingRun], jobs: int, cache: Path | None) -> 
     return [by_place[run.place] for run in runs]
 
 
+@gc_paused()
 def _prepare_group(runs: Sequence[TrainingRun]) -> Prepared:
     import torch
 
