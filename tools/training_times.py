@@ -64,12 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = [run for name in arguments.set or DATASETS for run in _read(name, arguments.data)]
     prepared = _prepare_all(runs, arguments.jobs, arguments.cache)
     print(f"{len(prepared):,} runs planned in {time.perf_counter() - start:.0f} s")
-    predicted = np.array([predict_shipped(item) for item in prepared])
+    kinds = {"shipped": np.array([predict_shipped(item) for item in prepared])}
     if arguments.fit:
-        kinds = {"shipped": predicted, **_fit_all(prepared)}
+        kinds |= _fit_all(prepared)
         print("\nerrors in %\n" + source_table([item.run for item in prepared], kinds))
     else:
-        kinds = {"shipped": predicted}
         if arguments.held_out or arguments.write:
             kinds["held out by source"] = _hold_out(prepared)
         _report(prepared, kinds, arguments.worst)
@@ -80,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(name: str, folder: Path | None) -> list[TrainingRun]:
-    path = None if folder is None else folder / FILES[name]
-    return [run for run in read_runs(name, path) if is_planned(run)]
+    return [run for run in read_runs(name, folder and folder / FILES[name]) if is_planned(run)]
 
 
 def _prepare_all(runs: Sequence[TrainingRun], jobs: int, cache: Path | None) -> Prepared:
