@@ -412,7 +412,7 @@ def _compare(timelines: Sequence[RankTimeline]) -> Iterator[tuple[str, int, int,
     for key in dict.fromkeys(key for own in durations for key in own):
         members = [index for index, own in enumerate(durations) if key in own]
         if len(members) < 2 or len({len(durations[index][key]) for index in members}) > 1:
-            continue  # a trace that lacks some of them does not tell which
+            continue  # calls that are missing from one trace cannot be matched with the others'
         for times in zip(*(durations[index][key] for index in members), strict=True):
             for index, time in zip(members, times, strict=True):
                 yield " ".join(map(str, key)), index, time, time - min(times)
