@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
+import re
 import typing
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -12,6 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -30,6 +33,18 @@ _SYNONYMS = {
     "gradient-accumulation-steps": "microbatches",
     "convention": "table",
     "gpu": "cuda",
+}
+_ITEM_TYPES = re.compile(r"\[(?:[^][]|\[[^][]*\])*\]")  # of a generic type, in brackets, which may be generic too
+# Annotation → the types that fit it, in words; arguments with other annotations are not checked.
+_KINDS: dict[str, tuple[type, str]] = {
+    "None": (type(None), "None"),
+    "bool": (bool, "True or False"),
+    "float": (Real, "a number"),
+    "int": (Integral, "an integer"),
+    "str": (str, "a string"),
+    "os.PathLike": (os.PathLike, "a path"),
+    **dict.fromkeys(("Collection", "Iterable", "Sequence"), (Iterable, "a sequence")),
+    **dict.fromkeys(("Mapping", "dict"), (Mapping, "a mapping")),
 }
 _MAX_PART = 120  # characters of an attribute or class name
 _MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
@@ -229,35 +244,61 @@ def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
 
 
 def explaining_arguments(function: F) -> F:
-    """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
+    """Return a function, or a class of records, whose TypeError for wrong arguments names them.
 
-    An `__init__` is named by the class that is created, which may have inherited it. Its signature is `spell_out`'s,
-    and the function gets all of its options.
+    The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument
+    becomes a TypeError that names the first one whose type does not fit its annotation. An `__init__` is named
+    by the class that is created, which may have inherited it. The signature is `spell_out`'s, and the function gets all
+    of its options.
 
     >>> @explaining_arguments
-    ... def size(model, depth=3): ...
+    ... def size(model, depth: int | None = 3): return model + depth
     >>> size(1, dept=2)
     Traceback (most recent call last):
     TypeError: size(model, depth): got an unexpected keyword argument 'dept': did you mean 'depth'?
+    >>> size(1, depth="all")
+    Traceback (most recent call last):
+    TypeError: size: depth must be an integer or None; got 'all'
     """
+    if isinstance(function, type):
+        function.__init__ = explaining_arguments(function.__init__)  # type: ignore[misc]
+        return cast(F, function)
     accepted, defaults = spell_out(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            accepted.bind(*args, **kwargs)
+            bound = accepted.bind(*args, **kwargs)
         except TypeError as error:
-            is_init = function.__name__ == "__init__"
             parameters = [item for item in accepted.parameters.values() if item.name != "self"]
             shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
             wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
             hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""
-            name = type(args[0]).__name__ if is_init else function.__name__
-            raise TypeError(f"{name}{shown}: {error}{hint}") from None
-        return function(*args, **{**defaults, **kwargs})
+            raise TypeError(f"{_called_name(function, args)}{shown}: {error}{hint}") from None
+        try:
+            return function(*args, **{**defaults, **kwargs})
+        except Exception as error:
+            if (misfit := _find_misfit(accepted, bound.arguments, str(error))) is None:
+                raise
+            raise TypeError(f"{_called_name(function, args)}: {misfit}") from error
 
     call.__signature__ = accepted  # type: ignore[attr-defined]
     return cast(F, call)
+
+
+def _called_name(function: Callable[..., Any], args: Sequence[Any]) -> str:
+    return type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+
+
+def _find_misfit(accepted: Signature, arguments: Mapping[str, Any], error: str) -> str | None:
+    """Return what the first argument must be that does not fit its annotation; None if the error names an argument."""
+    if any(re.search(rf"\b{name}\b", error) for name in arguments):
+        return None
+    for name, value in arguments.items():
+        kinds = _ITEM_TYPES.sub("", str(accepted.parameters[name].annotation)).split(" | ")
+        if _KINDS.keys() >= {*kinds} and not any(isinstance(value, _KINDS[kind][0]) for kind in kinds):
+            return f"{name} must be {' or '.join(_KINDS[kind][1] for kind in kinds)}; got {shown(value)}"
+    return None
 
 
 def require_int(name: str, value: object, *, least: int) -> int:

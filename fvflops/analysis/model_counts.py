@@ -272,6 +272,7 @@ def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = Non
     return module_call_table(analysis.module_calls(), depth=depth)
 
 
+@explaining_arguments
 def flop_count(
     model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> tuple[defaultdict[str, float], Counter[str]]:
@@ -284,6 +285,7 @@ def flop_count(
     return _scaled(FlopCountAnalysis(model, inputs), supported_ops, 1e9)
 
 
+@explaining_arguments
 def activation_count(
     model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> tuple[defaultdict[str, float], Counter[str]]:

@@ -13,7 +13,7 @@ import torch
 
 from fvflops.counting import CostModel, count
 from fvflops.reports.escaping import printable_short
-from fvflops.text import require_int, short_repr, shown_by_fields
+from fvflops.text import explaining_arguments, require_int, short_repr, shown_by_fields
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
 
@@ -23,6 +23,7 @@ Schedule = Callable[[int], Any]
 ACTIVE = ("record", "record_and_save")
 
 
+@explaining_arguments
 def schedule(
     *, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Schedule:

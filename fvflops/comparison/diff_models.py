@@ -16,6 +16,7 @@ from fvflops.analysis.trace_file import load_trace
 from fvflops.comparison.differences import Costs, ModelDifference, ModuleChange, OperatorChange, Side, sum_costs
 from fvflops.comparison.module_matching import match_modules
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import explaining_arguments
 from fvflops.trace import Entry, ModuleTree, Status, Trace
 from fvflops.trace.module_tree import innermost
 
@@ -34,6 +35,7 @@ _CostsByLabel = Mapping[str, Costs]
 _STATUSES = tuple(status.value for status in (Status.COUNTED, Status.ZERO_FLOP, Status.IGNORED, Status.UNSUPPORTED))
 
 
+@explaining_arguments
 def diff(
     a: Any,
     b: Any,

@@ -148,6 +148,7 @@ def parameter_summary(of: nn.Module | Trace | Recorded) -> ParameterSummary:
     return count_parameters(trace.modules, trace)
 
 
+@explaining_arguments
 def parameter_summary_table(of: nn.Module | Trace | Recorded, max_depth: int = 3) -> str:
     """Return a Markdown table of `parameter_summary`, down to `max_depth` levels of names; 0 is the model alone.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.formulas.yaml_document import Node, read_entries
-from fvflops.text import nearest, short_repr, shown, suggest, truncate
+from fvflops.text import explaining_arguments, nearest, short_repr, shown, suggest, truncate
 from fvflops.trace.notebook_table import write_text_table
 from fvflops.units import format_short
 
@@ -66,6 +66,7 @@ def short_dtype(dtype: object) -> str:
     return _SHORT[name.lower()]
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True, repr=False)
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
@@ -166,6 +167,7 @@ class Device:
         return max(peaks)
 
 
+@explaining_arguments
 def find_device(name: str, *, file: str = SHIPPED) -> Device:
     """Return the device of a name, as `torch.cuda.get_device_name()` gives it or shorter, in any case and word order.
 

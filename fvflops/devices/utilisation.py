@@ -356,6 +356,7 @@ def _percent(share: Fraction) -> str:
     return format_percent(*share.as_integer_ratio()) if share < _MAX_SHARE else f"over {format_percent(_MAX_SHARE, 1)}"
 
 
+@explaining_arguments
 def model_flops(
     analysis: FlopCountAnalysis,
     *,

@@ -14,7 +14,7 @@ from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow,
 from fvflops.explain.trace_columns import TraceColumns, read_columns
 from fvflops.reports.display import Displayed
 from fvflops.reports.formats import write_document
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_percent, format_quantity, format_seconds
 
@@ -76,6 +76,7 @@ class ExplainedTrace(Displayed):
         files.write_text(path, content if isinstance(content, str) else content.decode())
 
 
+@explaining_arguments
 def explain_trace(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, device: str | Device | None = None
 ) -> ExplainedTrace:

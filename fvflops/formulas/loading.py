@@ -16,7 +16,7 @@ from fvflops.formulas.rows import KEYS, MODULE_KEYS, OLD_WORDS, Row, default_lab
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.yaml_document import Node, TableError, read_document
 from fvflops.garbage_collector import gc_paused
-from fvflops.text import shown, suggest, truncate
+from fvflops.text import explaining_arguments, shown, suggest, truncate
 from fvflops.trace.calls import packet_of
 
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
@@ -48,6 +48,7 @@ def shipped_tables() -> list[str]:
     return sorted(conventions, key=lambda name: (name != "default", name))
 
 
+@explaining_arguments
 def load_table(name: str) -> FormulaTable:
     """Return a table: a shipped one by name, or one at a local path or at a URI that iopath supports.
 

@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.attention import SEQUENCE_VALUES
 from fvflops.formulas.language.call import Call
-from fvflops.text import shown, suggest, truncate
+from fvflops.text import explaining_arguments, shown, suggest, truncate
 
 # A formula returns a Cost, or an integer number of FLOPs.
 Formula = Callable[[Call], Cost | int]
@@ -37,6 +37,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 _REGISTERED: dict[str, Formula] = {}
 
 
+@explaining_arguments
 def register_formula(name: str, function: Formula) -> None:
     """Make `function` available to all tables of this process as `use: name`.
 

@@ -20,7 +20,7 @@ from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
-from fvflops.text import record_repr, short_repr
+from fvflops.text import explaining_arguments, record_repr, short_repr
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, Trace
 from fvflops.trace.counts import Counts
 from fvflops.trace.module_tree import innermost
@@ -145,6 +145,7 @@ def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
     return dict(sorted(sum_by(items).items(), key=lambda item: (-item[1].seconds, item[0])))
 
 
+@explaining_arguments
 def roofline(
     recorded: Trace | Recorded,
     *,

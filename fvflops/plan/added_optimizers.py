@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 
 # Elements that share a scale, the fewest elements with a state of 8 bits, and the fewest in paged memory.
 # Source: bitsandbytes 0.50.2, optim/optimizer.py.
@@ -117,6 +117,7 @@ BLOCKWISE_NAMES = tuple(
 )
 
 
+@explaining_arguments
 class MasterWeights(Optimizer):
     """Updates float32 copies ("master weights") of parameters, then copies them back.
 

@@ -12,7 +12,7 @@ from fvflops.capture.errors.model_check import trace_of
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, printable_short
-from fvflops.text import short_repr, shown_by_fields
+from fvflops.text import explaining_arguments, short_repr, shown_by_fields
 from fvflops.trace import Signature, Trace, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -205,6 +205,7 @@ class CollectiveCall(NamedTuple):
     wire: int | None
 
 
+@explaining_arguments
 def read_communication(trace: Trace) -> Communication:
     """Return the communication of a rank's Trace.
 

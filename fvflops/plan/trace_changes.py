@@ -16,7 +16,7 @@ from fvflops.plan.communication import COLUMNS, Communication, read_communicatio
 from fvflops.plan.rank_step import Call, Pass, RankStep, StageLinks
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Table, number_column
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_quantity
@@ -217,6 +217,7 @@ class Ranks(Displayed):
         return Trace.merge(self.traces.values())
 
 
+@explaining_arguments
 def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks | None:
     """Return the Traces of all ranks of a process group, by global rank; every rank of the group must call this.
 

@@ -25,7 +25,7 @@ from fvflops.serve.simulation.engine_settings import EngineSettings, Speculation
 from fvflops.serve.simulation.request_simulation import simulate
 from fvflops.serve.simulation.requests import ClosedLoop, Lengths, Request, client_requests, poisson_requests
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
-from fvflops.text import record_repr, short_repr
+from fvflops.text import explaining_arguments, record_repr, short_repr
 from fvflops.units import format_seconds
 
 # Simulated requests of each client of a closed loop, and of a rate.
@@ -38,6 +38,7 @@ SPREAD = 0.2
 _BATCHES, _MOST = 4, 4096
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingLoad:
     """Load of an engine: prompts of `input_tokens`, answered with `output_tokens`.
@@ -240,6 +241,7 @@ class TokenCost(NamedTuple):
     kilowatt_hours: float | None
 
 
+@explaining_arguments
 def serve_model(
     model: nn.Module | ServingModel,
     *,

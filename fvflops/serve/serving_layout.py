@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fvflops.serve.serving_model import Projection, ServingError, ServingModel
+from fvflops.text import explaining_arguments
 
 
 class Precision(NamedTuple):
@@ -33,6 +34,7 @@ WEIGHTS = {
 CACHES = {"bf16": 2.0, "fp8": 1.0}
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLayout:
     """GPUs of one replica of a model and the precision of its weights and cache.

@@ -19,7 +19,7 @@ from fvflops.serve.serving_model import ServingError, ServingModel
 from fvflops.serve.simulation.request_simulation import Disaggregation, LatencyLimits, simulate
 from fvflops.serve.simulation.requests import ClosedLoop, client_requests
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 
 # Requests of each client of a simulation; the first wave starts at once, which the others do not.
 _ROUNDS = 4
@@ -92,6 +92,7 @@ class ServingSearch(Displayed):
         return short_repr(self, self.model.name, f"{self.gpus} × {self.device.name}", shown)
 
 
+@explaining_arguments
 def search_serving(
     model: nn.Module | ServingModel,
     *,

@@ -11,11 +11,12 @@ from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sweep.count_model import CountSettings, Factory, Task, run_here
 from fvflops.sweep.local_pool import WorkerLimits, run_in_workers
 from fvflops.sweep.model_count import ModelCount
-from fvflops.text import require_int
+from fvflops.text import explaining_arguments, require_int
 
 Candidate: TypeAlias = str | Factory | tuple[str, Factory]
 
 
+@explaining_arguments
 def count_many(
     models: Iterable[Candidate],
     *,

@@ -21,7 +21,7 @@ from fvflops.explain.findings.planned_step import (
 )
 from fvflops.explain.findings.product_findings import find_products
 from fvflops.reports.document import Gantt, Items, Part, Slice, Table, Value, number_column, text_column
-from fvflops.text import record_data
+from fvflops.text import explaining_arguments, record_data
 from fvflops.units import format_seconds, format_share
 
 LEAST = 0.02  # share of a step: clean steps lose up to this much in many small ways
@@ -29,6 +29,7 @@ _LEAST_OF_REST = 0.1  # share of kernels that the plan misses anyway: the error 
 _FINDERS = (find_idle, find_communication, find_products, find_memory)
 
 
+@explaining_arguments
 def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> list[Finding]:
     """Return the losses of a step, the largest first, without losses under 2 % of it.
 

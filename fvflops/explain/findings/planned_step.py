@@ -16,7 +16,7 @@ from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.pass_program import Launch, Run
 from fvflops.plan.step_time.step_estimate import StepEstimate, divide_rank
 from fvflops.plan.step_time.step_program import StepProgram, read_step
-from fvflops.text import short_repr, shown_by_fields
+from fvflops.text import explaining_arguments, short_repr, shown_by_fields
 from fvflops.units import format_seconds, format_share
 
 _OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
@@ -65,6 +65,7 @@ class PlannedStep:
         return self.parts.get("exposed" if code.startswith(EXPOSED) else code, 0.0)
 
 
+@explaining_arguments
 def expect_step(
     estimate: StepEstimate, rank: int | None = None, *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
 ) -> PlannedStep:

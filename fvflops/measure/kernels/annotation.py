@@ -28,7 +28,7 @@ from fvflops.measure.kernels.recorded_calls import NO_WORK, ShapeCosts, Work, ad
 from fvflops.measure.kernels.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import StopsAt, Trace, TraceError
 from fvflops.trace.calls import packet_of
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
@@ -109,6 +109,7 @@ class AnnotatedTrace(Displayed):
 
 
 @gc_paused()
+@explaining_arguments
 def annotate_trace(
     path: str | os.PathLike[str],
     counted: FlopCountAnalysis | Trace | None = None,

@@ -47,7 +47,7 @@ from fvflops.measure.step_meter.step_figures import (
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.terminal_line import TerminalLine
-from fvflops.text import Unpack, explaining_arguments, short_repr
+from fvflops.text import Unpack, explaining_arguments, require_int, short_repr
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity, format_seconds
 
@@ -151,7 +151,7 @@ class StepMeter:
         self._compared = 0
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
-        self._steps: deque[_Step] = deque(maxlen=options["history"])
+        self._steps: deque[_Step] = deque(maxlen=require_int("history", options["history"], least=0))
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())

@@ -28,6 +28,7 @@ from fvflops.plan.memory.memory_report import MemorySaving, MemorySavings
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.pipeline_stages import Inputs
+from fvflops.text import explaining_arguments
 from fvflops.trace import ModuleTree, Trace, TraceError
 from fvflops.trace.module_tree import modules_above
 
@@ -56,6 +57,7 @@ class _Attempt(NamedTuple):
     make: Callable[[], PredictedStep]
 
 
+@explaining_arguments
 def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     """Return changes that lower the peak memory of a training step, and the FLOPs that they cost.
 

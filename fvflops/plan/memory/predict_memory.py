@@ -34,10 +34,12 @@ from fvflops.plan.memory.step_settings import (
 )
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.memory.workspaces import own_kernels
+from fvflops.text import explaining_arguments
 from fvflops.trace import StopsAt, Trace
 from fvflops.units import format_bytes
 
 
+@explaining_arguments
 def predict_memory(
     source: Trace | ModelAnalysis,
     *,

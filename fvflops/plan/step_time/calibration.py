@@ -23,10 +23,11 @@ from fvflops.devices.kernel_models.products import Processor, Product, product_s
 from fvflops.devices.utilisation import check_float32_matmul, product_dtype
 from fvflops.formulas.yaml_document import Node, read_entries
 from fvflops.plan.step_time.kernel_times import CUDNN, Kernel
-from fvflops.text import record_repr, suggest, truncate
+from fvflops.text import explaining_arguments, record_repr, suggest, truncate
 from fvflops.trace.process_group import ProcessGroupSpec
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True)
 class Link:
     """One GPU's link in one direction: bytes/s that a collective reaches, and seconds for each step of it."""
@@ -39,6 +40,7 @@ class Link:
             raise ValueError(f"a link needs a bandwidth above 0 and a latency of at least 0; got {self}")
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Network:
     """Nodes of `gpus_per_node` GPUs, linked by `inside` within a node and by `between` among nodes.
@@ -131,6 +133,7 @@ class Network:
         return latency + max(inside, (1 if nodes == 2 else 2) * nbytes / (members * self.between.bandwidth))
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Efficiency:
     """How fast kernels are in a training step, and the cost of launching them.
@@ -251,6 +254,7 @@ _NUMBERS = tuple(item.name for item in fields(Efficiency) if item.type == "float
 _PEAKS = "fractions of peaks"
 
 
+@explaining_arguments
 def find_efficiency(device: str | Device, *, software: str | None = None, file: str = EFFICIENCIES) -> Efficiency:
     """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
@@ -282,6 +286,7 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     return replace(efficiency, kernels=kernels, software=name * (file == EFFICIENCIES), source=source)
 
 
+@explaining_arguments
 def find_network(name: str, *, file: str = NETWORKS) -> Network:
     """Return the network of a name; an unknown one raises ValueError with the nearest, or all.
 

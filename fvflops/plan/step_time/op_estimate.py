@@ -19,7 +19,7 @@ from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer
 from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, data_only, number_column, text_column
-from fvflops.text import short_repr, truncate
+from fvflops.text import explaining_arguments, short_repr, shown, truncate
 from fvflops.torch_internals import FakeTensorMode
 from fvflops.trace import Signature
 from fvflops.units import format_percent, format_seconds
@@ -51,6 +51,7 @@ class OpEstimate(Displayed):
         return short_repr(self, self.op, format_seconds(self.seconds), self.device.name)
 
 
+@explaining_arguments
 def estimate_op(
     op: str, inputs: Sequence[Any], *, device: str | Device, dtype: str | torch.dtype = "bfloat16", **arguments: Any
 ) -> OpEstimate:
@@ -68,7 +69,9 @@ def estimate_op(
     ('matmul', True)
     """
     device = resolve_device(device)
-    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"dtype={shown(dtype)} is not a dtype of torch, such as bfloat16 or float8_e4m3fn")
     values = [torch.empty(value, dtype=kind, device="meta") if isinstance(value, tuple) else value for value in inputs]
     return estimate_signature(_sign(op, values, arguments), device)
 

@@ -24,7 +24,7 @@ from fvflops.plan.step_time.pass_program import Run
 from fvflops.plan.step_time.schedule_simulation import Simulation, by_axis
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.reports.display import Displayed
-from fvflops.text import record_repr, short_repr
+from fvflops.text import explaining_arguments, record_repr, short_repr
 from fvflops.trace import TensorSpec
 from fvflops.units import format_percent, format_seconds
 
@@ -238,6 +238,7 @@ _ROOTS = (("module", ""), ("module", "stage0"))
 
 
 @gc_paused()
+@explaining_arguments
 def estimate_step(
     ranks: StepPlan | RankPlan | Sequence[RankPlan],
     *,

@@ -12,6 +12,7 @@ from fvflops.serve.simulation.requests import ClosedLoop, Request, Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
 from fvflops.serve.simulation.simulation_result import RequestTimes, SimulationResult
 from fvflops.serve.simulation.step_times import StepTimes
+from fvflops.text import explaining_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ class _Simulation:
         )
 
 
+@explaining_arguments
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
     """Limits in seconds of the time to the first token and per output token, at the mean or a percentile."""
