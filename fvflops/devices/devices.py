@@ -168,7 +168,7 @@ class Device:
 
 
 @explaining_arguments
-def find_device(name: str, *, file: str = SHIPPED) -> Device:
+def find_device(name: str, *, file: str | os.PathLike[str] = SHIPPED) -> Device:
     """Return the device of a name, as `torch.cuda.get_device_name()` gives it or shorter, in any case and word order.
 
     `file` is a YAML file in the form of `fvflops://devices.yaml`, at a path or a URI that iopath can open. An unknown
@@ -204,7 +204,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     raise ValueError(f"no device {truncate(name)!r}: {hint} {_OTHERS}")
 
 
-def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
+def load_devices(file: str | os.PathLike[str] = SHIPPED) -> tuple[Device, ...]:
     """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached."""
     file = os.fspath(file)
     return _load_shipped() if file == SHIPPED else _load(file)

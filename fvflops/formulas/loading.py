@@ -49,7 +49,7 @@ def shipped_tables() -> list[str]:
 
 
 @explaining_arguments
-def load_table(name: str) -> FormulaTable:
+def load_table(name: str | os.PathLike[str]) -> FormulaTable:
     """Return a table: a shipped one by name, or one at a local path or at a URI that iopath supports.
 
     An unknown name raises TableError, as do errors in a file, with file and line. Shipped tables are cached.

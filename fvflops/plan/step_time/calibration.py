@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -255,7 +256,9 @@ _PEAKS = "fractions of peaks"
 
 
 @explaining_arguments
-def find_efficiency(device: str | Device, *, software: str | None = None, file: str = EFFICIENCIES) -> Efficiency:
+def find_efficiency(
+    device: str | Device, *, software: str | None = None, file: str | os.PathLike[str] = EFFICIENCIES
+) -> Efficiency:
     """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
@@ -266,7 +269,7 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
     >>> find_efficiency("A100", software="MPT 2023").kernels.devices["product"]
     'A100 SXM 80GB'
     """
-    found = load_efficiencies(file)
+    found = load_efficiencies(os.fspath(file))
     if software is not None and software not in found:
         hint = suggest(software, found) or f": {file} has {', '.join(found)}"
         raise ValueError(f"no software {software!r}{hint}")
@@ -287,13 +290,13 @@ def find_efficiency(device: str | Device, *, software: str | None = None, file: 
 
 
 @explaining_arguments
-def find_network(name: str, *, file: str = NETWORKS) -> Network:
+def find_network(name: str, *, file: str | os.PathLike[str] = NETWORKS) -> Network:
     """Return the network of a name; an unknown one raises ValueError with the nearest, or all.
 
     >>> find_network("HGX H100 3200G").gpus_per_node
     8
     """
-    networks = load_networks(file)
+    networks = load_networks(os.fspath(file))
     if name not in networks:
         hint = suggest(name, networks) or f": the networks are {', '.join(networks)}"
         raise ValueError(f"no network {name!r}{hint}")
