@@ -69,17 +69,12 @@ def test_a_number_more_is_an_error(copied):
     assert code == 1 and "lines more: --lines 0 shows all" in text
 
 
-def test_changed_words_are_told_apart(copied, tmp_path):
+def test_changed_words_are_told_apart(copied):
     for name in ("count", "diff"):
         change(copied[1] / f"cli/help/{name}.txt", "usage: fvflops", "Usage: fvflops")
     code, text = run("compare", *copied)
     assert code == 0
     assert "WORDS ONLY, in 2 files; 2 changes:" in text and "0 differ in numbers, 2 in words only" in text
-    code, text = run("compare", *copied, "--words")
-    assert code == 0 and f"words only: {HELP}\n" in text and "\n+Usage: fvflops count" in text
-    code, text = run("compare", *copied, "--words-file", tmp_path / "words.txt")
-    assert code == 0 and "Usage" not in text
-    assert "\n-usage: fvflops diff" in (tmp_path / "words.txt").read_text(encoding="utf-8")
 
 
 def test_a_missing_and_a_new_file_are_errors(copied):
