@@ -80,12 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\nlargest errors\n{worst_runs(runs, predicted[''], options.worst)}")
     print(f"\nleft out\n{unused_runs(read)}")
     for path in replays:
-        found = replay(path, predictor.models[MODEL], figures["vllm"])
-        errors = found.errors()
-        print(
-            f"\n{path.name} on {found.gpu}: errors of the mean TPOT {errors.tpot:+.1%}, TTFT {errors.ttft:+.1%}, "
-            f"end to end {errors.end_to_end:+.1%}"
-        )
+        print(f"\n{replay(path, predictor.models[MODEL], figures['vllm'])}")
     return 0
 
 
@@ -118,9 +113,7 @@ def _simulate_group(task: tuple[Mapping[str, ServingModel], Sequence[_Case]]) ->
     return [predictor.simulate(run, figures) for run, figures in cases]
 
 
-def _batches(
-    predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, times: Sequence[Times]
-) -> dict[str, tuple[list[int], Batch]]:
+def _batches(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, times: Sequence[Times]) -> _Batches:
     """Return engine → the indexes of its runs, and these as a batch."""
     found = {}
     for engine in dict.fromkeys(run.engine for run in runs):
