@@ -54,7 +54,6 @@ SECTIONS = {
     "profiles": Section("timing", "compare_profiles", alone=True),
     "utilisation": Section("timing", "measure_utilisation", alone=True),
     "loops": Section("loops", "measure_loops", alone=True),
-    "kernel times": Section("kernel_times", "time_kernels", alone=True),
 }
 
 
