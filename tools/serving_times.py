@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fit:
         figures = _fit(predictor, runs, figures, options.jobs)
         _write(options.fit, figures)
-    predicted = {"": simulate_all(predictor, runs, figures, options.jobs)}
+    predicted = {"": _simulate(predictor, runs, [figures[run.engine] for run in runs], options.jobs)}
     if options.held_out:
         batches = _batches(predictor, runs, figures, predicted[""])
         for kind, attribute in _HELD_OUT.items():
@@ -82,10 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in replays:
         print(f"\n{replay(path, predictor.models[MODEL], figures['vllm'])}")
     return 0
-
-
-def simulate_all(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, jobs: int) -> list[Times]:
-    return _simulate(predictor, runs, [figures[run.engine] for run in runs], jobs)
 
 
 def _simulate(
@@ -146,7 +142,7 @@ def _fit(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, job
     """Return engine → fitted figures, by fits around simulations by those before."""
     found = dict(figures)
     for _ in range(_ROUNDS):
-        times = simulate_all(predictor, runs, found, jobs)
+        times = _simulate(predictor, runs, [found[run.engine] for run in runs], jobs)
         for engine, (own, batch) in _batches(predictor, runs, found, times).items():
             found[engine] = batch.fit(f"fitted to {len(own)} runs that NVIDIA's AIConfigurator 0.12 ships")
     return found
