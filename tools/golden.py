@@ -48,7 +48,7 @@ ENVIRONMENT = {
 }
 UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "GITHUB_STEP_SUMMARY", "PYTHONWARNINGS")
 # Jobs whose outputs are the same whatever libraries are loaded.
-_WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train", "features/utilisation")
+_WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Training steps, recordings and utilisation."""
+"""Training steps and recordings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,7 @@ _PHASES = ("forward", "recompute", "backward", "optimizer")
 
 def jobs() -> list[Job]:
     trained = [Job(f"training/{name.replace(':', '_')}", partial(_train, name)) for name in _TRAINED]
-    named: dict[str, Callable[[Folder], Any]] = {
-        "training/options": _train_options,
-        "record": _record,
-        "utilisation": _utilise,
-    }
-    return [*trained, *(Job(f"features/{name}", run) for name, run in named.items())]
+    return [*trained, Job("features/training/options", _train_options), Job("features/record", _record)]
 
 
 def add_up(result: Any) -> torch.Tensor:
@@ -201,27 +196,3 @@ def _record_function() -> str:
         x = torch.ones(4, 5, requires_grad=True)
         (torch.fft.fft(x).abs() @ torch.ones(5, 2)).softmax(-1).sum().backward()
     return _tell_step(quieten(run))
-
-
-def _utilise(folder: Folder) -> None:
-    encoder, x = nets.encoder()
-    step = quieten(
-        fvflops.TrainingStepAnalysis(encoder, x, loss=add_up, checkpoint=["layers.0"], optimizer=torch.optim.AdamW)
-    )
-    texts: dict[str, Callable[[], Any]] = {
-        "mfu of a number": lambda: fvflops.mfu(10**14, 1, device="H100", dtype="bf16"),
-        "mfu of dtypes": lambda: fvflops.mfu({"fp32": 10**13, "bf16": 10**14}, 2, device="A100", devices=4),
-        "mfu of a step": lambda: fvflops.mfu(step, 1e-3, device="H100 SXM"),
-        "hfu of a step": lambda: fvflops.hfu(step, 1e-3, device="H100 SXM"),
-        "tf32": lambda: fvflops.mfu(step, 1e-3, device="A100", float32_matmul="tf32"),
-        "sparse": lambda: fvflops.mfu(10**14, 1, device="H100", dtype="bf16", sparse=True),
-        **{
-            name: partial(_tell_device, name)
-            for name in ("H100", "A100", "V100 SXM2", "T4", "MI300X", "TPU v4", "NVIDIA H100 80GB HBM3", "B200", "L4")
-        },
-    }
-    folder.write("utilisation.txt", sections(texts))
-
-
-def _tell_device(name: str) -> str:
-    return show(fvflops.find_device(name))
