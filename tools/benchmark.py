@@ -25,10 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import torch  # noqa: E402
-from benchmarking.figures import find_aim  # noqa: E402
-from benchmarking.report import write_report  # noqa: E402
-from benchmarking.rounds import Limits, Rounds  # noqa: E402
-from benchmarking.sections import SECTIONS, Effort, Section  # noqa: E402
+from benchmarking.measuring import Limits, Section  # noqa: E402
+from benchmarking.sections import SECTIONS, Effort  # noqa: E402
 
 from tests.support.library_versions import installed_versions  # noqa: E402
 
@@ -46,14 +44,6 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-
-
-def to_json(section: Section) -> dict[str, Any]:
-    plain = asdict(section)
-    for row, figure in zip(plain["figures"], section.figures, strict=True):
-        aim = find_aim(figure)
-        row["aim"] = None if aim is None else {**asdict(aim), "met": aim.is_met(figure.value)}
-    return plain
 
 
 def main() -> int:
@@ -77,16 +67,15 @@ def main() -> int:
                 sections.append(measure(effort))
             except (ImportError, RuntimeError) as error:
                 whole_name = ", ".join([name, *getattr(measure, "args", ())])
-                sections.append(Section(whole_name, [], Rounds(failures={type(error).__name__: str(error)})))
+                sections.append(Section(whole_name, failures={"the section": f"{type(error).__name__}: {error}"}))
             print(f"{time.perf_counter() - begun:5.0f} s  {sections[-1].name}", file=sys.stderr)
     machine = describe_machine()
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    print()
-    for line in write_report(sections):
-        print(line)
+    for section in sections:
+        print("", *section.lines(), sep="\n")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(
-        json.dumps({"machine": machine, "sections": [to_json(item) for item in sections]}, indent=1)
+        json.dumps({"machine": machine, "sections": [asdict(item) for item in sections]}, indent=1)
     )
     return 0
 

@@ -2,7 +2,7 @@
 """Writes all that fvflops counts and prints as a tree of text files, and compares two such trees.
 
     tools/golden.py write DIR [--only PATTERN] [--jobs 2]
-    tools/golden.py compare OLD NEW [--words | --words-file PATH] [--lines N]
+    tools/golden.py compare OLD NEW [--lines N]
 
 For changes that are to change nothing: write before and after, and compare. Files that differ in a number are told
 apart from those that differ in words alone. The exit code of `compare` is 1 where a number differs, or a file is
@@ -48,7 +48,7 @@ ENVIRONMENT = {
 }
 UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "GITHUB_STEP_SUMMARY", "PYTHONWARNINGS")
 # Jobs whose outputs are the same whatever libraries are loaded.
-_WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train", "features/utilisation")
+_WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -58,21 +58,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     write.add_argument("folder", type=Path, metavar="DIR", help="an empty folder, or none yet")
     write.add_argument("--only", action="append", default=[], metavar="PATTERN", help="such as 'counts/zoo/*'")
     write.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time; default: 2")
-    write.add_argument("--list", action="store_true", help="print the names of the jobs, and write nothing")
     compared = actions.add_parser("compare", help="compare two folders")
     compared.add_argument("old", type=Path, metavar="OLD")
     compared.add_argument("new", type=Path, metavar="NEW")
-    compared.add_argument(
-        "--lines", type=int, default=20, metavar="N", help="lines of each diff, 0 for all; default: 20"
-    )
-    compared.add_argument("--words", action="store_true", help="print the diffs of words in full, file by file")
-    compared.add_argument("--words-file", type=Path, metavar="PATH", help="write these to a file instead")
+    compared.add_argument("--lines", type=int, default=20, metavar="N", help="of each diff, 0 for all; default: 20")
     return parser.parse_args(argv)
 
 
-def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> int:
+def write(folder: Path, only: list[str], processes: int) -> int:
     """Write the outputs of the jobs that match."""
-    if not list_only and folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(folder.iterdir()):
         print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
         return 2
     from goldens.jobs import ROOT, run_jobs
@@ -84,11 +79,8 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
     begun = time.monotonic()
     jobs = [job for job in find_jobs() if not only or any(fnmatchcase(job.name, pattern) for pattern in only)]
     if not jobs:
-        print(f"golden: --only {' '.join(only)} matches no job: see --list", file=sys.stderr)
+        print(f"golden: --only {' '.join(only)} matches no job", file=sys.stderr)
         return 2
-    if list_only:
-        print("\n".join(job.name for job in jobs))
-        return 0
     folder.mkdir(parents=True, exist_ok=True)
     import_libraries(jobs)
     failed = run_jobs(jobs, folder.resolve(), processes, lambda text: print(text, file=sys.stderr, flush=True))
@@ -102,9 +94,9 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
 
 def find_jobs() -> list[Job]:
     """Return all jobs, long ones first."""
-    from goldens import api, command_cases, counts, features, mistakes, programs, timed
+    from goldens import answers, api, command_cases, counts, features, mistakes, programs, timed
 
-    parts = (programs, command_cases, features, timed, mistakes, counts, api)
+    parts = (programs, command_cases, features, answers, timed, mistakes, counts, api)
     return [job for part in parts for job in part.jobs()]
 
 
@@ -132,10 +124,8 @@ def main(argv: list[str]) -> int:
     if arguments.action == "compare":
         from goldens.comparison import compare
 
-        return compare(
-            arguments.old, arguments.new, lines=arguments.lines, words=arguments.words, words_file=arguments.words_file
-        )
-    return write(arguments.folder, arguments.only, arguments.jobs, list_only=arguments.list)
+        return compare(arguments.old, arguments.new, arguments.lines)
+    return write(arguments.folder, arguments.only, arguments.jobs)
 
 
 if __name__ == "__main__":

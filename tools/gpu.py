@@ -19,11 +19,15 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+
+_SECONDS = 240  # of a process
 
 
 class Section(NamedTuple):
@@ -34,7 +38,6 @@ class Section(NamedTuple):
     shares: int = 1
     hidden: bool = False
     alone: bool = False
-    seconds: int = 240
 
 
 SECTIONS = {
@@ -54,18 +57,7 @@ SECTIONS = {
     "profiles": Section("timing", "compare_profiles", alone=True),
     "utilisation": Section("timing", "measure_utilisation", alone=True),
     "loops": Section("loops", "measure_loops", alone=True),
-    "kernel times": Section("kernel_times", "time_kernels", alone=True),
 }
-
-
-class Part(NamedTuple):
-    """A process that measures one share of a section."""
-
-    section: str
-    share: int
-    path: Path
-    process: subprocess.Popen[str]
-    begun: float
 
 
 def run_part(section: str, share: int, path: Path) -> None:
@@ -81,30 +73,24 @@ def run_part(section: str, share: int, path: Path) -> None:
     path.write_text(json.dumps(measure(share, entry.shares), default=str))
 
 
-def start(section: str, share: int, folder: Path) -> Part:
+def run_apart(section: str, share: int, folder: Path) -> dict[str, Any]:
+    """Return the measurements of a share of a section by a process, or its error and the end of its output."""
     path = folder / f"{section.replace(' ', '_')}_{share}.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     if SECTIONS[section].hidden:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, __file__, "--part", section, str(share), str(path)]
+    begun = time.monotonic()
     with open(path.with_suffix(".log"), "w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
-    return Part(section, share, path, process, time.monotonic())
-
-
-def finish(part: Part) -> dict[str, Any]:
-    """Wait for a part and return its measurements, or its error and the end of its output."""
-    left = SECTIONS[part.section].seconds - (time.monotonic() - part.begun)
-    try:
-        code: int | str = part.process.wait(timeout=max(left, 0.1))
-    except subprocess.TimeoutExpired:
-        part.process.kill()
-        part.process.wait()
-        code = f"stopped after {SECTIONS[part.section].seconds} s"
-    seconds = round(time.monotonic() - part.begun, 1)
-    if code == 0 and part.path.exists():
-        return {"seconds": seconds, "found": json.loads(part.path.read_text())}
-    return {"seconds": seconds, "error": str(code), "log": part.path.with_suffix(".log").read_text()[-3000:]}
+        try:
+            done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_SECONDS)
+            code: int | str = done.returncode
+        except subprocess.TimeoutExpired:
+            code = f"stopped after {_SECONDS} s"
+    seconds = round(time.monotonic() - begun, 1)
+    if code == 0 and path.exists():
+        return {"seconds": seconds, "found": json.loads(path.read_text())}
+    return {"seconds": seconds, "error": str(code), "log": path.with_suffix(".log").read_text()[-3000:]}
 
 
 def measure(
@@ -112,30 +98,29 @@ def measure(
 ) -> dict[str, Any]:
     """Return section → results, the errors of its processes, and how long it took; `save` gets it so far."""
     results: dict[str, Any] = {}
-    together = [start(name, share, folder) for name in names if not SECTIONS[name].alone for share in _shares(name)]
-    for part in together:
-        _add(results, part, finish(part), report)
+    together = [(name, share) for name in names if not SECTIONS[name].alone for share in range(SECTIONS[name].shares)]
+    with ThreadPoolExecutor(max(1, len(together))) as pool:
+        runs = [pool.submit(run_apart, name, share, folder) for name, share in together]
+        for (name, share), run in zip(together, runs, strict=True):
+            _add(results, name, share, run.result(), report)
     save(results)
     for name in names:
         if SECTIONS[name].alone:
-            part = start(name, 0, folder)
-            _add(results, part, finish(part), report)
+            _add(results, name, 0, run_apart(name, 0, folder), report)
             save(results)
     return results
 
 
-def _shares(name: str) -> range:
-    return range(SECTIONS[name].shares)
-
-
-def _add(results: dict[str, Any], part: Part, result: dict[str, Any], report: Callable[[str], None]) -> None:
-    entry = results.setdefault(part.section, {"found": {}, "errors": [], "seconds": 0})
+def _add(
+    results: dict[str, Any], section: str, share: int, result: dict[str, Any], report: Callable[[str], None]
+) -> None:
+    entry = results.setdefault(section, {"found": {}, "errors": [], "seconds": 0})
     entry["seconds"] = max(entry["seconds"], result["seconds"])
     if "found" in result:
         _merge(entry["found"], result["found"])
     else:
-        entry["errors"].append({"share": part.share, "error": result["error"], "log": result["log"]})
-    report(f"{part.section} {part.share}: {result['seconds']} s {result.get('error', '')}")
+        entry["errors"].append({"share": share, "error": result["error"], "log": result["log"]})
+    report(f"{section} {share}: {result['seconds']} s {result.get('error', '')}")
 
 
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fit:
         figures = _fit(predictor, runs, figures, options.jobs)
         _write(options.fit, figures)
-    predicted = {"": simulate_all(predictor, runs, figures, options.jobs)}
+    predicted = {"": _simulate(predictor, runs, [figures[run.engine] for run in runs], options.jobs)}
     if options.held_out:
         batches = _batches(predictor, runs, figures, predicted[""])
         for kind, attribute in _HELD_OUT.items():
@@ -80,17 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\nlargest errors\n{worst_runs(runs, predicted[''], options.worst)}")
     print(f"\nleft out\n{unused_runs(read)}")
     for path in replays:
-        found = replay(path, predictor.models[MODEL], figures["vllm"])
-        errors = found.errors()
-        print(
-            f"\n{path.name} on {found.gpu}: errors of the mean TPOT {errors.tpot:+.1%}, TTFT {errors.ttft:+.1%}, "
-            f"end to end {errors.end_to_end:+.1%}"
-        )
+        print(f"\n{replay(path, predictor.models[MODEL], figures['vllm'])}")
     return 0
-
-
-def simulate_all(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, jobs: int) -> list[Times]:
-    return _simulate(predictor, runs, [figures[run.engine] for run in runs], jobs)
 
 
 def _simulate(
@@ -118,9 +109,7 @@ def _simulate_group(task: tuple[Mapping[str, ServingModel], Sequence[_Case]]) ->
     return [predictor.simulate(run, figures) for run, figures in cases]
 
 
-def _batches(
-    predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, times: Sequence[Times]
-) -> dict[str, tuple[list[int], Batch]]:
+def _batches(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, times: Sequence[Times]) -> _Batches:
     """Return engine → the indexes of its runs, and these as a batch."""
     found = {}
     for engine in dict.fromkeys(run.engine for run in runs):
@@ -153,7 +142,7 @@ def _fit(predictor: Predictor, runs: Sequence[ServingRun], figures: Figures, job
     """Return engine → fitted figures, by fits around simulations by those before."""
     found = dict(figures)
     for _ in range(_ROUNDS):
-        times = simulate_all(predictor, runs, found, jobs)
+        times = _simulate(predictor, runs, [found[run.engine] for run in runs], jobs)
         for engine, (own, batch) in _batches(predictor, runs, found, times).items():
             found[engine] = batch.fit(f"fitted to {len(own)} runs that NVIDIA's AIConfigurator 0.12 ships")
     return found

@@ -25,7 +25,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from sweeping.libraries import LIBRARIES, list_names, make_factory  # noqa: E402
 
 from fvflops.cli.commands.sweep import SweepProgress  # noqa: E402
-from fvflops.formulas import TableError, load_table  # noqa: E402
 from fvflops.sources import SourceOptions  # noqa: E402
 from fvflops.sweep import CountSettings, ModelCount  # noqa: E402
 from fvflops.sweep.count_model import UNSEEN  # noqa: E402
@@ -33,7 +32,7 @@ from fvflops.sweep.counted_models import plan_sweep, run_sweep, summarise  # noq
 from fvflops.sweep.local_pool import WorkerLimits, run_in_workers  # noqa: E402
 from fvflops.sweep.result_files import read_rows  # noqa: E402
 
-_GIB = 1 << 30
+_SECONDS, _MEMORY = 300, 10 << 30  # for a model, and for each worker
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,42 +45,28 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="shapes: without weights where that is possible; real: with random weights, and real numbers (shapes)",
     )
     parser.add_argument("--out", help="the results (default: sweep-LIBRARY.csv, or sweep-LIBRARY-real.csv)")
-    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="workers (default: one a core)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="workers (default: one a core)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only models whose name matches, such as 'vit*'")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="only the first N of them")
-    parser.add_argument(
-        "--table", default="default", help="the convention: a shipped one, or a path (default: default)"
-    )
-    parser.add_argument("--again", action="store_true", help="count those too that have a row")
-    parser.add_argument("--retry-failed", action="store_true", help="count those again that failed")
-    parser.add_argument("--timeout", type=_positive, default=300, metavar="S", help="seconds for a model (default 300)")
-    parser.add_argument("--memory", type=_positive, default=10, metavar="GIB", help="for each worker (10)")
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
-def choose(names: Sequence[str], pattern: str, limit: int | None) -> list[str]:
-    """Return the names that match after their source, at most `limit`."""
+def choose(names: Sequence[str], pattern: str) -> list[str]:
+    """Return the names that match after their source."""
     chosen = [name for name in names if fnmatchcase(name.partition(":")[2], pattern)]
     if not chosen:
         raise ValueError(f"--only {pattern!r} matches none of the {len(names):,} models: * matches any text")
-    return chosen[:limit]
+    return chosen
 
 
 def sweep(names: Sequence[str], output: str, arguments: argparse.Namespace, way: str | None, retry: bool) -> None:
     """Count the models without a row, built by a way of the library where execution is real."""
-    limits = WorkerLimits(arguments.timeout, arguments.memory * _GIB, ("sweeping.libraries", arguments.library))
+    limits = WorkerLimits(_SECONDS, _MEMORY, ("sweeping.libraries", arguments.library))
     run = partial(run_in_workers, workers=arguments.jobs, limits=limits)
     is_real = way is not None
     execution = "real" if is_real else "auto"
-    settings = CountSettings(arguments.table, execution, peak_memory=not is_real, memory=limits.memory)
+    settings = CountSettings("default", execution, peak_memory=not is_real, memory=limits.memory)
     options = SourceOptions(device="cpu" if is_real else None)
-    plan = plan_sweep(names, output, options, settings, again=arguments.again and not retry, retry_failed=retry)
+    plan = plan_sweep(names, output, options, settings, retry_failed=retry)
     if way is not None:
         plan = replace(plan, tasks=tuple(replace(task, factory=make_factory(task.name, way)) for task in plan.tasks))
     progress = SweepProgress(len(plan.tasks))
@@ -123,12 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = arguments.out or f"sweep-{arguments.library}{'-real' if is_real else ''}.csv"
     begun = time.monotonic()
     try:
-        load_table(arguments.table)
-        names = choose(list_names(arguments.library), arguments.only, arguments.limit)
+        names = choose(list_names(arguments.library), arguments.only)
         ways = LIBRARIES[arguments.library] if is_real else (None,)
         for number, way in enumerate(ways):
-            sweep(names, output, arguments, way, retry=arguments.retry_failed or number > 0)
-    except (ValueError, OSError, ImportError, TableError) as error:
+            sweep(names, output, arguments, way, retry=number > 0)
+    except (ValueError, OSError, ImportError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ _KEYS = (
 )
 _TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
+_FORM = "an integer >= 1, such as 1 (fvcore) or 2 (hardware)"  # of multiply_add
 _ENDINGS = (".yaml", ".yml")  # of a table that another file names
 _FLAGS = ("opaque", "floating_point_only", "ignore_inherited", "registered_formulas")
 
@@ -124,7 +126,11 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     return FormulaTable(
         name=path.removeprefix(paths.SCHEME).removesuffix(".yaml") if not is_checked else path,
         description=fields["description"].text("description") if "description" in fields else "",
-        multiply_add=_read_count(fields["multiply_add"]) if "multiply_add" in fields else base.multiply_add,
+        multiply_add=(
+            _read_integer(fields["multiply_add"], "multiply_add", _FORM, least=1, most=1000)
+            if "multiply_add" in fields
+            else base.multiply_add
+        ),
         opaque=opaque,
         rows=merged,
         modules={**base.modules, **{key: row for key, (row, _) in modules.items()}},
@@ -165,9 +171,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
 
 def _check_schema(node: Node) -> None:
     text = node.text("schema")
-    if not text.isdecimal() or not text.isascii() or int(text[:9]) < 1:
-        raise node.error(f"schema is {truncate(text)!r}: write an integer from 1 to {SCHEMA}, or omit it")
-    if int(text[:9]) > SCHEMA:
+    if _read_integer(node, "schema", f"an integer from 1 to {SCHEMA}, or omit it", least=1) > SCHEMA:
         raise node.error(
             f"this table has schema {truncate(text)}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
         )
@@ -241,20 +245,16 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     for name, node in fields["constants"].fields("constants").items() if "constants" in fields else ():
         if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS or name in ("out", "outputs"):
             raise node.error(f"the constant {truncate(name)!r} cannot be used in an expression: choose another name")
-        text = node.text(f"the constant {name}")
-        if not text.isdecimal() or not text.isascii() or len(text) > 9:
-            raise node.error(f"the constant {name} is {truncate(text)!r}: write an integer >= 0")
-        constants[name] = int(text)
+        constants[name] = _read_integer(node, f"the constant {name}", "an integer >= 0", most=10**9 - 1)
     return constants
 
 
-def _read_count(node: Node) -> int:
-    text = node.text("multiply_add")
-    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
-        raise node.error(
-            f"multiply_add is {truncate(text)!r}: write an integer >= 1, such as 1 (fvcore) or 2 (hardware)"
-        )
-    return int(text)
+def _read_integer(node: Node, what: str, form: str, least: int = 0, most: float = math.inf) -> int:
+    text = node.text(what)
+    number = int(text[:1000]) if text.isdecimal() and text.isascii() else -1
+    if not least <= number <= most:
+        raise node.error(f"{what} is {truncate(text)!r}: write {form}")
+    return number
 
 
 def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, Row]:

@@ -21,6 +21,7 @@ from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.garbage_collector import gc_paused
 from tests.support.checkout import ROOT
+from tests.support.models.whole_models import build_case
 from tests.support.tools import load_tool
 
 SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
@@ -271,42 +272,25 @@ def test_a_collector_that_is_off_stays_off():
         gc.enable()
 
 
-@pytest.fixture(scope="module")
-def tool():
-    return vars(load_tool("benchmarking.first_count"))
+@pytest.mark.parametrize("name", ["torchvision:swin_t", "timm:levit_128s", "transformers:LlamaModel"])
+def test_a_model_of_a_library_needs_nothing_heavy(name, request):
+    pytest.importorskip(name.partition(":")[0])
+    case = build_case(name)
+    request.getfixturevalue("nothing_heavy")
+    FlopCountAnalysis(*case, execution="shapes").total()
+    assert not any(map(is_heavy, sys.modules))
 
 
-def test_the_tool_measures_a_new_process(tool):
-    measured = tool["measure_apart"]("toy")
-    assert min(measured.torch, measured.fvflops, measured.count) > 0
-    assert measured.modules < 30 and list(measured.asked) == []
+def test_the_benchmark_measures_a_new_process():
+    measured = load_tool("benchmarking.processes").run_apart("imports", "toy")
+    assert min(measured.values()) > 0 and measured["modules"] < 30
 
 
-def test_the_tool_sees_a_model_that_asks_for_sympy(tool):
-    class Asks(nn.Module):
-        def forward(self, x):
-            import sympy
-
-            return x * float(sympy.Integer(2))
-
-    assert tool["find_heavy_imports"](Asks(), (torch.ones(2),))[0] == "sympy"
-    assert tool["find_heavy_imports"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
-
-
-def test_the_benchmark_says_which_limit_a_first_count_misses(tool, monkeypatch):
-    spent = {"quick": (0.05, 0.1, ()), "slow": (0.05, 0.3, ()), "heavy": (0.05, 0.1, ("sympy",))}
-
-    def measure(name):
-        fvflops, count, asked = spent[name]
-        return tool["Measured"](torch=1.0, fvflops=fvflops, count=count, modules=2, asked=asked)
-
-    sections, report = load_tool("benchmarking.sections"), load_tool("benchmarking.report")
-    monkeypatch.setattr(sections, "measure_apart", measure)
-    effort = sections.Effort(processes=2)
-    missed = {
-        name: [line for line in report.write_report([sections.count_first(name, effort)]) if "MISSED" in line]
-        for name in spent
-    }
-    assert missed["quick"] == []
-    assert len(missed["slow"]) == 1 and "import fvflops and count / import torch" in missed["slow"][0]
-    assert len(missed["heavy"]) == 1 and "heavy modules asked for" in missed["heavy"][0]
+def test_the_benchmark_says_which_limit_a_first_count_misses(monkeypatch):
+    sections = load_tool("benchmarking.sections")
+    for count, missed in ((0.1, []), (0.3, ["import fvflops and count / import torch"])):
+        measured = {"torch": 1.0, "fvflops": 0.05, "count": count, "modules": 2}
+        monkeypatch.setattr(sections, "run_apart", lambda *names, measured=measured: measured)
+        lines = [*sections.count_first("toy", sections.Effort(processes=2)).lines()]
+        assert [line[4:48].strip() for line in lines if "MISSED" in line] == missed
+        assert sum(": met" in line for line in lines) == 2 - len(missed)

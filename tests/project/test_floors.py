@@ -1,6 +1,5 @@
 """Every file imports from its own part of the package or from those below."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fvflops
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, imported_names
 
 PACKAGE = ROOT / "fvflops"
 # From the bottom up; parts in one tuple do not import each other.
@@ -36,15 +35,9 @@ LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
 
 def imported_modules(path: Path, source: str) -> set[tuple[str, ...]]:
     """Return the modules of fvflops, without its name, that a file imports anywhere, TYPE_CHECKING blocks included."""
-    modules = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise AssertionError(f"{path} imports relatively: name the module in full")
-            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {tuple(name.split(".")[1:]) for name in modules if name.startswith("fvflops.")}
+    names = imported_names(source)
+    assert not any(name.startswith(".") for name in names), f"{path} imports relatively: name the module in full"
+    return {tuple(name.split(".")[1:]) for name in names if name.startswith("fvflops.")}
 
 
 def forbidden_imports(path: Path, source: str) -> set[str]:

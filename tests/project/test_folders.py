@@ -5,14 +5,12 @@ networks that tests draw, or need the schemas without which torchvision cannot b
 module of tools/: tests start a tool as a program, or load it by `tests.support.tools.load_tool`.
 """
 
-import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.support.checkout import ROOT, TOOLS
+from tests.support.checkout import ROOT, TOOLS, imported_names
 from tests.support.long_files import LONG_FILES
 
 TESTS = ROOT / "tests"
@@ -28,18 +26,6 @@ FILES = sorted(TESTS.rglob("*.py"))
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
 PROGRAMS = sorted(TOOLS.rglob("*.py"))
 TOOL_NAMES = {"tools", *(path.stem for path in TOOLS.iterdir() if path.is_dir() or path in PROGRAMS)}
-
-
-@cache
-def imported_names(source: str) -> set[str]:
-    """Return the dotted names that a file imports anywhere, "a.b" for `from a import b`."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {"." * node.level + f"{node.module or ''}.{alias.name}" for alias in node.names}
-    return names
 
 
 def named_test_modules(source: str) -> set[str]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarking.contenders import NoOpMode
-from benchmarking.rounds import Limits, Rounds, Run, run_rounds
 from fvflops import StepMeter, record
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
-
-_ROUNDS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,47 +71,31 @@ SUBJECTS = {
 }
 
 
-def run_steps(name: str, limits: Limits) -> Rounds:
-    """Time steps of a subject in rounds: plain, metered, recorded, in a mode that does nothing, and by other tools."""
+def list_runs(name: str) -> tuple[dict[str, Callable[[], None]], StepMeter]:
+    """Return the steps of a subject: plain, metered, recorded, in a mode that does nothing, and by other tools."""
     subject = SUBJECTS[name]
     model, inputs = subject.build().train(), subject.make_inputs()
     trained, metered = Trained(subject, model, inputs), Trained(subject, model, inputs)
     meter = StepMeter(metered.model, optimizer=metered.optimizer)
 
+    def run_in(make_context: Callable[[], Any]) -> None:
+        with make_context():
+            trained.step()
+
     def run_metered() -> None:
         with meter.step():
             metered.step()
-
-    def run_passed_on() -> None:
-        with NoOpMode():
-            trained.step()
 
     def run_recorded() -> None:
         with record(trained.model) as run:
             trained.step()
         run.total()
 
-    def run_flop_counter() -> None:
-        with FlopCounterMode(display=False):
-            trained.step()
-
-    def run_profiler() -> None:
-        with torch.profiler.profile():
-            trained.step()
-
-    contenders: dict[str, Callable[[], None]] = {
+    return {
         "plain": trained.step,
         "metered": run_metered,
-        "no-op mode": run_passed_on,
+        "no-op mode": partial(run_in, NoOpMode),
         "recorded": run_recorded,
-        "FlopCounterMode": run_flop_counter,
-        "torch.profiler": run_profiler,
-    }
-    threads = torch.get_num_threads()
-    torch.set_num_threads(subject.cores)
-    try:
-        rounds = Limits(max(limits.least, 2 * limits.rounds), 60 * limits.seconds, min(limits.rounds, _ROUNDS))
-        return run_rounds({key: partial(Run, run) for key, run in contenders.items()}, rounds)
-    finally:
-        torch.set_num_threads(threads)
-        meter.close()
+        "FlopCounterMode": partial(run_in, partial(FlopCounterMode, display=False)),
+        "torch.profiler": partial(run_in, torch.profiler.profile),
+    }, meter

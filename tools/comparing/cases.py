@@ -26,7 +26,6 @@ class Case:
     """A column of the comparison: a model, and the function that returns its exact multiply-adds."""
 
     title: str
-    describe: str
     build: Callable[[], Subject]
     macs: Callable[[Subject], int]
 
@@ -158,40 +157,15 @@ def _count_attention(_: Subject) -> int:
 
 
 CASES = (
-    Case("ResNet-50", "torchvision's, an image of 224 × 224", lambda: _build_torchvision("resnet50"), sum_layers),
-    Case(
-        "MobileNetV3-L",
-        "torchvision's, an image of 224 × 224",
-        lambda: _build_torchvision("mobilenet_v3_large"),
-        sum_layers,
-    ),
-    Case("Swin-T", "torchvision's, an image of 224 × 224", lambda: _build_torchvision("swin_t"), _count_swin),
-    Case("ViT-B/16", "torchvision's, an image of 224 × 224", lambda: _build_torchvision("vit_b_16"), _count_vit),
-    Case("GPT-2", "transformers', 512 tokens", _build_gpt2, _count_gpt2),
-    Case(
-        "Llama",
-        "transformers', 4 layers of width 512 with 2 of 8 heads for keys, 512 tokens, keyword arguments",
-        _build_llama,
-        _count_llama,
-    ),
-    Case("LSTM", "nn.LSTM, 2 layers of width 256, 64 steps", _build_lstm, _count_lstm),
-    Case("depthwise", "3 × 3 and 5 × 5 depthwise convolutions, padding='same'", _build_depthwise, sum_layers),
-    Case(
-        "SDPA",
-        "scaled_dot_product_attention of 256 queries and 512 keys, and a projection",
-        _build_attention,
-        _count_attention,
-    ),
-    Case(
-        "step, MobileNetV3-L",
-        "forward and backward pass, 2 images",
-        lambda: _build_torchvision("mobilenet_v3_large", step=True),
-        sum_step,
-    ),
-    Case(
-        "step, depthwise",
-        "forward and backward pass of the depthwise net",
-        lambda: _build_depthwise(step=True),
-        sum_step,
-    ),
+    Case("ResNet-50", lambda: _build_torchvision("resnet50"), sum_layers),
+    Case("MobileNetV3-L", lambda: _build_torchvision("mobilenet_v3_large"), sum_layers),
+    Case("Swin-T", lambda: _build_torchvision("swin_t"), _count_swin),
+    Case("ViT-B/16", lambda: _build_torchvision("vit_b_16"), _count_vit),
+    Case("GPT-2", _build_gpt2, _count_gpt2),
+    Case("Llama", _build_llama, _count_llama),
+    Case("LSTM", _build_lstm, _count_lstm),
+    Case("depthwise", _build_depthwise, sum_layers),
+    Case("SDPA", _build_attention, _count_attention),
+    Case("step, MobileNetV3-L", lambda: _build_torchvision("mobilenet_v3_large", step=True), sum_step),
+    Case("step, depthwise", lambda: _build_depthwise(step=True), sum_step),
 )

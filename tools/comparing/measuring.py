@@ -25,6 +25,7 @@ from comparing.probes import PROBES
 
 LIMIT = 300  # seconds for one question
 _REPEAT = 2
+_TIMED = "ResNet-50"
 
 # A question to a tool, which returns a text for the table.
 Question = Callable[[], str]
@@ -98,33 +99,20 @@ def measure_time(counter: Counter, subject: Subject) -> str:
     return ask_apart(question)
 
 
-def measure(
-    cases: Sequence[Case],
-    counters: Mapping[Counter, str],
-    timed: Sequence[str],
-    results: dict[str, Any],
-    save: Callable[[], None],
-) -> None:
-    """Add missing results of tools (title of a tool → version, percentages and seconds by case, probes)."""
+def measure(cases: Sequence[Case], counters: Mapping[Counter, str]) -> dict[str, Any]:
+    """Return title of a tool → its version, its percentages and seconds by case, and its probes."""
+    found: dict[Counter, dict[str, Any]] = {
+        counter: {"version": version, "counts": {}, "seconds": {}} for counter, version in counters.items()
+    }
     logging.disable(logging.WARNING)
-    for counter, version in counters.items():
-        results.setdefault(counter.title, {"version": version, "counts": {}, "seconds": {}, "probes": {}})
     for case in cases:
-        missing = [counter for counter in counters if case.title not in results[counter.title]["counts"]]
-        if not missing:
-            continue
         print(f"{case.title} ...", file=sys.stderr)
         subject = case.build()
-        for counter in missing:
-            found = results[counter.title]
-            found["counts"][case.title] = count(counter, case, subject)
-            if case.title in timed:
-                found["seconds"][case.title] = measure_time(counter, subject)
-            save()
+        for counter, results in found.items():
+            results["counts"][case.title] = count(counter, case, subject)
+            if case.title == _TIMED:
+                results["seconds"][case.title] = measure_time(counter, subject)
     logging.disable(logging.NOTSET)
-    for counter in counters:
-        probes = results[counter.title]["probes"]
-        for name, probe in PROBES.items():
-            if name not in probes:
-                probes[name] = ask_apart(partial(probe, counter))
-                save()
+    for counter, results in found.items():
+        results["probes"] = {name: ask_apart(partial(probe, counter)) for name, probe in PROBES.items()}
+    return {counter.title: results for counter, results in found.items()}

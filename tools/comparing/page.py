@@ -57,12 +57,8 @@ def _show_time(cell: str) -> str:
 
 
 def probe_table(results: Results) -> str:
-    rows = [[title, *(_show_probe(found["probes"][name]) for name in PROBES)] for title, found in results.items()]
+    rows = [[title, *(cell.partition(":")[0] for cell in found["probes"].values())] for title, found in results.items()]
     return pipe_table(["tool", *PROBES], rows)
-
-
-def _show_probe(cell: str) -> str:
-    return "fails" if cell.startswith("fails") else cell
 
 
 def error_table(results: Results) -> str:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 _DIGITS = re.compile(r"\d+")
@@ -13,11 +14,11 @@ _WIDEST = 240  # characters of a shown line
 _GROUPS = 40  # changes of words listed, each with its number of files
 
 
-def compare(old: Path, new: Path, *, lines: int = 20, words: bool = False, words_file: Path | None = None) -> int:
+def compare(old: Path, new: Path, lines: int) -> int:
     """Print how two folders differ; return 1 if a number differs or a file is missing or new, else 0.
 
     A file differs in a number if its sequence of digit runs differs. Changes of words only are listed once for all
-    files; with `words` their diffs are printed file by file, or written to `words_file`.
+    files.
     """
     for folder in (old, new):
         if not folder.is_dir():
@@ -37,13 +38,7 @@ def compare(old: Path, new: Path, *, lines: int = 20, words: bool = False, words
     for name in numbers:
         print(f"\nNUMBERS DIFFER: {name}")
         _print_cut(diff(old / name, new / name), lines)
-    if only_words and (words or words_file is not None):
-        text = "".join(f"\nwords only: {name}\n{_join(diff(old / name, new / name))}" for name in only_words)
-        if words_file is not None:
-            words_file.write_text(text, encoding="utf-8")
-        else:
-            print(text)
-    elif only_words:
+    if only_words:
         _print_groups(old, new, only_words, lines)
     print(
         f"{len(before & after):,} files in both: {len(numbers):,} differ in numbers, "
@@ -75,10 +70,6 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def _join(lines: Iterator[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
 def _print_cut(lines: Iterator[str], limit: int) -> None:
     shown = list(lines)
     for line in shown[: limit or None]:
@@ -100,16 +91,10 @@ def _print_groups(old: Path, new: Path, names: list[str], limit: int) -> None:
         print(f"\nin {count:,} files, such as {example[change]}:")
         _print_cut(iter(change), limit)
     if len(files) > _GROUPS:
-        print(f"\n... {len(files) - _GROUPS:,} changes more: --words shows all, file by file")
+        print(f"\n... {len(files) - _GROUPS:,} changes more")
 
 
 def _changes(lines: Iterator[str]) -> Iterator[tuple[str, ...]]:
-    change: list[str] = []
-    for line in lines:
-        if line[:1] in "+-":
-            change.append(_DIGITS.sub("#", line))
-        elif change:
-            yield tuple(change)
-            change = []
-    if change:
-        yield tuple(change)
+    for is_change, group in groupby(lines, lambda line: line[:1] in "+-"):
+        if is_change:
+            yield tuple(_DIGITS.sub("#", line) for line in group)

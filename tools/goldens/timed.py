@@ -16,51 +16,16 @@ from fvflops import zoo
 from goldens import clock, nets
 from goldens.counts import break_lines, quieten, sections
 from goldens.features import add_up
-from goldens.jobs import ROOT, Folder, Job, captured
+from goldens.jobs import ROOT, Folder, Job
 from goldens.showing import show, shown
+from tests.support.reports.timed_traces import measure
 
-# ns that each region takes before anything in it runs, and each op but those named.
-_ENTERING, _OP = 100, 1000
 _DURATIONS = {"aten::relu": 6000, "aten::gelu": 250, "aten::convolution": 20_000, "aten::linear": 3000}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def jobs() -> list[Job]:
-    return [
-        Job("timed/traces", _write_traces),
-        Job("timed/loops", _write_loops),
-        Job("timed/deepspeed", _write_deepspeed),
-        Job("timed/kernels", _write_kernels),
-    ]
-
-
-def give_times(trace: fvflops.Trace, *, memory: bool = True) -> fvflops.Trace:
-    """Return a Trace whose ops take given times, and allocate 100 bytes each beside 50 more meanwhile."""
-    record: dict[str, Any] = {key: value for key, value in json.loads(trace.to_json()).items() if key != "checksum"}
-    events = record["events"]
-    columns = ("start_ns", "duration_ns", *(("memory_before", "memory_after", "memory_peak") if memory else ()))
-    rows: list[dict[str, int | None]] = []
-    now, held, entered = 0, 0, list[tuple[int, int]]()
-    for kind, item in zip(events["kind"], events["item"], strict=True):
-        row: dict[str, int | None] = dict.fromkeys(columns)
-        if kind == "op":
-            op = record["signatures"][item][0]
-            taken = _DURATIONS.get(op, _DURATIONS.get(op.partition(".")[0], _OP))
-            row |= {"start_ns": now, "duration_ns": taken}
-            row |= {"memory_before": held, "memory_after": held + 100, "memory_peak": held + 150}
-            now, held = now + taken, held + 100
-        elif kind == "enter":
-            entered.append((now, held))
-            now += _ENTERING
-        elif kind == "exit":
-            start, before = entered.pop()
-            row |= {"start_ns": start, "duration_ns": now - start}
-            row |= {"memory_before": before, "memory_after": held, "memory_peak": held}
-        rows.append({name: row[name] for name in columns})
-    events |= {name: [row[name] for row in rows] for name in columns}
-    measured = "time, memory" if memory else "time"
-    record["about"] |= {"measured": measured, "overhead_ns": "3000", "overhead_ns_per_op": "500"}
-    return fvflops.Trace.from_json(json.dumps(record))
+    return [Job("timed/traces", _write_traces), Job("timed/loops", _write_loops), Job("timed/kernels", _write_kernels)]
 
 
 def _write_traces(folder: Folder) -> None:
@@ -81,7 +46,7 @@ def _write_traces(folder: Folder) -> None:
     for name, trace in traces.items():
         for memory in (True, False):
             title = name if memory else f"{name}-without-memory"
-            _tell_profile(folder, title, give_times(trace, memory=memory))
+            _tell_profile(folder, title, measure(trace, _DURATIONS, memory=memory))
     saved = fvflops.Trace.from_json((ROOT / "tests" / "data" / "lenet5_training_trace.json").read_text())
     _tell_profile(folder, "saved", saved)
 
@@ -158,30 +123,6 @@ def _write_loops(folder: Folder) -> None:
 
 def _tell_times(profile: Any) -> str:
     return show(profile.times())
-
-
-def _write_deepspeed(folder: Folder) -> None:
-    """Write DeepSpeed's report of a run by the clock that ticks."""
-
-    def profile(**options: Any) -> str:
-        torch.manual_seed(0)
-        model, inputs = nets.net()
-        profiler = fvflops.FlopsProfiler(model)
-        with clock.ticking():
-            profiler.start_profile()
-            add_up(model(*inputs)).backward()
-            profiler.stop_profile()
-        _, out, _ = captured(lambda: profiler.print_model_profile(**options))
-        _, top, _ = captured(lambda: profiler.print_model_aggregated_profile(top_modules=3))
-        profiler.end_profile()
-        return f"{out}\n{top}"
-
-    texts: dict[str, Callable[[], Any]] = {
-        "report": profile,
-        "not detailed": partial(profile, detailed=False),
-        "cut": partial(profile, module_depth=1, top_modules=2, profile_step=10),
-    }
-    folder.write("deepspeed.txt", sections(texts))
 
 
 def _write_kernels(folder: Folder) -> None:

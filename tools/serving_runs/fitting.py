@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,46 +50,27 @@ _SCALE = 5.0
 _CROWD = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Linear coefficients of the times of runs by figure, one number for each run.
-
-    `decode` are the seconds of kernels of a step that only decodes, without their start times; `starts` these.
-    `computing`, `experts` and `others` are a prompt's additions to a step. `share` are prompts for each output token,
-    and `mixed` is 1 where a step with prompts also decodes.
-    """
-
-    decode: Array
-    starts: Array
-    launches: Array
-    collectives: Array
-    batch: Array
-    synchronous: Array
-    computing: Array
-    experts: Array
-    others: Array
-    share: Array
-    mixed: Array
-    prompt: Array
-    waits: Array
-
-    def take(self, chosen: Array) -> Features:
-        return Features(*(getattr(self, name)[chosen] for name in self.__slots__))
-
-    def times(self, figures: Array) -> tuple[Array, Array]:
-        """Return the seconds of a step that only decodes, and a prompt's addition to one; figures as in FITTED."""
-        value = dict(zip(FITTED, figures, strict=True))
-        decode = self.decode + value["start"] * self.starts
-        decode = decode + value["kernel"] * self.launches + value["meet"] * self.collectives
-        decode = decode + value["step"] + value["sequence"] * self.batch
-        decode = decode + self.synchronous * (value["synchronous"] + value["synchronous_sequence"] * self.batch)
-        prompt = value["computing"] * self.computing + value["experts"] * self.experts + self.others
-        waiting = value["launch"] * self.launches - self.mixed * decode
-        return decode, np.maximum(prompt, waiting)
+# Linear coefficients of the times of a run by figure: the seconds of kernels of a step that only decodes, without their
+# start times, and these; its launches, collectives and sequences, and whether the engine waits for it; what a prompt
+# adds to a step; the prompts for each output token, and 1 where a step with prompts also decodes.
+_NAMES = "decode starts launches collectives batch synchronous computing experts others share mixed prompt waits"
 
 
-def find_features(predictor: Predictor, runs: Sequence[ServingRun]) -> Features:
-    return Features(*np.array([_features_of(predictor, run) for run in runs]).T)
+def _times(features: Any, value: Mapping[str, float]) -> tuple[Array, Array]:
+    """Return the seconds of steps that only decode, and a prompt's addition to one, by name → figure."""
+    decode = features.decode + value["start"] * features.starts
+    decode = decode + value["kernel"] * features.launches + value["meet"] * features.collectives
+    decode = decode + value["step"] + value["sequence"] * features.batch
+    decode = decode + features.synchronous * (value["synchronous"] + value["synchronous_sequence"] * features.batch)
+    prompt = value["computing"] * features.computing + value["experts"] * features.experts + features.others
+    waiting = value["launch"] * features.launches - features.mixed * decode
+    return decode, np.maximum(prompt, waiting)
+
+
+def find_features(predictor: Predictor, runs: Sequence[ServingRun]) -> Any:
+    """Return the features of each run, an array of records."""
+    rows = [tuple(_features_of(predictor, run)) for run in runs]
+    return np.array(rows, dtype=[(name, float) for name in _NAMES.split()]).view(np.recarray)
 
 
 def _features_of(predictor: Predictor, run: ServingRun) -> list[float]:
@@ -127,15 +108,14 @@ class Batch:
     """Runs of an engine, their features, and their simulated times by some figures, around which fits are."""
 
     runs: Sequence[ServingRun]
-    features: Features
+    features: Any
     figures: EngineFigures
     simulated: Sequence[Times]
 
     def take(self, chosen: Sequence[int]) -> Batch:
-        where = np.array(chosen, dtype=int)
         return Batch(
             [self.runs[index] for index in chosen],
-            self.features.take(where),
+            self.features[list(chosen)],
             self.figures,
             [self.simulated[index] for index in chosen],
         )
@@ -145,16 +125,16 @@ class Batch:
         return self._estimator()(point_of(figures))
 
     def _estimator(self) -> Callable[[Array], tuple[Array, Array]]:
-        features, base = self.features, point_of(self.figures)
-        decode, prompt = features.times(base)
+        features = self.features
+        decode, prompt = _times(features, _values(point_of(self.figures)))
         mixed = decode + features.share * prompt
         tpot = np.array([times.tpot for times in self.simulated])
         server = self.figures.request + self.figures.token * features.prompt + features.waits * tpot
         engine = np.maximum(1e-4, np.array([times.ttft for times in self.simulated]) - server)
 
         def estimate(point: Array) -> tuple[Array, Array]:
-            value = dict(zip(FITTED, point, strict=True))
-            new_decode, new_prompt = features.times(point)
+            value = _values(point)
+            new_decode, new_prompt = _times(features, value)
             new_tpot = tpot * (new_decode + features.share * new_prompt) / mixed
             new_engine = engine * (new_decode + new_prompt) / (decode + prompt)
             server = value["request"] + value["token"] * features.prompt + features.waits * new_tpot
@@ -189,7 +169,11 @@ class Batch:
 
         # Below the time of kernels a launch changes nothing, so that no step leads from there.
         found = min(map(search, _LAUNCHES), key=lambda item: item.cost)
-        return EngineFigures(**dict(zip(FITTED, map(float, found.x), strict=True)), source=source)
+        return EngineFigures(**_values(found.x), source=source)
+
+
+def _values(point: Array) -> dict[str, float]:
+    return dict(zip(FITTED, point.tolist(), strict=True))
 
 
 def point_of(figures: EngineFigures) -> Array:

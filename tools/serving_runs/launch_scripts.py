@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from fvflops.serve.serving_layout import ServingLayout
 
@@ -50,7 +50,7 @@ class ServingRun:
     model: str
     gpu: str
     layout: ServingLayout
-    launch: Launch
+    launch: Launch = field(default_factory=Launch)
     prompt: int
     output: int
     clients: int
@@ -61,6 +61,15 @@ class ServingRun:
     @property
     def name(self) -> str:
         return self.model.rpartition("/")[2]
+
+    @property
+    def gpus(self) -> int:
+        """The ranks of the attention."""
+        return self.layout.tensor * self.layout.data
+
+    @property
+    def is_blackwell(self) -> bool:
+        return self.gpu.startswith("B")
 
     @property
     def tokens(self) -> tuple[float, float]:
@@ -96,89 +105,74 @@ _CROWDED = 0.97
 _VLLM = {"max_batched_tokens": 8192, "max_sequences": 1024}
 
 
-class Case(NamedTuple):
-    """Variables of a launch script; `gpus` are the ranks of the attention."""
-
-    publisher: str
-    engine: str
-    version: str
-    model: str
-    is_blackwell: bool
-    weights: str
-    prompt: int
-    output: int
-    clients: int
-    gpus: int
+def find_launch(run: ServingRun) -> Launch:
+    """Return the settings of a run from its other fields."""
+    if run.publisher != INFERENCEX:
+        return _generated(run)
+    return {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[run.engine](run)
 
 
-def find_launch(case: Case) -> Launch:
-    is_own = case.publisher == INFERENCEX
-    if not is_own:
-        return _generated(case)
-    return {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[case.engine](case)
-
-
-def _generated(case: Case) -> Launch:
+def _generated(run: ServingRun) -> Launch:
     """Return AIConfigurator's settings: little more than one prompt fits in a step.
 
     Its first generators let TensorRT-LLM 1.0 have as many sequences as clients, without the overlap scheduler: the next
     request of a client still comes too late for the step after its last one. vLLM schedules a step after the one before
     it until 0.14, unless told otherwise.
     """
-    tokens = case.prompt + 1500
-    if case.engine == "sglang":
+    tokens = run.prompt + 1500
+    if run.engine == "sglang":
         return Launch(settings={"max_batched_tokens": tokens})
-    if case.engine == "vllm":
+    if run.engine == "vllm":
         settings = {"max_batched_tokens": 512 + tokens, "max_sequences": 512}
-        is_old = case.version.startswith("0.12")
+        is_old = run.version.startswith("0.12")
         return Launch(settings={**settings, "steps_ahead": 0 if is_old else 1}, is_asynchronous=not is_old)
-    is_first = case.version.startswith("1.0")
-    sequences = case.clients if is_first else 512
+    is_first = run.version.startswith("1.0")
+    sequences = run.clients if is_first else 512
     return Launch(
-        cache="fp8" if case.weights == "fp8" else "bf16",
+        cache="fp8" if run.layout.weights == "fp8" else "bf16",
         settings={"max_batched_tokens": sequences + tokens, "max_sequences": sequences},
         is_asynchronous=not is_first,
     )
 
 
-def _vllm(case: Case) -> Launch:
+def _vllm(run: ServingRun) -> Launch:
     """Return the settings; checkpoints of nvfp4 ask for a cache of fp8 themselves."""
     is_small = (
-        "Llama" in case.model
-        or case.weights == "nvfp4"
-        or (case.is_blackwell and ("gpt-oss" in case.model or case.version.startswith("0.19")))
+        "Llama" in run.model
+        or run.layout.weights == "nvfp4"
+        or (run.is_blackwell and ("gpt-oss" in run.model or run.version.startswith("0.19")))
     )
     return Launch(cache="fp8" if is_small else "bf16", settings=_VLLM, shortest=_SHORTEST)
 
 
-def _sglang(case: Case) -> Launch:
+def _sglang(run: ServingRun) -> Launch:
     """Return the settings of DeepSeek's: on B200 the scheduler looks for requests every 10 or 30 steps."""
-    if not case.is_blackwell:
+    if not run.is_blackwell:
         return Launch(settings={"max_batched_tokens": 32768}, shortest=_SHORTEST)
-    is_large = case.weights == "nvfp4" or case.gpus > 4
-    tokens = 16384 if case.weights == "nvfp4" else 32768 if case.gpus > 4 else 8192
+    is_large = run.layout.weights == "nvfp4" or run.gpus > 4
+    tokens = 16384 if run.layout.weights == "nvfp4" else 32768 if run.gpus > 4 else 8192
     settings = {"max_batched_tokens": tokens, "max_sequences": 256}
-    waits = (30 if is_large and case.clients >= 16 else 10) / 2
+    waits = (30 if is_large and run.clients >= 16 else 10) / 2
     # On four GPUs the weights of fp8 leave so little that the script raises the part of the memory.
     utilisation = 0.9 if is_large else _CROWDED
     return Launch(cache="fp8", settings=settings, shortest=_SHORTEST, waits=waits, utilisation=utilisation)
 
 
-def _trtllm(case: Case) -> Launch:
+def _trtllm(run: ServingRun) -> Launch:
     """Return the settings: Llama's wait 20 steps to put prompts of 1,024 tokens together on up to 4 GPUs."""
-    is_short = case.prompt == case.output
-    is_fp8 = case.is_blackwell and case.weights == "fp8"
+    is_short = run.prompt == run.output
+    is_fp8 = run.is_blackwell and run.layout.weights == "fp8"
     waits = 0.0
     cache = "fp8"
-    if "Llama" in case.model:
-        tokens = 16384 if is_fp8 else case.prompt + case.output + 200
-        waits = 20.0 if is_short and case.gpus < 8 else 0.0
-    elif "gpt-oss" in case.model:
+    if "Llama" in run.model:
+        tokens = 16384 if is_fp8 else run.prompt + run.output + 200
+        waits = 20.0 if is_short and run.gpus < 8 else 0.0
+    elif "gpt-oss" in run.model:
         tokens = 20000
-        cache = "fp8" if case.is_blackwell else "bf16"
+        cache = "fp8" if run.is_blackwell else "bf16"
     else:
-        tokens = max(8192, case.clients + case.prompt + 64)
-        waits = 40.0 if is_fp8 and is_short and 64 <= case.clients < 256 else 0.0
+        tokens = max(8192, run.clients + run.prompt + 64)
+        waits = 40.0 if is_fp8 and is_short and 64 <= run.clients < 256 else 0.0
     settings: dict[str, Any] = {"max_batched_tokens": tokens, "max_sequences": min(2048, tokens)}
     return Launch(cache=cache, settings=settings, shortest=_SHORTEST, waits=waits, utilisation=_TRTLLM_MEMORY)
 

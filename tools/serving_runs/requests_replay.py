@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from fvflops import find_device
 from fvflops.serve.engine_kernels import EngineFigures
@@ -27,28 +26,8 @@ FILES = {
 _STEP_TOKENS = 2048
 
 
-class MeanTimes(NamedTuple):
-    """Mean seconds to the first token, for each further token, and to the last."""
-
-    ttft: float
-    tpot: float
-    end_to_end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Requests of a file, the measured means, and the simulated ones."""
-
-    gpu: str
-    measured: MeanTimes
-    simulated: MeanTimes
-
-    def errors(self) -> MeanTimes:
-        pairs = zip(self.simulated, self.measured, strict=True)
-        return MeanTimes(*(simulated / measured - 1 for simulated, measured in pairs))
-
-
-def replay(path: Path, model: ServingModel, figures: EngineFigures) -> Replay:
+def replay(path: Path, model: ServingModel, figures: EngineFigures) -> str:
+    """Return a line with the relative errors of simulated means of the requests of a file."""
     gpu, sequences = FILES[path.name]
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -60,11 +39,13 @@ def replay(path: Path, model: ServingModel, figures: EngineFigures) -> Replay:
         for first, all_, request in zip(waits, whole, requests, strict=True)
         if request.output_tokens > 1
     ]
-    measured = MeanTimes(*(sum(values) / len(values) for values in (waits, steps, whole)))
+    measured = [sum(values) / len(values) for values in (waits, steps, whole)]
     times = EngineStep(model, ServingLayout(), find_kernels(gpu, figures.start, "vllm"), figures)
     result = simulate(sorted(requests, key=lambda item: item.arrival), _settings(gpu, model, sequences), times)
-    simulated = MeanTimes(result.ttft.mean, result.tpot.mean, result.end_to_end.mean)
-    return Replay(gpu, measured, simulated)
+    simulated = (result.ttft.mean, result.tpot.mean, result.end_to_end.mean)
+    ttft, tpot, end_to_end = (found / known - 1 for found, known in zip(simulated, measured, strict=True))
+    means = f"mean TPOT {tpot:+.1%}, TTFT {ttft:+.1%}, end to end {end_to_end:+.1%}"
+    return f"{path.name} on {gpu}: errors of the {means}"
 
 
 def _settings(gpu: str, model: ServingModel, sequences: int) -> EngineSettings:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvflops.serve.serving_layout import ServingLayout
-from serving_runs.launch_scripts import INFERENCEX, Case, ServingRun, find_launch
+from serving_runs.launch_scripts import INFERENCEX, ServingRun, find_launch
 
 # Names of the devices.
 GPUS = {"h100_sxm": "H100 SXM", "h200_sxm": "H200", "b200_sxm": "B200"}
@@ -130,40 +130,23 @@ def _read_run(line: int, row: Mapping[str, str]) -> ServingRun:
     if match is None:
         unused = "its number of clients is not given"
     tensor, data, expert = read_layout(row, is_product=publisher == INFERENCEX)
-    clients = int(match.group(1)) if match else round(float(row["batch_size"])) * data
-    prompt, output = int(row["isl"]), int(row["osl"])
-    version = row["backend_version"]
-    launch = find_launch(
-        Case(
-            publisher,
-            row["backend"],
-            version,
-            row["model_path"],
-            row["system"].startswith("b"),
-            weights,
-            prompt,
-            output,
-            clients,
-            tensor * data,
-        )
-    )
-    layout = ServingLayout(tensor=tensor, data=data, expert=expert, weights=weights, cache=launch.cache)
-    return ServingRun(
+    run = ServingRun(
         line=line,
         publisher=publisher,
         engine=row["backend"],
-        version=version,
+        version=row["backend_version"],
         model=row["model_path"],
         gpu=GPUS[row["system"]],
-        layout=layout,
-        launch=launch,
-        prompt=prompt,
-        output=output,
-        clients=clients,
+        layout=ServingLayout(tensor=tensor, data=data, expert=expert, weights=weights),
+        prompt=int(row["isl"]),
+        output=int(row["osl"]),
+        clients=int(match.group(1)) if match else round(float(row["batch_size"])) * data,
         ttft=float(row["silicon_ttft_ms"]) / 1e3,
         tpot=float(row["silicon_tpot_ms"]) / 1e3,
         unused=unused,
     )
+    launch = find_launch(run)
+    return replace(run, launch=launch, layout=replace(run.layout, cache=launch.cache))
 
 
 def read_layout(row: Mapping[str, str], *, is_product: bool = True) -> tuple[int, int, int]:

@@ -21,23 +21,16 @@ def relative_errors(runs: Sequence[TrainingRun], predicted: np.ndarray) -> np.nd
     return predicted / np.array([run.step_seconds for run in runs]) - 1
 
 
-def by_source(runs: Sequence[TrainingRun], errors: np.ndarray) -> dict[str, np.ndarray]:
-    names = np.array([run.source for run in runs])
-    return {name: errors[names == name] for name in dict.fromkeys(names.tolist())}
-
-
 def source_table(runs: Sequence[TrainingRun], predicted: Mapping[str, np.ndarray]) -> str:
     """Return a table of the mean absolute error, bias and 95th percentile of each source, by kind of prediction.
 
     A kind that did not predict a source has an empty cell.
     """
-    kinds = {kind: by_source(runs, relative_errors(runs, seconds)) for kind, seconds in predicted.items()}
-    every = {kind: relative_errors(runs, seconds) for kind, seconds in predicted.items()}
-    rows = [
-        [source, len(errors), *(_summarise(of_kind[source]) for of_kind in kinds.values())]
-        for source, errors in next(iter(kinds.values())).items()
-    ]
-    rows.append(["all", len(runs), *(_summarise(errors) for errors in every.values())])
+    kinds = [relative_errors(runs, seconds) for seconds in predicted.values()]
+    sources = np.array([run.source for run in runs])
+    groups = {source: sources == source for source in dict.fromkeys(sources.tolist())}
+    groups["all"] = np.full(len(runs), True)
+    rows = [[name, own.sum(), *(_summarise(errors[own]) for errors in kinds)] for name, own in groups.items()]
     headers = ["source", "runs", *(f"{kind}: mean, bias, 95 %" for kind in predicted)]
     return tabulate(rows, headers=headers, disable_numparse=True)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from tabulate import tabulate
-from torch import Tensor, nn
 
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.memory.cuda_allocator import reserved_memory
@@ -22,6 +21,7 @@ from fvflops.plan.plans import plan_rank
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
+from training_runs.field_memory import WithLoss
 from training_runs.rows import read_runs
 from training_runs.run_record import TrainingRun
 
@@ -121,18 +121,6 @@ def _in_layer(block: Block) -> bool:
 
 
 # --- measured runs ----------------------------------------------------------------------------------------------------
-
-
-class WithLoss(nn.Module):
-    """A language model that returns its mean cross entropy in float32, so that its logits are freed before backward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        logits = self.model(tokens).flatten(0, 1)
-        return nn.functional.cross_entropy(logits.float(), labels.flatten())
 
 
 def compare_run(run: TrainingRun) -> Iterator[Compared]:

@@ -21,25 +21,11 @@ from fvflops.plan.plans import plan_step
 from fvflops.plan.step_time.pass_program import Collective, Item
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
-from fvflops.zoo import llama, megatron_gpt, mpt
-from training_runs import measured_llama
-from training_runs.measured_llama import MeasuredLlamaConfig
-from training_runs.run_record import TrainingRun
+from fvflops.zoo import llama, megatron_gpt
+from training_runs.run_record import PARTS, TrainingRun
 
 # Of parameters without FSDP; FSDP's own are in float32.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "amp_bf16": torch.float32}
-_FUSED: Mapping[type, tuple[type, ...]] = {
-    megatron_gpt.MegatronGPTConfig: megatron_gpt.FUSED,
-    mpt.MPTConfig: (),
-    llama.LlamaConfig: (),
-    MeasuredLlamaConfig: measured_llama.FUSED,
-}
-_BLOCKS: Mapping[type, type] = {
-    megatron_gpt.MegatronGPTConfig: megatron_gpt.Block,
-    mpt.MPTConfig: mpt.Block,
-    llama.LlamaConfig: llama.Block,
-    MeasuredLlamaConfig: measured_llama.MeasuredBlock,
-}
 # Datasets whose runs seem to be measured while a dynamic loss scale is too large.
 _SKIPPED = ("single node", "multi node")
 _CHECKPOINTS: Mapping[str, Any] = {"none": (), "attention": (megatron_gpt.CoreAttention,)}
@@ -79,7 +65,8 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
         optimizer=torch.optim.AdamW,
         optimizer_sharding="dp" if run.sharded_optimizer else None,
     )
-    orders = order_step(options, has_tied=_has_tied(step))
+    has_tied = any(action.kind == "tied_allreduce" for actions in step.ranks for action, _ in actions)
+    orders = order_step(options, has_tied=has_tied)
     tp = run.mesh.get("tp", 1)
     apart = run.gpus // stages  # ranks of two stages
     step = step.with_orders(orders).with_groups(
@@ -87,7 +74,7 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
             **_replica_groups(run),
             **({"pp": ProcessGroupSpec("", 2, "pp", 0, apart * (stages - 1))} if stages > 1 else {}),
         },
-        {stage: rank * apart for stage, rank in _ranks_of_stages(stages, virtual).items()},
+        {stage: stage % stages * apart for stage in range(stages * virtual)},
     )
     is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
     if is_megatron and stages > 1 and tp > 1:
@@ -158,14 +145,6 @@ def _stage_layers(run: TrainingRun) -> list[int] | None:
     return None if not more else [each + (stage < more) for stage in range(stages)]
 
 
-def _ranks_of_stages(ranks: int, virtual: int) -> dict[int, int]:
-    return {stage: stage % ranks for stage in range(ranks * virtual)}
-
-
-def _has_tied(step: StepProgram) -> bool:
-    return any(action.kind == "tied_allreduce" for actions in step.ranks for action, _ in actions)
-
-
 def _plan(run: TrainingRun) -> StepProgram:
     model = _with_float8(run.build_model()) if run.precision == "fp8" else run.build_model()
     model = model.to(torch.float32 if "fsdp" in run.mesh else _DTYPES[run.precision])
@@ -187,7 +166,8 @@ def _plan(run: TrainingRun) -> StepProgram:
             **_options(run),
         )
     # torch.compile makes one kernel of the ops between products.
-    fused = [*_FUSED[type(run.config)], *([_BLOCKS[type(run.config)]] if run.compiled else [])]
+    parts = PARTS[type(run.config)]
+    fused = [*parts.fused, *([parts.block] if run.compiled else [])]
     names = [f"{item.__module__}.{item.__qualname__}" for item in fused]
     # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, NeMo beside it, in buckets of
     # 40 million numbers.

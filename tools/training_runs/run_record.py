@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fvflops.zoo import llama, megatron_gpt, mpt
-from training_runs.measured_llama import MeasuredLlamaConfig, build_llama
+from training_runs.measured_llama import FUSED, MeasuredBlock, MeasuredLlamaConfig, build_llama
 
 Row = Mapping[str, str]
 Config = megatron_gpt.MegatronGPTConfig | mpt.MPTConfig | llama.LlamaConfig
@@ -29,6 +30,22 @@ FILES = {
     "layout study": "layout_study_a100.csv",
 }
 SHARDING = ("none", "FULL_SHARD", "SHARD_GRAD_OP")
+
+
+class Parts(NamedTuple):
+    """The model of a config, its layer, and the classes whose ops are one kernel."""
+
+    model: Callable[..., nn.Module]
+    block: type[nn.Module]
+    fused: tuple[type[nn.Module], ...] = ()
+
+
+PARTS: Mapping[type, Parts] = {
+    megatron_gpt.MegatronGPTConfig: Parts(megatron_gpt.MegatronGPT, megatron_gpt.Block, megatron_gpt.FUSED),
+    mpt.MPTConfig: Parts(mpt.MPT, mpt.Block),
+    llama.LlamaConfig: Parts(llama.Llama, llama.Block),
+    MeasuredLlamaConfig: Parts(build_llama, MeasuredBlock, FUSED),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +152,8 @@ class TrainingRun:
         return self.tokens / (self.value * (self.gpus if self.quantity == "tokens/s/GPU" else 1))
 
     def build_model(self) -> nn.Module:
-        classes: Mapping[type, Callable[..., nn.Module]] = {
-            megatron_gpt.MegatronGPTConfig: megatron_gpt.MegatronGPT,
-            mpt.MPTConfig: mpt.MPT,
-            llama.LlamaConfig: llama.Llama,
-            MeasuredLlamaConfig: build_llama,
-        }
         with torch.device("meta"):
-            return classes[type(self.config)](self.config)
+            return PARTS[type(self.config)].model(self.config)
 
 
 def make_mesh(gpus: int, **sizes: int) -> dict[str, int]:

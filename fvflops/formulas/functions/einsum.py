@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.matmul import multiply_pair, operation_costs, other_flops
@@ -92,55 +93,7 @@ def count_einsum(call: Call) -> Cost:
     >>> count_einsum(Call("aten::einsum", {"equation": "ij,jk", "tensors": pair}, (TensorSpec((2, 4)),))).macs
     24
     """
-    contraction = contract(call)
-    return Cost(
-        macs=sum(multiply_pair(*step.reduced_shapes, step.summed)[0] for step in contraction.steps),
-        activations=call.out.numel,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One product of an einsum: shapes of both factors, axes summed before it, axes contracted in it."""
-
-    factors: tuple[list[int], list[int]]
-    summed_before: list[int]
-    summed: list[int]
-
-    @property
-    def reduced_shapes(self) -> tuple[list[int], list[int]]:
-        """The factors' shapes after the sums before the product."""
-        left, right = ([1 if axis in self.summed_before else size for axis, size in enumerate(f)] for f in self.factors)
-        return left, right
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """The products of an einsum in order, the shape of the last result, and the axes summed at the end."""
-
-    steps: tuple[Step, ...]
-    last: list[int]
-    summed_last: range
-
-
-def contract(call: Call) -> Contraction:
-    """Return the products that torch runs for an einsum; see `count_einsum`."""
-    equation = _equation_of(call)
-    order = [*equation.output, *sorted(equation.sizes.keys() - set(equation.output))]
-    shapes = [list(spec.shape) for spec in tensors_in(call.arguments["tensors"])]
-    factors = [_align(term, shape, order) for term, shape in zip(equation.operands, shapes, strict=True)]
-    uses = Counter(axis for factor in factors for axis, size in enumerate(factor) if size != 1)
-    path = list(_path_of(call))
-    from_left = not path
-    summed_axes = range(len(equation.output), len(order))
-    steps: list[Step] = []
-    while len(factors) > 1:
-        first, second = (0, 1) if from_left else sorted((path.pop(0), path.pop(0)))
-        right, left = factors.pop(second), factors.pop(first)
-        step = Step((left, right), *_removed_axes(left, right, uses, summed_axes))
-        steps.append(step)
-        factors.insert(0 if from_left else len(factors), multiply_pair(*step.reduced_shapes, step.summed)[1])
-    return Contraction(tuple(steps), factors[0], summed_axes)
+    return replace(count_exact_einsum(call), flops=0)
 
 
 def count_fvcore_einsum(call: Call) -> Cost:
@@ -175,11 +128,6 @@ def count_numpy_einsum(call: Call) -> Cost:
 def _equation_of(call: Call) -> Equation:
     shapes = [spec.shape for spec in tensors_in(call.arguments["tensors"])]
     return read_equation(str(call.arguments["equation"]), shapes)
-
-
-def _path_of(call: Call) -> tuple[int, ...]:
-    path = call.arguments.get("path")
-    return tuple(int(position) for position in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
 
 
 def _removed_axes(
@@ -267,15 +215,26 @@ def count_exact_einsum(call: Call) -> Cost:
     >>> count_exact_einsum(call)
     Cost(macs=0, flops=14, activations=8)
     """
-    contraction = contract(call)
+    equation = _equation_of(call)
+    order = [*equation.output, *sorted(equation.sizes.keys() - set(equation.output))]
+    shapes = [list(spec.shape) for spec in tensors_in(call.arguments["tensors"])]
+    factors = [_align(term, shape, order) for term, shape in zip(equation.operands, shapes, strict=True)]
+    uses = Counter(axis for factor in factors for axis, size in enumerate(factor) if size != 1)
+    path: list[Any] = list(call.arguments.get("path") or ())  # type: ignore[arg-type]
+    from_left = not path
+    summed_axes = range(len(equation.output), len(order))
     add, multiply = operation_costs(call)
     macs = flops = 0
-    for step in contraction.steps:
-        flops += add * sum(
-            math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.summed_before)
-        )
-        macs += multiply_pair(*step.reduced_shapes, step.summed)[0]
-        flops += other_flops(*step.reduced_shapes, step.summed, add, multiply)
-    if any(contraction.last[axis] > 1 for axis in contraction.summed_last):
-        flops += add * math.prod(contraction.last)
+    while len(factors) > 1:
+        first, second = (0, 1) if from_left else sorted((path.pop(0), path.pop(0)))
+        right, left = factors.pop(second), factors.pop(first)
+        summed_before, summed = _removed_axes(left, right, uses, summed_axes)
+        flops += add * sum(math.prod(f) for f in (left, right) if any(f[axis] > 1 for axis in summed_before))
+        left, right = ([1 if axis in summed_before else size for axis, size in enumerate(f)] for f in (left, right))
+        products, result = multiply_pair(left, right, summed)
+        macs += products
+        flops += other_flops(left, right, summed, add, multiply)
+        factors.insert(0 if from_left else len(factors), result)
+    if any(factors[0][axis] > 1 for axis in summed_axes):
+        flops += add * math.prod(factors[0])
     return Cost(macs, flops, call.out.numel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
@@ -52,34 +52,7 @@ def count_trilinear(call: Call) -> Cost:
     The tensors are aligned by the dimensions that `expand1` ... insert; the first two are multiplied and summed over
     the dimensions that the third lacks, then the result and the third. Source: `_trilinear` in ATen's Linear.cpp.
     """
-    pairs = pair_up(call)
-    work = sum(multiply_pair(left, right, summed)[0] for left, right, summed in pairs.steps)
-    return Cost(macs=pairs.times * work, activations=call.out.numel)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """The products of aten::_trilinear: shapes and summed axes; number of repetitions, and whether these are summed."""
-
-    steps: tuple[tuple[list[int], list[int], set[int]], ...]
-    times: int
-    sums_unrolled: bool
-
-
-def pair_up(call: Call) -> Pairs:
-    """Return the products of aten::_trilinear; see `count_trilinear`."""
-    shapes = [_expand(call.tensor(f"i{index}"), _axes(call, f"expand{index}")) for index in (1, 2, 3)]
-    unroll = call.integer("unroll_dim")
-    summed = _axes(call, "sumdim") - {unroll}
-    times = max(shape[unroll] for shape in shapes)
-    if any(0 in shape for shape in shapes):
-        return Pairs((), 0, False)
-    for shape in shapes:
-        shape[unroll] = 1
-    inserted = _axes(call, "expand3")
-    between = multiply_pair(shapes[0], shapes[1], summed & inserted)[1]
-    steps = ((shapes[0], shapes[1], summed & inserted), (between, shapes[2], summed - inserted))
-    return Pairs(steps, times, unroll in _axes(call, "sumdim"))
+    return replace(count_exact_trilinear(call), flops=0)
 
 
 def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) -> tuple[int, list[int]]:
@@ -110,12 +83,23 @@ def _expand(tensor: TensorSpec, inserted: set[int]) -> list[int]:
 
 def count_exact_trilinear(call: Call) -> Cost:
     """Return the cost of aten::_trilinear, with its elementwise products and its sums over the unrolled dimension."""
-    products, add, multiply = count_trilinear(call), *operation_costs(call)
-    pairs = pair_up(call)
-    flops = sum(other_flops(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
-    if pairs.sums_unrolled:
+    shapes = [_expand(call.tensor(f"i{index}"), _axes(call, f"expand{index}")) for index in (1, 2, 3)]
+    if any(0 in shape for shape in shapes):
+        return Cost(activations=call.out.numel)
+    unroll, sums, inserted = call.integer("unroll_dim"), _axes(call, "sumdim"), _axes(call, "expand3")
+    summed = sums - {unroll}
+    times = max(shape[unroll] for shape in shapes)
+    for shape in shapes:
+        shape[unroll] = 1
+    add, multiply = operation_costs(call)
+    first, second, third = shapes
+    macs, between = multiply_pair(first, second, summed & inserted)
+    macs += multiply_pair(between, third, summed - inserted)[0]
+    flops = other_flops(first, second, summed & inserted, add, multiply)
+    flops += other_flops(between, third, summed - inserted, add, multiply)
+    if unroll in sums:
         flops += add * call.out.numel
-    return Cost(products.macs, products.flops + pairs.times * flops, products.activations)
+    return Cost(times * macs, times * flops, call.out.numel)
 
 
 def operation_costs(call: Call) -> tuple[int, int]:
