@@ -31,7 +31,7 @@ for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # set by some CI systems, inheri
     os.environ.pop(name, None)
 
 
-def draw_the_same_numbers() -> None:
+def draw_the_same_numbers():
     """Seed torch, NumPy and Python, so that a test draws what it draws alone, in any order and in any worker."""
     # torch.manual_seed formats the stack, and keeps it, for each kind of device that is not initialised: 1 ms or more.
     torch.default_generator.manual_seed(0)

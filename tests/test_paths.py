@@ -137,7 +137,7 @@ def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path):
         paths.read_text(pipe, 10)
     with pytest.raises(OSError, match="it is a folder"):
         paths.read_text(str(tmp_path), 10)
-    got: list[str] = []
+    got = []
     reader = threading.Thread(target=lambda: got.append(place.read_text()))
     reader.start()
     paths.write_text(pipe, "text")

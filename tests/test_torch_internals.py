@@ -9,8 +9,6 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +56,7 @@ LIBRARIES = {
 distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without distributed")
 
 
-def parameters(internals: Iterator[Internal]) -> list:
+def parameters(internals):
     """Return internals as parameters of a test, torch.distributed's marked."""
     return [
         pytest.param(item, id=item.path, marks=distributed if "c10d" in item.path or "distributed" in item.path else ())
@@ -78,7 +76,7 @@ LATER = {
 
 
 @pytest.mark.parametrize("internal", parameters(INTERNALS.values()))
-def test_this_torch_has_the_name(internal: Internal) -> None:
+def test_this_torch_has_the_name(internal):
     assert internal.lost
     if (2, LATER.get(internal.path, 0)) > VERSION:
         with pytest.raises(MissingInternal):
@@ -88,7 +86,7 @@ def test_this_torch_has_the_name(internal: Internal) -> None:
 
 
 @pytest.mark.parametrize("internal", parameters(item for item in ATTRIBUTES if not item.optional))
-def test_this_torch_has_the_attribute(internal: Internal) -> None:
+def test_this_torch_has_the_attribute(internal):
     assert internal.lost
     owner_path, _, attribute = internal.name.rpartition(".")
     owner = Internal(internal.module, owner_path, internal.lost).find()
@@ -96,7 +94,7 @@ def test_this_torch_has_the_attribute(internal: Internal) -> None:
     assert hasattr(owner, attribute) or re.search(rf"\b{attribute}\b", inspect.getsource(inspect.getmodule(owner)))
 
 
-def test_older_and_newer_torch_have_one_of_two_attributes() -> None:
+def test_older_and_newer_torch_have_one_of_two_attributes():
     optional = [item for item in ATTRIBUTES if item.optional]
     if torch.distributed.is_available():
         source = inspect.getsource(importlib.import_module(optional[0].module))
@@ -104,7 +102,7 @@ def test_older_and_newer_torch_have_one_of_two_attributes() -> None:
 
 
 @pytest.mark.parametrize("name", INTERNALS)
-def test_a_missing_name_says_what_is_lost(name: str) -> None:
+def test_a_missing_name_says_what_is_lost(name):
     internal = INTERNALS[name]
     if not internal.name:
         gone = dataclasses.replace(internal, module=f"{internal.module}_gone")
@@ -127,12 +125,12 @@ def test_a_missing_name_says_what_is_lost(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.12.0a0+b4e4ee8", "2.13.0+cpu", "3.0.0"])
-def test_a_torch_of_the_minimum_is_not_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_of_the_minimum_is_not_refused(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     assert refusal("plan and sharded memory") is None
 
 
-def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     message = "torch 2.9.1+cpu is too old for plan and sharded memory: install torch 2.12 or newer"
     assert refusal("plan and sharded memory") == message
@@ -140,7 +138,7 @@ def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_the_page_lists_the_minimum_of_each_feature() -> None:
+def test_the_page_lists_the_minimum_of_each_feature():
     rows = re.findall(r"^\| ([\w ]+) \| (2\.\d+) \|$", (ROOT / "docs/reference/versions.md").read_text(), re.MULTILINE)
     assert dict(rows) == MINIMUM
 
@@ -164,7 +162,7 @@ STOPPED = {
         pytest.param(tuple(INTERNALS), id="all", marks=pytest.mark.long),
     ],
 )
-def test_a_count_without_a_name_is_equal_or_stops_in_one_line(names: tuple[str, ...]) -> None:
+def test_a_count_without_a_name_is_equal_or_stops_in_one_line(names):
     command = [sys.executable, "-m", "tests.support.processes.missing_names", "", *names]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (_, complete), *rows = map(json.loads, told.splitlines())
@@ -178,11 +176,11 @@ def test_a_count_without_a_name_is_equal_or_stops_in_one_line(names: tuple[str, 
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_autocast_supported_devices"), reason="torch has no list of them")
-def test_autocast_of_each_device_is_restored() -> None:
+def test_autocast_of_each_device_is_restored():
     assert set(torch_state._DEVICES) == set(torch._C._autocast_supported_devices())
 
 
-def test_what_is_missing_raises_when_it_is_used() -> None:
+def test_what_is_missing_raises_when_it_is_used():
     missing = Internal("torch._C", "_gone", "sines").get()
     for use in (
         lambda: missing(),
@@ -197,13 +195,13 @@ def test_what_is_missing_raises_when_it_is_used() -> None:
         pass
 
 
-def test_a_reader_returns_the_value_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_returns_the_value_of_now(monkeypatch):
     monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 7)
     assert torch_internals.forward_ad_level() == 7
 
 
 @pytest.mark.parametrize("patch", [CALLS, ENGINE_RUNS], ids=["modules", "backward"])
-def test_counts_go_on_where_a_function_cannot_be_wrapped(monkeypatch: pytest.MonkeyPatch, patch: Patch) -> None:
+def test_counts_go_on_where_a_function_cannot_be_wrapped(monkeypatch, patch):
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(2, 4)
     expected = fvflops.FlopCountAnalysis(model, x).by_operator()
     monkeypatch.setattr(patch, "missing", "torch 9 has no such function: no feature")
@@ -211,17 +209,17 @@ def test_counts_go_on_where_a_function_cannot_be_wrapped(monkeypatch: pytest.Mon
         assert fvflops.FlopCountAnalysis(model, x).by_operator() == expected
 
 
-def test_a_patch_of_a_missing_function_wraps_nothing() -> None:
+def test_a_patch_of_a_missing_function_wraps_nothing():
     patch = Patch(*dataclasses.replace(INTERNALS["module_call"], name="Module._gone").get())
     message = r"no torch\.nn\.Module\._gone: no attribution to modules; counts by operator still work"
     with pytest.warns(UserWarning, match=message), patch.wrapped(lambda original: original):
         pass
 
 
-def private_names(source: str) -> set[str]:
+def private_names(source):
     """Return the private names of torch that a file imports, reaches through torch, or spells out in full."""
     tree = ast.parse(source)
-    roots: dict[str, str] = {}
+    roots = {}
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -235,7 +233,7 @@ def private_names(source: str) -> set[str]:
                 roots[alias.asname or alias.name] = path = f"{node.module}.{alias.name}"
                 found.add(path)
 
-    def path_of(node: ast.AST) -> str | None:
+    def path_of(node):
         if isinstance(node, ast.Name):
             return roots.get(node.id)
         above = path_of(node.value) if isinstance(node, ast.Attribute) else None
@@ -253,7 +251,7 @@ def private_names(source: str) -> set[str]:
     return {path for path in found if re.search(r"\._(?!_)", path) and not path.startswith("torch.ops.")}
 
 
-def private_attributes(source: str) -> Iterator[str]:
+def private_attributes(source):
     """Yield the private attributes that a file asks of any object but `self`, `cls` and what torch.ops holds."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
@@ -262,7 +260,7 @@ def private_attributes(source: str) -> Iterator[str]:
                 yield node.attr
 
 
-def own_attributes() -> set[str]:
+def own_attributes():
     """Return the private attributes that classes of fvflops have."""
     found = set()
     for path in FILES:
@@ -280,12 +278,12 @@ def own_attributes() -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_names_are_used_by_their_public_ones(path: Path) -> None:
+def test_private_names_are_used_by_their_public_ones(path):
     allowed = EXCEPTIONS.get(path.relative_to(PACKAGE).as_posix(), set())
     assert private_names(path.read_text()) == allowed
 
 
-def test_private_attributes_are_listed() -> None:
+def test_private_attributes_are_listed():
     known = own_attributes() | PYTHONS | LIBRARIES | {item.name.rpartition(".")[2] for item in ATTRIBUTES}
     unknown = {
         (str(path.relative_to(PACKAGE)), name)
@@ -296,7 +294,7 @@ def test_private_attributes_are_listed() -> None:
     assert not unknown, "list them in torch_internals.ATTRIBUTES"
 
 
-def test_private_names_are_seen() -> None:
+def test_private_names_are_seen():
     for line, expected in (
         ("import torch._dynamo", {"torch._dynamo"}),
         ("from torch.utils import _pytree as pytree", {"torch.utils._pytree"}),

@@ -14,7 +14,7 @@ EDGES = [10**exponent + step for exponent in range(19) for step in (-1, 0, 1)]
 INTEGERS = st.one_of(st.sampled_from(EDGES), st.integers(-(10**20), 10**20))
 
 
-def disagrees_with_fvcore(format, count: int, digits: int, hide_zero: bool) -> bool:
+def disagrees_with_fvcore(format, count, digits, hide_zero):
     return format(count, digits=digits, hide_zero=hide_zero) != _format_size(count, digits, hide_zero)
 
 

@@ -1,14 +1,11 @@
 """The calls of ops and of modules, one by one: what each comes to, what it reads, and the rows that programs get."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
 import subprocess
 from itertools import pairwise
-from pathlib import Path
 from shutil import which
 from xml.etree import ElementTree
 
@@ -32,17 +29,17 @@ from tests.support.reports.report_formats import take_cells
 class Net(nn.Module):
     """One Linear(8, 8) called twice around a ReLU in place, a residual sum, and a view of it; 2·64 MACs a row."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 8)
         self.act = nn.ReLU(inplace=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         y = self.fc(self.act(self.fc(x)))
         return (x + y).view(-1)
 
 
-def analyse(model: nn.Module | None = None, **options) -> FlopCountAnalysis:
+def analyse(model=None, **options):
     return FlopCountAnalysis(model or Net(), torch.ones(2, 8), **options)
 
 
@@ -57,7 +54,7 @@ def _(x):
 
 
 class Unknown(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return scan(x)
 
 
@@ -158,7 +155,7 @@ def test_rows_are_the_same_in_every_format(capsys, tmp_path):
 LONG = "a_very_long_name_of_a_module_" * 6
 
 
-def make_saved(path: Path) -> FlopCountAnalysis:
+def make_saved(path):
     """Return an analysis of a saved trace, with lines of source, of a model with long names and an unsupported op."""
     model = nn.Sequential(Unknown())
     model.add_module(LONG, nn.Sequential())
@@ -231,7 +228,7 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
 # ---- the graph
 
 
-def read_graph(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
+def read_graph(text):
     """Return node → label, and the edges by the labels' first lines."""
     labels = dict(re.findall(r'^ *(n\d+) \[label="((?:\\.|[^"\\])*)"', text, re.MULTILINE))
     names = {node: label.split("\\n")[0] for node, label in labels.items()}

@@ -21,11 +21,11 @@ MACS_PER_ROW = 6
 class Loop:
     """A plain training loop, whose batches have given numbers of rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.model = nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
-    def train(self, rows: int = 1) -> None:
+    def train(self, rows=1):
         checkpoint(self.model, torch.ones(rows, 3), use_reentrant=False).sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -3,8 +3,6 @@
 There many of these raise nothing: they see tensors that require no gradient, and return zeros.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +25,7 @@ FORWARD = ROWS * 3 * 8 + ROWS * 8 * 2  # the two layers, and as much again for t
 WEIGHTS = FORWARD
 
 
-def net() -> nn.Sequential:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
 
@@ -35,35 +33,35 @@ def net() -> nn.Sequential:
 class Using(nn.Module):
     """A model that does something with a net and its input."""
 
-    def __init__(self, use: Forward) -> None:
+    def __init__(self, use):
         super().__init__()
         self.net = net()
         self._use = use
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self._use(self.net, x)
 
 
-def squares(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def squares(net):
     return lambda x: net(x).pow(2).sum()
 
 
-def leaf(x: torch.Tensor) -> torch.Tensor:
+def leaf(x):
     return x.detach().requires_grad_()
 
 
-def gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def gradient(y, x):
     """Return the gradient where there is one: below autograd it is silently none."""
     return torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else y
 
 
-def enabled(net: nn.Module, x: torch.Tensor) -> Any:
+def enabled(net, x):
     with torch.enable_grad():
         x = leaf(x)
         return gradient(net(x), x)
 
 
-def switched(net: nn.Module, x: torch.Tensor) -> Any:
+def switched(net, x):
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     try:
@@ -73,22 +71,22 @@ def switched(net: nn.Module, x: torch.Tensor) -> Any:
         torch.set_grad_enabled(before)
 
 
-def decorated(net: nn.Module, x: torch.Tensor) -> Any:
+def decorated(net, x):
     return torch.enable_grad()(lambda x: gradient(net(x), x))(leaf(x))
 
 
-def flagged(net: nn.Module, x: torch.Tensor) -> Any:
+def flagged(net, x):
     x = x.detach()
     x.requires_grad = True
     return gradient(net(x), x)
 
 
-def requested(net: nn.Module, x: torch.Tensor) -> Any:
+def requested(net, x):
     x = leaf(x)
     return gradient(net(x), x)
 
 
-def swallowed(net: nn.Module, x: torch.Tensor) -> Any:
+def swallowed(net, x):
     x = leaf(x)
     y = net(x).sum()
     try:
@@ -97,7 +95,7 @@ def swallowed(net: nn.Module, x: torch.Tensor) -> Any:
         return y
 
 
-def caught(net: nn.Module, x: torch.Tensor) -> Any:
+def caught(net, x):
     y = net(x.detach()).sum()
     try:
         y.backward()
@@ -106,13 +104,13 @@ def caught(net: nn.Module, x: torch.Tensor) -> Any:
     return y
 
 
-def penalty(net: nn.Module, x: torch.Tensor) -> Any:
+def penalty(net, x):
     x = leaf(x)
     y = net(x)
     return (torch.autograd.grad(y.sum(), x, create_graph=True)[0].norm(dim=1) - 1).pow(2).mean()
 
 
-def inner_loop(net: nn.Module, x: torch.Tensor) -> Any:
+def inner_loop(net, x):
     parameters = dict(net.named_parameters())
     with torch.enable_grad():
         for _ in range(2):
@@ -122,7 +120,7 @@ def inner_loop(net: nn.Module, x: torch.Tensor) -> Any:
         return functional_call(net, parameters, (x,))
 
 
-def trained_in_test(net: nn.Module, x: torch.Tensor) -> Any:
+def trained_in_test(net, x):
     mine = copy.deepcopy(net)
     optimizer = torch.optim.SGD(mine.parameters(), 0.1)
     with torch.enable_grad():
@@ -133,19 +131,19 @@ def trained_in_test(net: nn.Module, x: torch.Tensor) -> Any:
     return mine(x)
 
 
-def newton(net: nn.Module, x: torch.Tensor) -> Any:
+def newton(net, x):
     root = torch.zeros(3)
     matrix = functional.jacobian(lambda z: z + 0.1 * net(z.expand_as(x)).sum(), root)
     return torch.linalg.solve(matrix, root + 1)  # singular, if the derivative were zero
 
 
-def dual(net: nn.Module, x: torch.Tensor) -> Any:
+def dual(net, x):
     with forward_ad.dual_level():
         y, tangent = forward_ad.unpack_dual(net(forward_ad.make_dual(x, torch.ones_like(x))))
     return y if tangent is None else tangent
 
 
-def checkpointed(net: nn.Module, x: torch.Tensor) -> Any:
+def checkpointed(net, x):
     with torch.enable_grad():
         x = leaf(x)
         return gradient(checkpoint(net, x, use_reentrant=False), x)
@@ -155,26 +153,26 @@ class Solved(torch.autograd.Function):
     """Steps along a field, whose backward calls autograd itself, as a neural ODE's adjoint does."""
 
     @staticmethod
-    def forward(ctx: Any, field: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, field, x):
         ctx.field = field
         ctx.save_for_backward(x)
         return x + field(x).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         with torch.enable_grad():
             x = leaf(x)
             return None, gradient + torch.autograd.grad(ctx.field(x).sum(), x)[0]
 
 
-def adjoint(net: nn.Module, x: torch.Tensor) -> Any:
+def adjoint(net, x):
     with torch.enable_grad():
         x = leaf(x)
         return gradient(Solved.apply(net, x), x)
 
 
-def energy(net: nn.Module, x: torch.Tensor) -> Any:
+def energy(net, x):
     x.requires_grad_(True)
     distances = (x[:, None] - x[None]).pow(2).sum(-1, keepdim=True).expand(-1, -1, 3)
     total = net(distances).sum()
@@ -182,7 +180,7 @@ def energy(net: nn.Module, x: torch.Tensor) -> Any:
 
 
 # With the multiply-adds, by hand, where one sees them at once.
-USES: dict[str, tuple[Forward, int | None]] = {
+USES = {
     "jacobian": (functional.jacobian, FORWARD + 2 * ROWS * FORWARD),
     "jacobian, its graph too": (lambda net, x: functional.jacobian(net, x, create_graph=True), None),
     "jacobian, vectorised": (lambda net, x: functional.jacobian(net, x, vectorize=True), FORWARD + 2 * ROWS * FORWARD),
@@ -235,13 +233,13 @@ USES: dict[str, tuple[Forward, int | None]] = {
 }
 
 
-def macs(use: Forward, execution: str) -> int:
+def macs(use, execution):
     analysis = FlopCountAnalysis(Using(use), torch.rand(ROWS, 3), execution=execution)
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).macs()
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_forward_that_uses_autograd_costs_what_its_recording_does(name: str):
+def test_a_forward_that_uses_autograd_costs_what_its_recording_does(name):
     use, expected = USES[name]
     model = Using(use)
     with record(model) as run:
@@ -253,7 +251,7 @@ def test_a_forward_that_uses_autograd_costs_what_its_recording_does(name: str):
     )
 
 
-HARMLESS: dict[str, Forward] = {
+HARMLESS = {
     "enable_grad": torch.enable_grad()(lambda net, x: net(x)),
     "requires_grad_": lambda net, x: net(leaf(x)),
     "func.grad": lambda net, x: torch.func.grad(squares(net))(x),
@@ -264,13 +262,13 @@ HARMLESS: dict[str, Forward] = {
 
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_forward_that_needs_no_backward_pass_keeps_its_vocabulary(name: str, execution: str):
+def test_a_forward_that_needs_no_backward_pass_keeps_its_vocabulary(name, execution):
     trace = record_call(Using(HARMLESS[name]), (torch.rand(ROWS, 3),), execution=execution)
     assert trace.about["vocabulary"] == "composite"
 
 
 def test_a_hook_on_a_tensor_needs_autograd_without_a_backward_pass():
-    def forward(net: nn.Module, x: torch.Tensor) -> Any:
+    def forward(net, x):
         with torch.enable_grad():
             y = net(x)
             y.register_hook(lambda gradient: gradient)
@@ -286,7 +284,7 @@ def test_an_input_that_can_be_read_once_is_told():
 
 
 @pytest.mark.parametrize("execution", ["shapes", "real"])
-def test_nothing_of_the_detection_stays(execution: str):
+def test_nothing_of_the_detection_stays(execution):
     before = (torch._C._set_grad_enabled, vars(torch.Tensor).keys() & {"requires_grad", "requires_grad_"})
     model = Using(energy)
     x = torch.rand(ROWS, 3)

@@ -1,11 +1,7 @@
 """Steps by shapes of models that are wrapped for data parallelism, or whose weights are elsewhere, and what is left."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +24,7 @@ MACS = 5 * (6 * 8 + 8 * 4)  # of `net` in its forward
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
+def alone():
     """A group of one process, in which each wrapper synchronises with itself."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     logging.disable(logging.WARNING)
@@ -39,18 +35,18 @@ def alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def net(width: int = 8) -> nn.Sequential:
+def net(width=8):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 4))
 
 
-def compressed() -> nn.Module:
+def compressed():
     model = DistributedDataParallel(net())
     model.register_comm_hook(None, fp16_compress_hook)
     return model
 
 
-def sharded() -> nn.Module:
+def sharded():
     model = net()
     mesh = init_device_mesh("cpu", (1,))  # FSDP2's own choice would be a GPU, where there is one
     fully_shard(model[0], mesh=mesh)
@@ -71,11 +67,11 @@ WRAPPED = {
 }
 
 
-def phases(run: FlopCountAnalysis) -> dict[str, int]:
+def phases(run):
     return {phase: sum(counts.values()) for phase, counts in run.by_phase().items() if sum(counts.values())}
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def step(model, optimizer):
     optimizer.zero_grad()
     model(X).sum().backward()
     optimizer.step()
@@ -83,7 +79,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WRAPPED)
-def test_a_wrapped_models_step_by_shapes_is_the_real_one(name: str):
+def test_a_wrapped_models_step_by_shapes_is_the_real_one(name):
     if name == "FSDP2" and VERSION < (2, 7):
         pytest.skip("FSDP2 of this torch asks a CPU for the streams of a GPU")
     model = WRAPPED[name]()
@@ -100,8 +96,8 @@ def test_a_wrapped_models_step_by_shapes_is_the_real_one(name: str):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_buckets_too_large_to_be_computed_stay_real(before: int):
-    def train(counted: bool) -> list[torch.Tensor]:
+def test_buckets_too_large_to_be_computed_stay_real(before):
+    def train(counted):
         torch.manual_seed(0)
         # More elements in a bucket than a shape run computes.
         model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 1100), nn.Linear(1100, 1100), nn.Linear(1100, 4)))
@@ -118,8 +114,8 @@ def test_buckets_too_large_to_be_computed_stay_real(before: int):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_a_replicated_model_trains_on_as_if_never_counted(before: int):
-    def train(counted: bool) -> list[torch.Tensor]:
+def test_a_replicated_model_trains_on_as_if_never_counted(before):
+    def train(counted):
         model = replicate(net())
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for number in range(before + 3):
@@ -137,7 +133,7 @@ def test_a_replicated_model_trains_on_as_if_never_counted(before: int):
 
 def test_a_group_of_one_communicates_with_nobody():
     class Gather(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             sizes = [torch.empty(1, dtype=torch.int64)]
             dist.all_gather(sizes, torch.tensor([x.shape[0]]))
             return x.repeat(int(sizes[0]), 1) @ x.T
@@ -152,7 +148,7 @@ def test_one_rank_that_counts_leaves_the_others_in_step(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["cpu", "disk"])
-def test_an_offloaded_model_is_counted_as_the_model_that_it_is(kind: str, tmp_path):
+def test_an_offloaded_model_is_counted_as_the_model_that_it_is(kind, tmp_path):
     accelerate = pytest.importorskip("accelerate")
     device = torch.device("cpu")
     model = net().eval()
@@ -170,15 +166,15 @@ def test_an_offloaded_model_is_counted_as_the_model_that_it_is(kind: str, tmp_pa
 
 
 class Bag(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.bag = nn.EmbeddingBag(10, 6, sparse=True, mode="sum")
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         return self.bag(ids)
 
 
-REFUSED: dict[str, tuple[Any, Any, Any]] = {
+REFUSED = {
     "a sparse gradient": (
         lambda: nn.Sequential(nn.Embedding(10, 6, sparse=True)),
         torch.tensor([[1, 2], [1, 3]]),
@@ -191,7 +187,7 @@ REFUSED: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_step_that_shapes_do_not_do_is_refused_with_what_to_do(name: str):
+def test_a_step_that_shapes_do_not_do_is_refused_with_what_to_do(name):
     make, x, maker = REFUSED[name]
     if maker is None:
         maker = pytest.importorskip("transformers.optimization").Adafactor

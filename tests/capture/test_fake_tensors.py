@@ -1,7 +1,5 @@
 """Models of FakeTensors are counted, inside their mode and outside it, and never as 0."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode

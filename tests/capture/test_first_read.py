@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, FormulaTable, load_table
+from fvflops import FlopCountAnalysis, load_table
 from fvflops.capture.model.first_read import FirstRead
 from fvflops.capture.model.model_index import ModelIndex, read_modules
 from fvflops.capture.model.read_module_tree import class_facts, read_tree
@@ -27,7 +27,7 @@ class Kind(enum.IntEnum):
 class Described(nn.Module):
     """Public and private attributes of many types."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.kind = Kind.LARGE
         self.sizes = (1, (2, 3))
@@ -45,7 +45,7 @@ class Described(nn.Module):
         self.child = None
         self.register_module("missing", None)
 
-    def extra_repr(self) -> str:
+    def extra_repr(self):
         """Return a text that depends on an attribute that a module tree does not contain."""
         return f"{self.items}"
 
@@ -53,7 +53,7 @@ class Described(nn.Module):
 class Shared(nn.Module):
     """A module under several names, tied weights, and torch's classes with texts of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4, bias=False)
         self.second = self.first
@@ -66,13 +66,13 @@ class Shared(nn.Module):
         self.described = Described()
 
 
-def overridden() -> nn.Module:
+def overridden():
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     model[1].extra_repr = lambda: "mine"
     return model
 
 
-def raising() -> nn.Module:
+def raising():
     model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.1))
     del model[1].inplace  # its extra_repr raises
     return model
@@ -122,7 +122,7 @@ def test_only_plain_models_are_read_by_attributes():
 
 def test_trees_are_as_before_the_run():
     class Changing(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.calls += 1
             self.linear.in_features = 7
             return self.linear(x)
@@ -146,7 +146,7 @@ def test_trees_are_plain_data_that_outlives_the_model():
 
 
 def test_a_model_counted_once_is_counted_as_one_counted_often():
-    table: FormulaTable = load_table("exact")
+    table = load_table("exact")
     model, other = (build_on_meta(ZOO["resnet50"].build).eval() for _ in range(2))
     image = torch.zeros(1, 3, 64, 64)
     often = [FlopCountAnalysis(model, image, table=table) for _ in range(3)]

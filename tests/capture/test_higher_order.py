@@ -40,7 +40,7 @@ def count_macs(function, *inputs, execution="shapes", backward=False):
         stops_at=TABLE.stops_at,
         estimate_cost=lambda signature: TABLE.price(signature).macs,
     )
-    macs: Counter[str] = Counter()
+    macs = Counter()
     for (index, _, phase), calls in trace.calls.items():
         price = TABLE.price(trace.signatures[index])
         assert price.status.value != "unsupported", trace.signatures[index].op

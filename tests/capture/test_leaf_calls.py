@@ -3,7 +3,6 @@
 import threading
 import warnings
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -25,10 +24,10 @@ from fvflops.zoo import ZOO
 @pytest.fixture
 def replays(monkeypatch):
     """Return a list of the functions' names of replayed calls."""
-    names: list[str] = []
+    names = []
     replay = LeafCalls.replay
 
-    def listed(self: LeafCalls, leaf: Any, *args: Any) -> Any:
+    def listed(self, leaf, *args):
         result = replay(self, leaf, *args)
         if result is not None:
             names.append(leaf.kind.name)
@@ -38,12 +37,12 @@ def replays(monkeypatch):
     return names
 
 
-def trace_of(model: Any, *args: Any, table: str = "default", ordered: bool = True, **options: Any) -> str:
+def trace_of(model, *args, table="default", ordered=True, **options):
     trace = FlopCountAnalysis(model, args, table=table, warn=False, **options).trace()
     return (trace if ordered else trace.aggregate()).to_json()
 
 
-def trace_of_run(model: Any, *args: Any, **options: Any) -> str:
+def trace_of_run(model, *args, **options):
     """Return the trace of a run in which each call runs, with cached outcomes of ops."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instrumented, "find_leaf_calls", lambda *_: None)
@@ -54,7 +53,7 @@ def trace_of_run(model: Any, *args: Any, **options: Any) -> str:
 class Every(nn.Module):
     """A module of each class, each called twice, the second time in place of another with the same shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.images = nn.ModuleList(
             [
@@ -74,7 +73,7 @@ class Every(nn.Module):
         self.sequence = nn.Sequential(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(256, 2))
         self.volume = nn.Sequential(nn.Conv3d(4, 4, 1), nn.BatchNorm3d(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         for _ in range(2):
             for module in self.images:
                 x = module(x)
@@ -150,44 +149,44 @@ class Replace(TorchDispatchMode):
 class Net(nn.Module):
     """A model whose forward may do something to its modules before it calls them."""
 
-    def __init__(self, change: Any) -> None:
+    def __init__(self, change):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
         self.act = nn.ReLU()
         self.norm = nn.BatchNorm2d(4)
         self.other = nn.Conv2d(3, 4, 5)
         self.change = change
-        self.called: list[str] = []
+        self.called = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.act(self.norm(self.conv(x))) if self.change is None else self.change(self, x)
 
 
-def run(net: Net, x: torch.Tensor) -> torch.Tensor:
+def run(net, x):
     return net.act(net.norm(net.conv(x)))
 
 
-def set_stride(net: Net, x: torch.Tensor) -> torch.Tensor:
+def set_stride(net, x):
     net.conv.stride = (2, 2)
     return run(net, x)
 
 
-def replace_weight(net: Net, x: torch.Tensor) -> torch.Tensor:
+def replace_weight(net, x):
     net.conv.weight = net.other.weight
     return run(net, x)
 
 
-def swap_parameters(net: Net, x: torch.Tensor) -> torch.Tensor:
+def swap_parameters(net, x):
     parameters = {"weight": net.other.weight, "bias": net.other.bias}
     return net.act(torch.func.functional_call(net.conv, parameters, (x,)))
 
 
-def drop_bias(net: Net, x: torch.Tensor) -> torch.Tensor:
+def drop_bias(net, x):
     net.conv.bias = None
     return run(net, x)
 
 
-def add_hook(net: Net, x: torch.Tensor) -> torch.Tensor:
+def add_hook(net, x):
     handle = net.act.register_forward_hook(lambda module, args, result: result.sigmoid())
     try:
         return run(net, x)
@@ -195,22 +194,22 @@ def add_hook(net: Net, x: torch.Tensor) -> torch.Tensor:
         handle.remove()
 
 
-def add_pre_hook(net: Net, x: torch.Tensor) -> torch.Tensor:
+def add_pre_hook(net, x):
     with net.act.register_forward_pre_hook(lambda module, args: (args[0].tanh(),)):
         return run(net, x)
 
 
-def add_global_hook(net: Net, x: torch.Tensor) -> torch.Tensor:
+def add_global_hook(net, x):
     with nn.modules.module.register_module_forward_hook(lambda module, args, result: result.sigmoid()):
         return net.act(x)
 
 
-def override_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+def override_forward(net, x):
     net.act.forward = torch.sigmoid
     return run(net, x)
 
 
-def change_class(net: Net, x: torch.Tensor) -> torch.Tensor:
+def change_class(net, x):
     net.act.__class__ = nn.Sigmoid
     try:
         return net.act(x)
@@ -218,42 +217,42 @@ def change_class(net: Net, x: torch.Tensor) -> torch.Tensor:
         net.act.__class__ = nn.ReLU
 
 
-def patch_function(net: Net, x: torch.Tensor) -> torch.Tensor:
+def patch_function(net, x):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "relu", lambda x, inplace=False: x.sigmoid().tanh())
         return run(net, x)
 
 
-def use_autocast(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_autocast(net, x):
     with torch.autocast("cpu", torch.bfloat16):
         return run(net, x)
 
 
-def use_function_mode(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_function_mode(net, x):
     with Double():
         return run(net, x)
 
 
-def use_dispatch_mode(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_dispatch_mode(net, x):
     with Replace():
         return run(net, x)
 
 
-def use_vmap(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_vmap(net, x):
     return torch.func.vmap(lambda image: run(net, image[None]))(x)
 
 
-def use_functionalize(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_functionalize(net, x):
     return torch.func.functionalize(lambda image: run(net, image))(x)
 
 
-def use_tracer(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_tracer(net, x):
     graph = make_fx(partial(run, net))(x)
     net.called.append(str(len([node for node in graph.graph.nodes if node.op == "call_function"])))
     return graph(x)
 
 
-def use_thread(net: Net, x: torch.Tensor) -> torch.Tensor:
+def use_thread(net, x):
     results = []
     thread = threading.Thread(target=lambda: results.append(run(net, x)))
     thread.start()
@@ -261,12 +260,12 @@ def use_thread(net: Net, x: torch.Tensor) -> torch.Tensor:
     return run(net, x) + results[0]
 
 
-def train(net: Net, x: torch.Tensor) -> torch.Tensor:
+def train(net, x):
     net.norm.train(not net.norm.training)
     return run(net, x)
 
 
-def disable_mkldnn(net: Net, x: torch.Tensor) -> torch.Tensor:
+def disable_mkldnn(net, x):
     with torch.backends.mkldnn.flags(enabled=False):
         return run(net, x)
 

@@ -1,7 +1,5 @@
 """What a model runs in other threads is counted in its modules, and a thread is left as it was."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool

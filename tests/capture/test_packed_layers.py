@@ -3,7 +3,6 @@
 import inspect
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -267,7 +266,7 @@ def test_the_layers_of_the_report():
 
 
 @pytest.fixture
-def transformers() -> Any:
+def transformers():
     library = pytest.importorskip("transformers")
     experts = pytest.importorskip("transformers.integrations.finegrained_fp8").FP8Experts
     if "expert_dtype" not in inspect.signature(experts).parameters:

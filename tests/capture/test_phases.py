@@ -53,20 +53,20 @@ RERUN = {
 class Block(Parts):
     """Two linear layers and a product of its own."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.down(torch.relu(self.up(x))) @ torch.eye(4)
 
 
 class Net(nn.Module):
     """Two blocks, each run in one way."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way):
         super().__init__()
         self.first = Block(up=nn.Linear(4, 8), down=nn.Linear(8, 4))
         self.second = Block(up=nn.Linear(4, 8), down=nn.Linear(8, 4))
         self.way = way
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         for block in (self.first, self.second):
             x = WAYS[self.way](block, x)
         return x
@@ -76,7 +76,7 @@ def macs_of(model, execution, x=None):
     x = torch.randn(2, 4, requires_grad=True) if x is None else x
     trace = record_call(model, (x,), {}, loss=lambda y: y.sum(), execution=execution, stops_at=StopsAt(frozenset()))
     assert trace.about["execution"] == execution
-    found: dict[str, Counter] = defaultdict(Counter)
+    found = defaultdict(Counter)
     for entry in FlopCountAnalysis.from_trace(trace).counts().entries:
         if entry.macs:
             found[entry.scope[-1]][entry.phase] += entry.macs

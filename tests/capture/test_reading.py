@@ -1,11 +1,8 @@
 """A model is read anew where it has changed since the last time, and nothing of it is kept alive."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -17,70 +14,70 @@ from fvflops.capture.model.model_index import ModelIndex, read_modules
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
         self.act = nn.ReLU()
         self.scale = 2
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second(self.act(self.first(x))) * self.scale
 
 
-def tie(model: Net) -> None:
+def tie(model):
     model.second.weight = model.first.weight
 
 
-def share(model: Net) -> None:
+def share(model):
     model.second = model.first
 
 
-def rename(model: Net) -> None:
+def rename(model):
     model.first._parameters = {"kernel": model.first._parameters["weight"], "bias": model.first._parameters["bias"]}
 
 
-def swap_keys(model: Net) -> None:
+def swap_keys(model):
     model._modules["first"], model._modules["second"] = model._modules["second"], model._modules["first"]
 
 
-def replace_by_its_like(model: Net) -> None:
+def replace_by_its_like(model):
     model.first = nn.Linear(4, 4)
 
 
-def replace_by_another(model: Net) -> None:
+def replace_by_another(model):
     model.first = nn.Conv1d(4, 4, 1)
 
 
-def remove(model: Net) -> None:
+def remove(model):
     del model.act
 
 
-def forget_a_child(model: Net) -> None:
+def forget_a_child(model):
     model.act = None
 
 
-def add_a_buffer(model: Net) -> None:
+def add_a_buffer(model):
     model.register_buffer("mask", torch.ones(3))
 
 
-def wrap(model: Net) -> None:
+def wrap(model):
     model.first = torch.compile(model.first)
 
 
-def reshape(model: Net) -> None:
+def reshape(model):
     model.first.weight.data = torch.ones(2, 8)
 
 
-def freeze(model: Net) -> None:
+def freeze(model):
     model.first.weight.requires_grad_(False)
 
 
-def change_a_number(model: Net) -> None:
+def change_a_number(model):
     model.scale = True
 
 
-def change_the_class(model: Net) -> None:
+def change_the_class(model):
     model.act.__class__ = nn.Sigmoid
 
 
@@ -91,7 +88,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_model_is_read_as_one_that_was_never_read(change: Callable[[Net], None]) -> None:
+def test_a_changed_model_is_read_as_one_that_was_never_read(change):
     model, fresh = Net(), Net()
     before = read_modules(model)
     change(model)
@@ -101,10 +98,10 @@ def test_a_changed_model_is_read_as_one_that_was_never_read(change: Callable[[Ne
     assert ModelIndex(model).rows == ModelIndex(fresh).rows
 
 
-def test_what_hangs_on_an_unchanged_model_is_read_each_time() -> None:
+def test_what_hangs_on_an_unchanged_model_is_read_each_time():
     model = Net()
     assert ModelIndex(model).empty and not ModelIndex(model).others
-    calls: list[nn.Module] = []
+    calls = []
     handle = model.act.register_forward_hook(lambda module, *_: calls.append(module))
     hooks = model.act._forward_hooks
     assert any(value is hooks for value in ModelIndex(model).others)
@@ -112,7 +109,7 @@ def test_what_hangs_on_an_unchanged_model_is_read_each_time() -> None:
     assert calls and list(hooks) == [handle.id]
 
 
-def test_resized_storages_are_read_each_time() -> None:
+def test_resized_storages_are_read_each_time():
     model = nn.Linear(4, 4, bias=False)
     assert [row[0] for row in ModelIndex(model).rows] == [64]
     model.weight.untyped_storage().resize_(0)
@@ -120,7 +117,7 @@ def test_resized_storages_are_read_each_time() -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_analysis_keeps_nothing_of_the_model_alive(grad: bool) -> None:
+def test_an_analysis_keeps_nothing_of_the_model_alive(grad):
     """Not even until the collector of cycles comes by."""
     model = Net().requires_grad_(grad)
     removed = weakref.ref(model.act)
@@ -140,11 +137,11 @@ def test_an_analysis_keeps_nothing_of_the_model_alive(grad: bool) -> None:
         gc.enable()
 
 
-def _refuse(*_: object) -> bool:
+def _refuse(*_):
     raise RuntimeError("modules are not to be compared")
 
 
-COMPARED: dict[str, dict[str, object]] = {
+COMPARED = {
     "equal to all": {"__eq__": lambda self, other: True, "__hash__": lambda self: 7},
     "equal by class": {"__eq__": lambda self, other: type(self) is type(other), "__hash__": lambda self: 3},
     "unhashable": {"__eq__": lambda self, other: True, "__hash__": None},
@@ -155,7 +152,7 @@ COMPARED: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("root", [False, True], ids=["a part", "the root too"])
 @pytest.mark.parametrize("kind", COMPARED)
-def test_modules_are_told_apart_whatever_equals_them(kind: str, root: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_told_apart_whatever_equals_them(kind, root, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))  # whose layers are searched for
     layer = type("Layer", (nn.Linear,), COMPARED[kind])
     whole = type("Whole", (nn.Sequential,), COMPARED[kind] if root else {})

@@ -14,7 +14,7 @@ from tests.support.models.parts import Parts
 LINEAR = StopsAt(frozenset({"aten::linear", "aten::scaled_dot_product_attention"}))
 
 
-def seen(trace: Trace) -> list[tuple[str, str]]:
+def seen(trace):
     """Return (owner, op packet) of each op in order."""
     return [
         (trace.scope_of(event.stack)[-1], trace.signatures[event.item].packet)
@@ -23,44 +23,44 @@ def seen(trace: Trace) -> list[tuple[str, str]]:
     ]
 
 
-def owners(trace: Trace, op: str) -> Counter[str]:
+def owners(trace, op):
     return Counter(owner for owner, name in seen(trace) if name == op)
 
 
 class Shared(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Sequential(self.first, nn.ReLU())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second(self.first(x))
 
 
 class Recursive(Parts):
-    def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+    def forward(self, x, depth=2):
         x = self.fc(x)
         return self(x, depth - 1) if depth else x
 
 
 class Direct(Parts):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.fc.forward(x) + self.gate(x)
 
 
 class Catches(nn.Module):
     class Raises(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             torch.relu(x)
             raise LookupError("inside")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.bad = self.Raises()
         self.deep = nn.Sequential(nn.Sequential(self.bad))
         self.fc = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         try:
             self.deep(x)
         except LookupError:

@@ -1,16 +1,12 @@
 """The recording of any program: in another one, in threads, paused, and whatever goes wrong inside."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
 
 import pytest
 import torch
@@ -196,10 +192,10 @@ def test_pauses_in_the_middle_of_forward_and_of_backward(execution):
 def test_two_threads_record_at_once_and_end_in_the_other_order(same):
     models = [make_net()] * 2 if same else [make_net(), make_net()]
     barrier = threading.Barrier(2, timeout=30)
-    runs: dict[int, record] = {}
-    errors: list[BaseException] = []
+    runs = {}
+    errors = []
 
-    def work(number: int) -> None:
+    def work(number):
         try:
             if number:
                 barrier.wait()
@@ -237,7 +233,7 @@ def test_a_recording_ends_where_it_began():
     run.__enter__()
     model(X)
 
-    def end() -> None:
+    def end():
         try:
             run.__exit__(None, None, None)
         except RuntimeError as error:
@@ -255,14 +251,14 @@ def test_a_recording_ends_where_it_began():
 class Squared(Parts):
     """A module that torch compiles in one graph."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layer(x).pow(2)
 
 
 def test_compiled_models_run_eagerly_and_stay_compiled():
     compiled = []
 
-    def backend(graph: Any, example: Any) -> Any:
+    def backend(graph, example):
         compiled.append(graph)
         return graph.forward
 
@@ -348,8 +344,8 @@ class Stop(BaseException):
     """Neither an Exception nor an interrupt."""
 
 
-def stop(kind: type[BaseException]) -> Callable[..., Any]:
-    def hook(*args: Any) -> None:
+def stop(kind):
+    def hook(*args):
         raise kind("stop")
 
     return hook
@@ -365,14 +361,14 @@ def test_an_exception_leaves_a_trace_that_can_be_read(place, kind, execution):
     run = record(model, execution=execution)
     calls = []
 
-    def twice(x: torch.Tensor) -> torch.Tensor:
+    def twice(x):
         calls.append(1)
         h = model(x)
         if len(calls) == 2:
             raise kind("stop")
         return h @ torch.ones(2, 2) @ torch.ones(2, 1)
 
-    def work() -> None:
+    def work():
         if place == "forward":
             model[2].register_forward_pre_hook(stop(kind))
         if place == "rerun":
@@ -440,7 +436,7 @@ def test_a_recording_goes_on_after_an_exception_that_the_program_catches(executi
 def test_a_recording_goes_on_after_a_rerun_that_fails(reentrant):
     model, calls = make_net(), []
 
-    def twice(x: torch.Tensor) -> torch.Tensor:
+    def twice(x):
         calls.append(1)
         h = model(x)
         if len(calls) == 2:

@@ -12,7 +12,7 @@ from fvflops.sources.diffusers.diffusers_pipeline import repeat
 class Loop(nn.Module):
     """Runs `body` some times, by `repeat` or by a loop; the first call caches a tensor."""
 
-    def __init__(self, times: int, by_repeat: bool) -> None:
+    def __init__(self, times, by_repeat):
         super().__init__()
         self.times, self.by_repeat, self.runs = times, by_repeat, []
         self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))

@@ -1,14 +1,10 @@
 """Training, recorded: recompute is what was rerun, and each backward op belongs to the module that it is of."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
-from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_str, flop_count_table, record
+from fvflops import Trace, TrainingStepAnalysis, flop_count_str, flop_count_table, record
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
@@ -58,18 +54,18 @@ EARLY_STOP = {name: 1 for name in FORWARD if name != "mlp.c_proj"}
 class Reruns(TorchDispatchMode):
     """Notes the ops that run inside a function when it is called in a backward pass: what a checkpoint runs again."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.ops: Counter[str] = Counter()
+        self.ops = Counter()
         self._inside = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._inside and not (REPEATS_DETACH and func.name() == "aten::detach"):
             self.ops[func.name()] += 1
         return func(*args, **(kwargs or {}))
 
-    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+    def of(self, function):
+        def run(*args):
             again = torch._C._current_autograd_node() is not None
             self._inside += again
             try:
@@ -80,12 +76,12 @@ class Reruns(TorchDispatchMode):
         return run
 
 
-def save_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def save_products(context, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def in_two_halves(block: Block, again: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x: torch.Tensor) -> torch.Tensor:
+def in_two_halves(block, again):
+    def run(x):
         x = x + checkpoint(again(lambda y: block.attn(block.ln_1(y))), x, use_reentrant=False)
         return x + checkpoint(again(lambda y: block.mlp(block.ln_2(y))), x, use_reentrant=False)
 
@@ -96,7 +92,7 @@ def in_two_halves(block: Block, again: Callable[..., Any]) -> Callable[..., Any]
 # Without reentrancy torch stops as soon as the last tensor that it wants is there: the input of the last layer, so that
 # this layer is not run again. Nested in halves, the attention is run again to get the second half's input, and then for
 # itself, each time up to the last layer in it if nothing after that is wanted.
-CHECKPOINTS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
+CHECKPOINTS = {
     "none": (lambda again, block, x: block(x), {}),
     "reentrant": (lambda again, block, x: checkpoint(again(block), x, use_reentrant=True), dict.fromkeys(FORWARD, 1)),
     "not reentrant": (lambda again, block, x: checkpoint(again(block), x, use_reentrant=False), EARLY_STOP),
@@ -126,19 +122,19 @@ CHECKPOINTS: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
 class Checkpointed(nn.Module):
     """A transformer block of GPT-2, run in one of the ways."""
 
-    def __init__(self, way: str, reruns: Reruns) -> None:
+    def __init__(self, way, reruns):
         super().__init__()
         self.block = Block(CONFIG)
         self._run = CHECKPOINTS[way][0]
         self._again = reruns.of
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self._run(self._again, self.block, x)
 
 
-def recompute_ops(run: FlopCountAnalysis) -> Counter[str]:
+def recompute_ops(run):
     trace = run.trace()
-    ops: Counter[str] = Counter()
+    ops = Counter()
     for (signature, _, phase), calls in trace.calls.items():
         if phase == "recompute" and not (REPEATS_DETACH and trace.signatures[signature].op == "aten::detach"):
             ops[trace.signatures[signature].op] += calls
@@ -188,16 +184,16 @@ def test_torchs_counter_lacks_the_attention_of_a_checkpointed_block_and_does_not
 class Residuals(nn.Module):
     """Reentrant checkpoints one inside the other, each with a way around it: gradients meet at their nodes."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         self.last = nn.Linear(4, 4)
         self.depth = depth
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.go_down(x, self.depth)
 
-    def go_down(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+    def go_down(self, x, depth):
         if depth == 0:
             return self.last(x)
         below = checkpoint(self.go_down, x, depth - 1, use_reentrant=True)
@@ -317,12 +313,12 @@ def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
 class Views(nn.Module):
     """Writes in place through views, islands without autograd, and views of views."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.scale = nn.Parameter(torch.ones(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         y = self.layer(x).clone()
         y[:, 1:3].mul_(self.scale[1:3])
         y[:, 0].add_(1)
@@ -338,7 +334,7 @@ class Views(nn.Module):
 class Adversary(nn.Module):
     """Shared and tied modules, fused recurrent kernels, attention, a grouped convolution, and writes through views."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.one, self.two = Views(), Views()
         self.shared = self.one.layer
@@ -350,7 +346,7 @@ class Adversary(nn.Module):
         self.embedding = nn.Embedding(5, 4)
         self.attention = nn.MultiheadAttention(4, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         h = self.shared(self.one(self.two(self.one(x))))
         h = h + self.lstm(h[:, None])[0][:, 0] + self.gru(h[:, None])[0][:, 0]
         h = self.tied(self.batch_norm(h)) * self.embedding(torch.arange(len(h)) % 5)
@@ -381,7 +377,7 @@ def test_every_backward_op_of_an_adversarial_net_has_the_owner_that_its_graph_ha
 class TwiceDifferentiable(Parts):
     """What has a derivative of its derivative, in shared modules and through views."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         h = self.norm(self.one(self.act(self.two(self.one(x)))))
         h = self.convolution(h.t()[None])[0].t()
         return h * h.sigmoid()
@@ -492,7 +488,7 @@ class Reversible(torch.autograd.Function):
 
 
 class InReverse(Parts):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(Reversible.apply(x, self.inner) @ torch.eye(2))
 
 
@@ -522,7 +518,7 @@ def test_hooks_run_for_the_node_that_they_hang_on(execution):
     model = nn.Sequential(make_net(), nn.Linear(2, 2))
     seen = []
 
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
+    def hook(gradient):
         seen.append(gradient)
         return gradient @ torch.eye(2) + model[1](gradient).detach()
 
@@ -565,7 +561,7 @@ def test_gradients_inside_a_checkpoint_belong_to_the_modules_that_they_are_of(ex
         assert recompute_ops(run) == reruns.ops
 
 
-FUNCTIONAL: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
+FUNCTIONAL = {
     "grad": (lambda model, loss, parameters: torch.func.grad(loss)(parameters, X), {"forward": 72, "backward": 96}),
     "vjp": (
         lambda model, loss, parameters: torch.func.vjp(model, X)[1](torch.ones(3, 2)),

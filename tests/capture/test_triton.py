@@ -1,9 +1,6 @@
 """Triton kernels that a program launches itself are recorded by name, with their parameters, in every execution."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ LINEAR = 512
 
 
 @triton.jit
-def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+def double(x_ptr, out_ptr, n, BLOCK):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
     tl.store(out_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=inside), mask=inside)
@@ -39,7 +36,7 @@ except RuntimeError as error:
     pytest.skip(f"triton {triton.__version__} tunes kernels beside a GPU only: {error}", allow_module_level=True)
 
 
-def _launch(kernel: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+def _launch(kernel, x, **options):
     out = torch.empty_like(x)
     kernel[(triton.cdiv(x.numel(), 16),)](x, out, x.numel(), **options)
     return out
@@ -47,11 +44,11 @@ def _launch(kernel: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
 
 class _Double(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return _launch(double, x, BLOCK=16)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         return _launch(double, grad.contiguous(), BLOCK=16)
 
 
@@ -64,7 +61,7 @@ if DEVICE == "cuda":  # to tune is to time on a GPU
     WAYS["by an autotuner"] = lambda x: _launch(tuned, x)
 
 
-def _net(way: str) -> nn.Module:
+def _net(way):
     return nn.Sequential(nn.Linear(8, 8), Unseen(WAYS[way]), nn.Linear(8, 8)).to(DEVICE)
 
 

@@ -1,7 +1,5 @@
 """`fvflops annotate`: files that it reads and writes, outputs and errors."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -29,19 +27,19 @@ MACS = 32 * 64 * 128
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path, monkeypatch) -> None:
+def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(FACTORY)
     (tmp_path / "trace.json").write_bytes(CUDA_TRACE.read_bytes())
 
 
-def run(capsys, *argv: str) -> tuple[int, str, str]:
+def run(capsys, *argv):
     code = main(["annotate", *argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def products(path: str) -> dict[str, dict[str, object]]:
+def products(path):
     """Return the args of the events that have multiply-adds, by name."""
     data = Path(path).read_bytes()
     events = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)["traceEvents"]

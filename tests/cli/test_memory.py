@@ -1,7 +1,5 @@
 """`fvflops memory`: command lines and their outputs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -69,23 +67,23 @@ def factory(tmp_path, monkeypatch):
     (tmp_path / "nets.py").write_text(FACTORY)
 
 
-def run(capsys, *argv: str) -> tuple[int, str, str]:
+def run(capsys, *argv):
     code = main(["memory", *argv])
     return code, *capsys.readouterr()
 
 
-def read(capsys, *argv: str) -> dict[str, list[dict[str, object]]]:
+def read(capsys, *argv):
     """Return name → rows of the tables of the JSON report."""
     code, out, err = run(capsys, *argv, "--format", "json")
     assert (code, err) == (0, "")
     return {name: table["rows"] for name, table in json.loads(out)["tables"].items()}
 
 
-def peak_of(capsys, *argv: str) -> int:
+def peak_of(capsys, *argv):
     return read(capsys, *argv, *(() if "--no-savings" in argv else ("--no-savings",)))["peak"][0]["bytes"]
 
 
-def tiny_step(**options) -> TrainingStepAnalysis:
+def tiny_step(**options):
     model, tokens = build("llama_tiny", device="meta").train(), torch.ones(2, 16, dtype=torch.int64)
     return TrainingStepAnalysis(model, tokens, **{"loss": sum_results, "table": "default", "warn": False, **options})
 

@@ -1,7 +1,5 @@
 """`fvflops plan --device`: command lines and their outputs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

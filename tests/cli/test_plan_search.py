@@ -1,7 +1,5 @@
 """`fvflops plan --search`: command lines and their outputs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`fvflops profile`: command lines, outputs and written files, also when a run fails."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -49,12 +47,12 @@ def factory(tmp_path, monkeypatch):
     (tmp_path / "nets.py").write_text(FACTORY)
 
 
-def run(capsys, *argv: str) -> tuple[int, str, str]:
+def run(capsys, *argv):
     code = main(["profile", *argv])
     return code, *capsys.readouterr()
 
 
-def columns(text: str) -> list[str]:
+def columns(text):
     """Return the words of the head of the first table in a report."""
     return next(line for line in text.splitlines() if line.lstrip().startswith(("module ", "operator ", "# "))).split()
 

@@ -1,7 +1,5 @@
 """Commands on a model with random control flow: notes, the same result each time, and `--repeat`."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -48,7 +46,7 @@ def model(request, tmp_path, monkeypatch):
     return f"layer_drop.py:{request.param}"
 
 
-def sentences(text: str) -> str:
+def sentences(text):
     return " ".join(text.split())
 
 

@@ -1,7 +1,5 @@
 """Revisions of a git repository: the files are the commit's, and nothing of the repository runs but the factory."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

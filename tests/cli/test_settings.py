@@ -1,7 +1,5 @@
 """`fvflops plan` and `fvflops memory` say first whether it fits, then what they assume: in text as in JSON."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -38,7 +36,7 @@ COMMANDS = {
 }
 
 
-_WRITTEN: dict[str, str] = {}  # name → the JSON of its command, which several tests read
+_WRITTEN = {}  # name → the JSON of its command, which several tests read
 
 
 def write_json(capsys, name):
@@ -103,7 +101,7 @@ def test_each_layout_of_a_search_has_its_settings(capsys):
 
 
 def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
-    def settings(*options: str) -> dict[str, object]:
+    def settings(*options):
         return json.loads(output_of(capsys, "memory", *TINY, "--no-savings", *options, "--format", "json"))["settings"]
 
     mixed = settings("--device", "H100")

@@ -28,7 +28,7 @@ from tests.support.random_cases import random_cases
 from tests.support.reports.report_formats import check_report, run
 
 
-def polynomial(variables: str, terms: dict) -> Polynomial:
+def polynomial(variables, terms):
     return Polynomial.of(variables.split(), terms)
 
 

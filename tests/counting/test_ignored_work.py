@@ -17,7 +17,7 @@ NODES, EDGES, WIDTH, STEPS = 10, 50, 8, 3
 class Propagate(nn.Module):
     """APPNP: messages along weighted edges are summed at their targets; a linear layer is optional."""
 
-    def __init__(self, outputs: int = 0) -> None:
+    def __init__(self, outputs=0):
         super().__init__()
         self.linear = nn.Linear(WIDTH, outputs, bias=False) if outputs else None
 

@@ -258,15 +258,15 @@ def test_tf32_is_for_a_device_that_has_it():
 class Stack(nn.Module):
     """Two layers of 8 × 8, the second of which may be checkpointed."""
 
-    def __init__(self, checkpointed: bool) -> None:
+    def __init__(self, checkpointed):
         super().__init__()
         self.first, self.second, self.checkpointed = nn.Linear(8, 8), nn.Linear(8, 8), checkpointed
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.first(x).relu()
         return checkpoint(self.run, x, use_reentrant=False, early_stop=False) if self.checkpointed else self.run(x)
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x):
         return self.second(x).relu()
 
 

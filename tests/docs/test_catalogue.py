@@ -1,12 +1,8 @@
 """The page of models in a headless Chromium: the box filters rows by name, and headings sort them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -23,7 +19,7 @@ PAGE = f'<article class="md-typeset"><h1 id="models">Models</h1><p>Text</p><h2>t
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
+def page():
     playwright = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
@@ -36,19 +32,19 @@ def page() -> Iterator[Any]:
         browser.close()
 
 
-def show(page: Any, html: str, folder: Any) -> None:
+def show(page, html, folder):
     style, script = (ASSETS / name for name in ("site.css", "catalogue.js"))
     text = f'<link rel="stylesheet" href="{style.as_uri()}"><script src="{script.as_uri()}"></script>{html}'
     (folder / "page.html").write_text(f"<!doctype html>{text}")
     page.goto((folder / "page.html").as_uri())
 
 
-def names(page: Any) -> list[str]:
+def names(page):
     return [name for name in page.locator("tbody tr:visible td:first-child").all_inner_texts() if name]
 
 
 def test_rows_are_filtered_and_sorted(page, tmp_path):
-    wrong: list[str] = []
+    wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     show(page, PAGE, tmp_path)
     assert names(page) == ["timm:b_10", "timm:b_9", "timm:a"]

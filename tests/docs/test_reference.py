@@ -1,7 +1,5 @@
 """The reference: pages that are generated are up to date, and those that are written name all that there is."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import doctest

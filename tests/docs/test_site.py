@@ -1,7 +1,5 @@
 """The site: its navigation has every page, the API pages every public name, and it builds without a warning."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib.util
@@ -12,8 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
@@ -33,11 +29,11 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
 
 
-def read_settings() -> Any:
+def read_settings():
     return yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)
 
 
-def pages_of(navigation: Any) -> Iterator[str]:
+def pages_of(navigation):
     """Return the paths of a navigation: lists of pages, and of mappings from a title to a page or a list."""
     if isinstance(navigation, str):
         yield navigation
@@ -46,7 +42,7 @@ def pages_of(navigation: Any) -> Iterator[str]:
             yield from pages_of(entry)
 
 
-def api_names(text: str) -> list[str]:
+def api_names(text):
     return re.findall(r"^::: fvflops\.(\w+)$", text, re.MULTILINE)
 
 

@@ -1,26 +1,16 @@
 """Planned and measured time by module: names of a real run's modules, and a slow module found."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import profile
 
 from fvflops import estimate_step, explain_trace, plan_step
 from fvflops.cli import main
-from fvflops.explain.findings.planned_step import (
-    ComparedModules,
-    PlannedStep,
-    compare_modules,
-    expect_step,
-    match_modules,
-)
+from fvflops.explain.findings.planned_step import compare_modules, expect_step, match_modules
 from fvflops.zoo import build
 from tests.support.planted.planned_work import plan, work_of
 from tests.support.planted.synthetic_trace import Op, lay_out, write
@@ -31,19 +21,19 @@ TOKENS = torch.ones(2, 16, dtype=torch.int64)
 class WithHead(nn.Module):
     """A model whose last layer the plan does not have."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model, self.head = model, nn.Linear(256, 4)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden: Tensor = self.head(self.model(tokens)[..., :256])
+    def forward(self, tokens):
+        hidden = self.head(self.model(tokens)[..., :256])
         return hidden
 
 
-def run(model: nn.Module, path: Path) -> dict[str, str]:
+def run(model, path):
     """Profile a training step and return the trace's names of modules → their names, by the order of all calls."""
     names = {module: name for name, module in model.named_modules()}
-    called: list[str] = []
+    called = []
     for module in model.modules():
         module.register_forward_pre_hook(lambda module, _: called.append(names[module]))
     with profile(record_shapes=True, with_stack=True) as profiler:
@@ -54,12 +44,12 @@ def run(model: nn.Module, path: Path) -> dict[str, str]:
     return dict(zip([name.removeprefix("nn.Module: ") for _, _, name in sorted(spans)], called, strict=True))
 
 
-def planned_tiny() -> PlannedStep:
+def planned_tiny():
     step = plan_step(build("llama_tiny", device="meta"), TOKENS.to("meta"), mesh={"dp": 1})
     return expect_step(estimate_step(step, device="H100"))
 
 
-def test_modules_of_a_run_have_the_names_of_the_plan(tmp_path: Path) -> None:
+def test_modules_of_a_run_have_the_names_of_the_plan(tmp_path):
     expected = run(build("llama_tiny"), tmp_path / "trace.json")
     explained = explain_trace(tmp_path / "trace.json")
     assert match_modules(explained.timelines[0].columns, planned_tiny().classes) == expected
@@ -69,7 +59,7 @@ def test_modules_of_a_run_have_the_names_of_the_plan(tmp_path: Path) -> None:
     assert {row.what for row in rows} >= {"layers.*.self_attn.q_proj", "layers.*.mlp", "lm_head"}
 
 
-def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path: Path) -> None:
+def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path):
     named = run(WithHead(build("llama_tiny")), tmp_path / "trace.json")
     explained = explain_trace(tmp_path / "trace.json")
     found = match_modules(explained.timelines[0].columns, planned_tiny().classes)
@@ -83,7 +73,7 @@ def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path: P
     assert (compared.matched, compared.traced) == (len(named) - 17, len(named))  # 15 of 16 Linears are the model's
 
 
-def compare(case: str, factor: float, path: Path) -> tuple[ComparedModules, PlannedStep]:
+def compare(case, factor, path):
     """Return the comparison of a step whose first products of MLPs take `factor` times as long in the forward pass."""
     planned = expect_step(plan(case)[0], rank=0)
     names = {name: f"{kind}_{number}" for kind, own in planned.classes.items() for number, name in enumerate(own)}
@@ -96,7 +86,7 @@ def compare(case: str, factor: float, path: Path) -> tuple[ComparedModules, Plan
 
 
 @pytest.mark.parametrize(("case", "module"), [("one GPU", "h.*.mlp.c_fc"), ("recompute", "layers.*.mlp.up_proj")])
-def test_a_slow_module_comes_first(case: str, module: str, tmp_path: Path) -> None:
+def test_a_slow_module_comes_first(case, module, tmp_path):
     compared, planned = compare(case, 1.5, tmp_path / "trace.json")
     assert compared.matched == compared.traced > 0
     first = compared.rows[0]
@@ -113,12 +103,12 @@ def test_a_slow_module_comes_first(case: str, module: str, tmp_path: Path) -> No
     )
 
 
-def test_modules_of_a_clean_step_are_as_planned(tmp_path: Path) -> None:
+def test_modules_of_a_clean_step_are_as_planned(tmp_path):
     compared, _ = compare("one GPU", 1.0, tmp_path / "trace.json")
     assert all(abs(row.lost) <= 0.02 * row.expected for row in compared.rows)
 
 
-def test_the_report_has_the_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_the_modules(tmp_path, capsys):
     compare("one GPU", 1.5, tmp_path / "trace.json")
     options = ["--model", "zoo:gpt2", "--batch", "16", "--seq", "1024", "--dtype", "bf16", "--mesh", "dp=1"]
     assert main(["explain", str(tmp_path / "trace.json"), *options]) == 0
@@ -126,5 +116,5 @@ def test_the_report_has_the_modules(tmp_path: Path, capsys: pytest.CaptureFixtur
     # The plan has 12 layers and the trace 4: the model and its two embeddings are matched.
     assert "Modules: 3 of 50 matched with the plan's by the order of their calls" in text
     assert main(["explain", str(tmp_path / "trace.json"), *options, "--format", "json"]) == 0
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["compared_modules"]
+    rows = json.loads(capsys.readouterr().out)["compared_modules"]
     assert {row["what"] for row in rows} >= {"wte", "h.*.mlp.c_fc", "Linear (not matched)"}

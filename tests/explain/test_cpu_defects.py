@@ -1,17 +1,11 @@
 """The right finding first in real traces of the CPU with a planted defect, and none in their clean twins."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
 import pytest
 import torch
 
 from fvflops.explain.explained_trace import explain_trace
 from fvflops.explain.findings.find_losses import find_losses
-from fvflops.explain.findings.finding import Finding
-from tests.support.planted.cpu_defects import CPU_DEFECTS, CpuDefect, Maker, run, train
+from tests.support.planted.cpu_defects import CPU_DEFECTS, run, train
 from tests.support.processes.explained_worker import CASES
 from tests.support.processes.start import run_ranks
 
@@ -21,7 +15,7 @@ _TWINS = {defect.name: defect for defect in CPU_DEFECTS if defect.clean is not t
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,42 +25,42 @@ def _one_thread() -> Iterator[None]:
 _TRIES = 3  # another process may hold up any op of a run, but not the same one in each run
 
 
-def _runs(make: Maker, folder: Path, *, with_stack: bool) -> Iterator[list[str]]:
+def _runs(make, folder, *, with_stack):
     """Yield the codes that are found in some runs."""
     for _ in range(_TRIES):
         path = run(make, folder / "trace.json", with_stack=with_stack)
         yield [finding.code for finding in find_losses(explain_trace(path))]
 
 
-def _mark(cases: Mapping[str, object], always: tuple[str, ...]) -> list[object]:
+def _mark(cases, always):
     return [
         pytest.param(case, id=name, marks=() if name in always else pytest.mark.long) for name, case in cases.items()
     ]
 
 
 @pytest.mark.parametrize("defect", _mark({defect.name: defect for defect in CPU_DEFECTS}, _ALWAYS))
-def test_planted_defect_is_found_first(defect: CpuDefect, tmp_path: Path) -> None:
+def test_planted_defect_is_found_first(defect, tmp_path):
     assert any(found[:1] == [defect.code] for found in _runs(defect.make, tmp_path, with_stack=defect.with_stack))
 
 
 @pytest.mark.parametrize("defect", _mark(_TWINS, _ALWAYS))
-def test_clean_twin_has_no_findings(defect: CpuDefect, tmp_path: Path) -> None:
+def test_clean_twin_has_no_findings(defect, tmp_path):
     assert any(found == [] for found in _runs(defect.clean, tmp_path, with_stack=defect.with_stack))
 
 
-def _find_in_ranks(case: str, folder: Path) -> list[Finding]:
+def _find_in_ranks(case, folder):
     run_ranks("explained_worker", 2, folder, case)
     return find_losses(explain_trace([folder / f"rank{rank}.json" for rank in range(2)]))
 
 
 @pytest.mark.parametrize("case", _mark({case: case for case, (code, _) in CASES.items() if code}, _ALWAYS))
-def test_planted_defect_of_two_processes_is_found_first(case: str, tmp_path: Path) -> None:
+def test_planted_defect_of_two_processes_is_found_first(case, tmp_path):
     found = _find_in_ranks(case, tmp_path)
     assert found[0].code == CASES[case][0]
     assert case != "late rank" or "of which rank 1 joins last" in found[0].text
 
 
 @pytest.mark.long
-def test_two_clean_processes_have_no_exposed_collectives(tmp_path: Path) -> None:
+def test_two_clean_processes_have_no_exposed_collectives(tmp_path):
     # Processes that share cores are late by themselves.
     assert not [finding.code for finding in _find_in_ranks("clean", tmp_path) if finding.code != "straggler"]

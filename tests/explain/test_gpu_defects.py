@@ -1,52 +1,49 @@
 """The right finding first in synthetic GPU traces with a planted defect, and none in those without."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from fvflops.cli import main
-from fvflops.explain.explained_trace import ExplainedTrace, explain_trace
+from fvflops.explain.explained_trace import explain_trace
 from fvflops.explain.findings.find_losses import LEAST, find_losses
-from fvflops.explain.findings.planned_step import PlannedStep, compare_step, expect_step
-from tests.support.planted.gpu_defects import AGAINST_PLAN, CLEAN, CLEAN_WITH_PLAN, DEFECTS, Defect, plant
+from fvflops.explain.findings.planned_step import compare_step, expect_step
+from tests.support.planted.gpu_defects import AGAINST_PLAN, CLEAN, CLEAN_WITH_PLAN, DEFECTS, plant
 from tests.support.planted.planned_work import plan, work_of
-from tests.support.planted.synthetic_trace import Work, lay_out, write
+from tests.support.planted.synthetic_trace import lay_out, write
 
 
-def _explain(work: list[Work], case: str, folder: Path) -> ExplainedTrace:
+def _explain(work, case, folder):
     gpu = "A100" if case == "a100" else "H100"
     return explain_trace(write(lay_out(work, world=8, gpu=gpu), folder / "trace.json"))
 
 
 @cache
-def _planned(case: str) -> PlannedStep:
+def _planned(case):
     return expect_step(plan(case)[0], rank=0)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_planted_defect_is_found_first(defect: Defect, tmp_path: Path) -> None:
+def test_planted_defect_is_found_first(defect, tmp_path):
     found = find_losses(_explain(plant(defect), defect.case, tmp_path))
     assert [finding.code for finding in found][:1] == [defect.code]
     assert found[0].seconds > 0 and found[0].evidence and any(letter.isdigit() for letter in found[0].text)
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_clean_step_has_no_findings(case: str, tmp_path: Path) -> None:
+def test_clean_step_has_no_findings(case, tmp_path):
     assert find_losses(_explain(work_of(case), case, tmp_path)) == []
 
 
 @pytest.mark.parametrize("defect", AGAINST_PLAN, ids=lambda defect: defect.name)
-def test_planted_defect_is_found_against_the_plan(defect: Defect, tmp_path: Path) -> None:
+def test_planted_defect_is_found_against_the_plan(defect, tmp_path):
     found = find_losses(_explain(plant(defect), defect.case, tmp_path), _planned(defect.case))
     assert [finding.code for finding in found][:1] == [defect.code]
 
 
 @pytest.mark.parametrize("case", CLEAN_WITH_PLAN)
-def test_clean_step_is_as_planned(case: str, tmp_path: Path) -> None:
+def test_clean_step_is_as_planned(case, tmp_path):
     trace, planned = _explain(work_of(case), case, tmp_path), _planned(case)
     assert find_losses(trace, planned) == []
     # The rows add up to the measured step, and to the planned one.
@@ -56,7 +53,7 @@ def test_clean_step_is_as_planned(case: str, tmp_path: Path) -> None:
     assert sum(row.expected for row in rows) == pytest.approx(planned.seconds, rel=LEAST)
 
 
-def test_command_compares_with_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_compares_with_a_plan(tmp_path, capsys):
     path = write(lay_out(work_of("one GPU")), tmp_path / "trace.json")
     options = ["--model", "zoo:gpt2", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
     assert main(["explain", path, *options, "--format", "json"]) == 0

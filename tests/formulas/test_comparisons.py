@@ -16,7 +16,7 @@ DONE = [0]
 class Counted:
     """A number that counts its comparisons."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value):
         self.value = value
 
     def __lt__(self, other):

@@ -17,9 +17,9 @@ TABLE = load_table("default")
 
 
 @pytest.fixture(scope="module")
-def classes() -> dict[str, set[str]]:
+def classes():
     coverage.import_namespaces()
-    found: dict[str, set[str]] = defaultdict(set)
+    found = defaultdict(set)
     for namespace in coverage.NAMESPACES:
         for name in coverage.list_overloads(namespace):
             found[coverage.classify(TABLE, name)].add(name)

@@ -6,7 +6,6 @@ itself: what it computes is what torch computes by other means.
 
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -25,21 +24,21 @@ DEFAULT = load_table("default")
 class Hand:
     """Plain multiply-adds, counted."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.done = 0
 
-    def multiply_add(self, a: float, b: float, c: float) -> float:
+    def multiply_add(self, a, b, c):
         self.done += 1
         return a * b + c
 
-    def dot(self, left: list[float], right: list[float]) -> float:
+    def dot(self, left, right):
         total = 0.0
         for a, b in zip(left, right, strict=True):
             total = self.multiply_add(a, b, total)
         return total
 
 
-def attend(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def attend(hand, query, key, value):
     """Return the attention of one sequence, [Q, H, D] on [K, Hk, D] and [K, Hk, Dv]; heads may share their keys."""
     out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype)
     shared = query.shape[1] // key.shape[1]
@@ -52,7 +51,7 @@ def attend(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     return out
 
 
-def attend_backward(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grad: torch.Tensor) -> Any:
+def attend_backward(hand, query, key, value, grad):
     """Return the gradients of query, key and value of one sequence, the scores computed again."""
     dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     scale = 1 / math.sqrt(query.shape[2])
@@ -73,7 +72,7 @@ def attend_backward(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: t
     return dq, dk, dv
 
 
-def scan(hand: Hand, u: torch.Tensor, steps: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> Any:
+def scan(hand, u, steps, A, B, C):
     """Return the selective scan of u and steps [D, L] by A [D, N], B and C [N, L]."""
     out = torch.zeros_like(u)
     for d in range(u.shape[0]):
@@ -86,7 +85,7 @@ def scan(hand: Hand, u: torch.Tensor, steps: torch.Tensor, A: torch.Tensor, B: t
     return out
 
 
-def convolve(hand: Hand, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def convolve(hand, x, weight):
     """Return the causal depthwise convolution of x [D, L] by a weight [D, W]."""
     padded = nn.functional.pad(x, (weight.shape[1] - 1, 0))
     rows = [
@@ -96,13 +95,13 @@ def convolve(hand: Hand, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, dtype=x.dtype)
 
 
-def multiply(hand: Hand, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def multiply(hand, x, weight):
     """Return x [T, I] by a linear layer's weight [O, I]."""
     rows = [[hand.dot(row, other) for other in weight.tolist()] for row in x.tolist()]
     return torch.tensor(rows, dtype=x.dtype)
 
 
-def rand(*shape: int) -> torch.Tensor:
+def rand(*shape):
     return torch.rand(shape, dtype=torch.float64)
 
 
@@ -182,7 +181,7 @@ SPLIT = {"xformers::efficient_attention_forward_decoder_splitk_ck": "query"}
 ATTENTION = {**FORWARD, **PACKED, **BACKWARD, **PACKED_BACKWARD, **SPLIT}
 
 
-def overload_of(op: str) -> Any:
+def overload_of(op):
     namespace, _, name = op.partition("::")
     return getattr(getattr(torch.ops, namespace), name).default
 
@@ -190,11 +189,11 @@ def overload_of(op: str) -> Any:
 class Kernel(nn.Module):
     """Calls one op with tensors by the names of its arguments; what it must have beside them is filled in."""
 
-    def __init__(self, op: str, names: tuple[str, ...], **numbers: int) -> None:
+    def __init__(self, op, names, **numbers):
         super().__init__()
         self.op, self.names, self.numbers = overload_of(op), names, numbers
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors):
         given = {**dict(zip(self.names, tensors, strict=True)), **self.numbers}
         blank = {"Tensor": tensors[0], "float": 1.0, "bool": False, "int": 0, "str": "group"}
         for argument in self.op._schema.arguments:
@@ -203,7 +202,7 @@ class Kernel(nn.Module):
         return self.op(**given)
 
 
-def run_by_shapes(op: Any, like: str, *args: Any, **kwargs: Any) -> Any:
+def run_by_shapes(op, like, *args, **kwargs):
     names = [argument.name for argument in op._schema.arguments]
     first = torch.empty_like({**dict(zip(names, args, strict=False)), **kwargs}[like])
     rest = [first.new_empty(()) if "Tensor" in str(item.type) else 0 for item in op._schema.returns[1:]]
@@ -221,14 +220,14 @@ def _kernels():
     libraries.clear()
 
 
-def total_of(module: nn.Module, *tensors: torch.Tensor) -> int:
+def total_of(module, *tensors):
     """Return the total of a module whose every op is known to the table."""
     analysis = FlopCountAnalysis(module, tensors)
     assert not analysis.unsupported_ops()
     return analysis.total()
 
 
-def named(like: str) -> tuple[str, ...]:
+def named(like):
     return ("q", "k", "v") if like == "q" else ("query", "key", "value")
 
 
@@ -242,7 +241,7 @@ def test_attention(op):
     assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == hand.done
 
 
-def starts_of(known: bool, *starts: list[int]) -> list[torch.Tensor]:
+def starts_of(known, *starts):
     """Return where sequences start, as numbers that are known or on the meta device."""
     return [torch.tensor(numbers, dtype=torch.int32, device="cpu" if known else "meta") for numbers in starts]
 
@@ -355,7 +354,7 @@ def test_every_attention_of_a_library_has_a_row_and_a_source():
 # --- state spaces: the libraries' functions, whose kernels no mode sees -----------------------------------------------
 
 
-def like_kernel(result: torch.Tensor) -> torch.Tensor:
+def like_kernel(result):
     """Return what a kernel behind Python's back leaves to see: a result, and no op that made it."""
     return torch.empty_like(result)
 
@@ -423,7 +422,7 @@ class CausalConv1dFn(torch.autograd.Function):
         return out
 
 
-def apply(function: Any, *rest: Any) -> nn.Module:
+def apply(function, *rest):
     """Return a module that applies a function to its inputs, and to what it was made with."""
     return Function(lambda *tensors: function(*tensors, *rest))
 
@@ -454,7 +453,7 @@ def test_the_middle_of_a_mamba_block(biases):
     assert total_of(module, xz) == hand.done
 
 
-def scan_heads(hand: Hand, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> Any:
+def scan_heads(hand, x, dt, A, B, C):
     """Return Mamba-2's scan of one sequence as Mamba's: a head's channels have its steps, its decay and its group."""
     L, H, P = x.shape
     shared = H // B.shape[1]

@@ -19,7 +19,7 @@ from tests.support.schemas.library_schemas import define_library_schemas
 EXECUTIONS = ("shapes", "real")
 
 
-def linear(rows: int, *sizes: int) -> int:
+def linear(rows, *sizes):
     """Return the multiply-adds of linear layers one after the other on some rows."""
     return sum(rows * inner * outer for inner, outer in pairwise(sizes))
 

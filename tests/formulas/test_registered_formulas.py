@@ -1,7 +1,5 @@
 """Formulas that a program gave torch's flop counter: they count for ops that a table has no row for."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -44,7 +42,7 @@ OPS = torch.ops.registered_formulas
 
 
 @pytest.fixture(autouse=True)
-def _registry() -> Iterator[None]:
+def _registry():
     """Leave torch's registry as it was."""
     before = dict(flop_counter.flop_registry)
     yield

@@ -28,15 +28,15 @@ SECOND_AND_THIRD = fvflops.schedule(wait=1, active=2, repeat=1)
 class Tiny(nn.Module):
     """Two layers and a norm; records at each call whether instrumentation is installed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.Linear(WIDTH, INNER)
         self.norm = nn.LayerNorm(INNER)
         self.down = nn.Linear(INNER, CLASSES)
-        self.instrumented: list[bool] = []
+        self.instrumented = []
         self.fails_at = -1
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x, labels):
         if len(self.instrumented) == self.fails_at:
             raise ArithmeticError("in the model")
         self.instrumented.append(installed() != NOTHING)
@@ -44,7 +44,7 @@ class Tiny(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def make_llama() -> nn.Module:
+def make_llama():
     """Return a Llama of 2 layers with activation checkpointing."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,14 +67,14 @@ def make_llama() -> nn.Module:
 class Numbers(Dataset):
     """Training data for a model, with the given number of items."""
 
-    def __init__(self, name: str, items: int) -> None:
+    def __init__(self, name, items):
         self.name = name
         self.items = items
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.items
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         if self.name == "tiny":
             return {"x": torch.full((WIDTH,), index / 10), "labels": torch.tensor(index % CLASSES)}
         ids = (torch.arange(LENGTH) + index) % VOCABULARY
@@ -84,12 +84,12 @@ class Numbers(Dataset):
 MODELS = {"tiny": Tiny, "llama": make_llama}
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model):
     """Return the optimizer that the Trainer creates for `optim="adamw_torch"`."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 
 
-def make_loader(name: str, batches: int) -> DataLoader:
+def make_loader(name, batches):
     return DataLoader(Numbers(name, BATCH * batches), batch_size=BATCH)
 
 
@@ -222,14 +222,14 @@ LOOPS = {
 # --- the same count ---------------------------------------------------------------------------------------------------
 
 
-def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
+def costs_of(step, prefix=""):
     """Return a step's FLOPs: the modules' by (module, phase), the optimizer's by op, the loop's own by (phase, op).
 
     `prefix` is the name of the model within the loop's own module.
     """
-    modules: Counter = Counter()
-    optimizer: Counter = Counter()
-    own: Counter = Counter()
+    modules = Counter()
+    optimizer = Counter()
+    own = Counter()
     for entry in FlopCountAnalysis.from_trace(step, table="exact").counts().entries:
         assert entry.status.value in ("counted", "zero_flop")
         if entry.phase == "optimizer":
@@ -241,7 +241,7 @@ def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
     return +modules, +optimizer, +own
 
 
-def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
+def own_work(loop, model, micro):
     """Return a loop's own FLOPs in a step of `micro` micro-batches, by (phase, op), in the convention exact."""
     # Lightning and Accelerate divide each loss by the number of micro-batches, also by 1, and back again.
     own = Counter({("forward", "aten::div"): micro, ("backward", "aten::div"): micro})
@@ -271,7 +271,7 @@ def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
 
 
 @cache
-def plain_steps(name: str, micro: int) -> fvflops.record:
+def plain_steps(name, micro):
     return run_plain(name, MODELS[name](), micro, schedule=SECOND_AND_THIRD)
 
 

@@ -689,7 +689,7 @@ def test_an_op_in_another_thread_belongs_to_the_step_running_at_its_start():
     assert match.phases[3:] == ("backward", "backward", "forward")
 
 
-def test_a_profiler_that_is_already_running_keeps_its_events() -> None:
+def test_a_profiler_that_is_already_running_keeps_its_events():
     model, x = nn.Linear(3, 2), torch.ones(4, 3)
     with profile(activities=[ProfilerActivity.CPU]) as outer:
         model(x)

@@ -4,20 +4,19 @@ import gzip
 import json
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
 from fvflops.measure.kernels.annotation import annotation_report
 from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
 from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.reports.formats import write_document as write_report
-from fvflops.trace import Trace, TraceError
+from fvflops.trace import TraceError
 from tests.support.checkout import ROOT
 from tests.support.processes.start import run_ranks
 from tests.support.processes.trace_writer import MODELS, STEPS
@@ -28,7 +27,7 @@ ADDED = {"module", "phase", "MACs", "FLOPs", "FLOP/s", "bytes", "launched by"}
 
 
 @cache
-def count_step(name: str) -> Trace:
+def count_step(name):
     model, x = MODELS[name]()
     step = TrainingStepAnalysis(
         model.train(), x, loss=lambda y: y.sum(), optimizer=torch.optim.AdamW, table="exact", warn=False
@@ -37,7 +36,7 @@ def count_step(name: str) -> Trace:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """The traces of a process alone and of two ranks."""
     path = tmp_path_factory.mktemp("traces")
     run_ranks("trace_writer", RANKS, path, timeout=120)
@@ -45,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @cache
-def annotate(path: Path) -> AnnotatedTrace:
+def annotate(path):
     """Return the trace of another process with the counts of its model."""
     return annotate_trace(path, count_step(FILES[path.name]))
 
@@ -71,13 +70,13 @@ def test_the_flops_of_a_training_step_land_on_the_events_of_another_process(fold
     assert annotated.rank == (int(name.split("_")[1][0]) if "_" in name else None)
     assert len(match.complete_steps()) == STEPS
     # What landed has the modules, the phases and the multiply-adds of the recording.
-    macs: Counter[tuple[str, str]] = Counter()
+    macs = Counter()
     for event, module, phase, step, work in zip(
         match.run.events, match.modules, match.phases, match.steps, match.self_work, strict=True
     ):
         if step == 0 and event.kind == "op" and work is not None and work.macs:
             macs[module, phase] += work.macs
-    expected: Counter[tuple[str, str]] = Counter()
+    expected = Counter()
     for entry in counts.counts().entries:
         if entry.macs:
             expected[entry.scope[-1] if entry.scope else "", entry.phase] += entry.macs
@@ -157,7 +156,7 @@ def test_an_op_on_a_part_of_a_tensor_has_the_flops_of_that_part(tmp_path):
     assert annotated.match.work[0] == Work(4 * 8 * 3, 2 * 4 * 8 * 3)
 
 
-def count_linear_step() -> TrainingStepAnalysis:
+def count_linear_step():
     """Return the step of CUDA_TRACE."""
     model, x = nn.Linear(64, 128).train(), torch.randn(32, 64)
     return TrainingStepAnalysis(

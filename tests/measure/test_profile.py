@@ -26,10 +26,10 @@ MILLISECOND = 1_000_000
 class Clock:
     """A clock in ns that stands still unless it is moved."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0
 
-    def __call__(self) -> int:
+    def __call__(self):
         return self.now
 
 
@@ -56,12 +56,12 @@ work.register_autograd(work_back, setup_context=set_up)
 class Worker(nn.Module):
     """Works for some milliseconds in an op, and for some in Python beside it."""
 
-    def __init__(self, in_op: int, beside: int) -> None:
+    def __init__(self, in_op, beside):
         super().__init__()
         self.in_op, self.beside = in_op, beside
         self.weight = nn.Parameter(torch.ones(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         CLOCK.now += self.beside * MILLISECOND
         return work(x * self.weight, self.in_op)
 
@@ -84,9 +84,9 @@ def clock(monkeypatch):
 class Names(TorchDispatchMode):
     """Writes down the ops that it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: list[str] = []
+        self.seen = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.append(func.name().partition(".")[0])
@@ -96,9 +96,9 @@ class Names(TorchDispatchMode):
 class Functions(TorchFunctionMode):
     """Writes down the functions of torch that it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: list[str] = []
+        self.seen = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.seen.append(func.__name__)
@@ -222,7 +222,7 @@ def test_bad_input():
         ProfileAnalysis(model, torch.ones(1, 2), measure={"watts"}).total()
 
 
-def test_a_measured_recording_inside_another_adds_nothing_of_its_own_to_it() -> None:
+def test_a_measured_recording_inside_another_adds_nothing_of_its_own_to_it():
     model = nn.ReLU()
     with record(model) as outer, record(model, measure={"time"}):
         model(torch.ones(3))
@@ -232,19 +232,19 @@ def test_a_measured_recording_inside_another_adds_nothing_of_its_own_to_it() -> 
 
 
 class Cache:
-    def __init__(self) -> None:
+    def __init__(self):
         self.keys, self.seen = torch.zeros(4), 0
 
 
 class Writing(nn.Module):
     """Writes to whatever it gets hold of."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("state", torch.zeros(2))
         self.apart, self.by_name = torch.zeros(2), {"a": torch.zeros(2)}
 
-    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def forward(self, x, cache):
         for tensor in (self.state, self.apart, self.by_name["a"], cache.keys):
             tensor.add_(1)
         cache.seen += 1
@@ -260,7 +260,7 @@ def run_kernel_profile(model, inputs, **options):
 
 
 @pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
-def test_what_a_model_writes_to_is_as_it_was(run) -> None:
+def test_what_a_model_writes_to_is_as_it_was(run):
     model, cache, x = Writing(), Cache(), torch.arange(6.0).reshape(2, 3)
     run(model, x, kwargs={"cache": cache})
     assert [tensor.sum() for tensor in (model.state, model.apart, model.by_name["a"], cache.keys)] == [0, 0, 0, 0]
@@ -268,7 +268,7 @@ def test_what_a_model_writes_to_is_as_it_was(run) -> None:
 
 
 @pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
-def test_inputs_of_any_kind_can_be_profiled(run) -> None:
+def test_inputs_of_any_kind_can_be_profiled(run):
     missing = torch.full((1, 3), torch.nan)
     with torch.inference_mode():
         inference = missing.clone()
@@ -285,24 +285,24 @@ def test_inputs_of_any_kind_can_be_profiled(run) -> None:
 class Force(Parts):
     """The gradient of an energy, as models of atoms return it."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = x.detach().requires_grad_()
         return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
 
-def test_a_model_that_uses_autograd_in_its_forward_pass_is_clocked() -> None:
+def test_a_model_that_uses_autograd_in_its_forward_pass_is_clocked():
     profile = ProfileAnalysis(Force(energy=nn.Linear(3, 1)), torch.ones(2, 3), repeat=1)
     assert profile.measured().about["clocked"] == "1 run"
 
 
-def test_recordings_around_a_profile_see_nothing_of_its_runs() -> None:
+def test_recordings_around_a_profile_see_nothing_of_its_runs():
     model, x = nn.ReLU(), torch.ones(3)
     with record(model) as outer:
         ProfileAnalysis(model, x, repeat=1).trace()
     assert [event.kind for event in outer.trace().events if event.kind != "free"] == []
 
 
-def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
+def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too():
     compiled = []
 
     def backend(graph, inputs):
@@ -315,14 +315,14 @@ def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
 
 
 @pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
-def test_an_input_that_is_used_up_by_the_first_run_is_refused(run) -> None:
+def test_an_input_that_is_used_up_by_the_first_run_is_refused(run):
     with pytest.raises(ValueError, match="'parts' is a generator, which the first of several runs"):
         run(lambda parts: sum(parts), None, kwargs={"parts": (torch.ones(2) for _ in range(3))})
 
 
-def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was() -> None:
+def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was():
     class Book(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.codes.mul_(0.5).add_(x)  # a moving average
             return x - self.codes
 
@@ -331,7 +331,7 @@ def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was() -> None:
     assert book.codes.tolist() == [1, 1, 1]
 
 
-def test_what_there_was_before_is_no_memory_that_a_module_made() -> None:
+def test_what_there_was_before_is_no_memory_that_a_module_made():
     model, x = nn.Sequential(nn.ReLU()), torch.ones(1000)
     with record(model, measure={"memory"}) as run:
         y = model(x)
@@ -343,7 +343,7 @@ def test_what_there_was_before_is_no_memory_that_a_module_made() -> None:
 
 
 @pytest.mark.parametrize("loss", [None, lambda y: y.sum()])
-def test_the_page_shows_the_times_of_the_text(loss) -> None:
+def test_the_page_shows_the_times_of_the_text(loss):
     body = nn.Sequential(nn.ReLU(), nn.Dropout(), nn.Flatten())
     model = nn.Sequential(nn.Conv2d(3, 8, 3), body, nn.Linear(8 * 36, 5))
     profile = ProfileAnalysis(model, torch.randn(2, 3, 8, 8), loss=loss, table="exact", repeat=3, warn=False)
@@ -351,7 +351,7 @@ def test_the_page_shows_the_times_of_the_text(loss) -> None:
     names = [page["strings"][index] for index in page["modules"]["name"]]
     (times,) = [measure for measure in page["measures"] if measure["key"] == "time"]
     cells = times.get("rows", range(len(times["values"])))
-    by_module: Counter[int] = Counter()
+    by_module = Counter()
     for cell, nanoseconds in zip(cells, times["values"], strict=True):
         module = page["rows"]["module"][cell]
         while module >= 0:
@@ -369,7 +369,7 @@ def read_page(page):
     return unpack_columns(json.loads(data))
 
 
-def test_ops_take_no_longer_than_their_module(clock) -> None:
+def test_ops_take_no_longer_than_their_module(clock):
     """In runs without instrumentation of ops a module may be faster than its ops were: they are scaled."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     trace = ProfileAnalysis(model, torch.ones(2, 4), repeat=1, measure={"time"}, warn=False).trace()
@@ -382,7 +382,7 @@ def test_ops_take_no_longer_than_their_module(clock) -> None:
     assert fit_ops(replace(trace, events=tuple(longer))).events == tuple(longer)
 
 
-def test_autocast_runs_the_ops_of_a_loop_in_autocast() -> None:
+def test_autocast_runs_the_ops_of_a_loop_in_autocast():
     model, inputs = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(3, 8)
     profile = ProfileAnalysis(
         model, inputs, loss=lambda y: y.float().square().mean(), autocast=torch.bfloat16, repeat=2

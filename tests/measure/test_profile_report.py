@@ -1,12 +1,9 @@
 """Profile tables: figures computed by hand for a fake clock, sums that must agree, and the columns of torch_flops."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,13 +25,13 @@ from tests.support.reports.timed_traces import measure
 SLOW_RELU = {"aten::relu": 6000}
 
 
-def profile_of(model: nn.Module, *inputs: torch.Tensor, memory: bool = False, durations=SLOW_RELU) -> ProfileAnalysis:
+def profile_of(model, *inputs, memory=False, durations=SLOW_RELU):
     """Return the profile of a model, timed by the fake clock."""
     trace = FlopCountAnalysis(model, inputs, table="exact", execution="real").trace()
     return ProfileAnalysis.from_trace(measure(trace, durations, memory=memory), table="exact")
 
 
-def profile_net(**options) -> ProfileAnalysis:
+def profile_net(**options):
     return profile_of(Net(), torch.ones(2, 8), **options)
 
 
@@ -58,11 +55,11 @@ scan.register_autograd(backward)
 class Scanning(nn.Module):
     """A Linear and an op that no table has."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return scan(self.fc(x))
 
 
@@ -95,7 +92,7 @@ def test_module_rows_match_figures_by_hand():
     assert lines["body.1"].intensity == 32 / 256
 
 
-def table_of(text: str) -> list[str]:
+def table_of(text):
     """Return the lines of the table in a report, with the notes below it."""
     return text.split("\n\n")[2].splitlines()
 
@@ -148,11 +145,11 @@ def test_self_times_add_up_to_the_whole_forward_pass(name):
 
 def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
     class Listed(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.ModuleDict({"a": nn.Linear(8, 8)})])
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.blocks[1]["a"](self.blocks[0](x))
 
     lines = profile_of(Listed(), torch.ones(2, 8), memory=True).measured().module_rows()
@@ -167,11 +164,11 @@ def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
 
 def test_a_module_has_the_flops_of_all_ops_in_its_calls():
     class Shared(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
+        def __init__(self, inner):
             super().__init__()
             self.inner = inner
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.inner(x)
 
     inner = nn.Linear(8, 8)
@@ -387,12 +384,12 @@ def test_memory_alone_can_be_measured():
         profile.table(sort="time")
 
 
-def counted_runs(limit: float = math.inf, error: type[BaseException] = RuntimeError) -> tuple[nn.Module, list[int]]:
+def counted_runs(limit=math.inf, error=RuntimeError):
     """Return a model that records its runs and raises after `limit` of them, and the list of runs."""
-    runs: list[int] = []
+    runs = []
 
     class Counting(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             runs.append(len(runs))
             if len(runs) > limit:
                 raise error("no more")
@@ -413,7 +410,7 @@ def test_a_training_step_retains_its_gradients_and_its_result():
 
 def test_a_schedule_says_which_runs_are_measured():
     model, runs = counted_runs()
-    seen: list[tuple[int, int]] = []
+    seen = []
     profile = ProfileAnalysis(
         model,
         torch.ones(2, 8),
@@ -503,7 +500,7 @@ def test_an_export_is_in_the_format_that_its_path_says(tmp_path, name, format, b
         json.loads(text)
 
 
-def stacks_of(path: Path) -> dict[str, int]:
+def stacks_of(path):
     return {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in path.read_text().splitlines()}
 
 
@@ -529,7 +526,7 @@ def test_exports_add_up_to_the_counted_and_measured_totals(tmp_path):
 
 
 def test_a_copy_has_bytes_in_an_export_and_a_view_has_none(tmp_path):
-    def reshaped(x: torch.Tensor) -> torch.Tensor:
+    def reshaped(x):
         return x.t().reshape(-1) + x.reshape(-1)
 
     counted = ByteCountAnalysis(reshaped, torch.ones(4, 8))

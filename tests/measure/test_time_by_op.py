@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ def numpy_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(a.view(-1, a.shape[-1]).numpy() @ b.numpy())
 
 
-def profiled(path: Path, run, *, record_shapes: bool = True) -> str:
+def profiled(path, run, *, record_shapes=True):
     with torch.profiler.profile(record_shapes=record_shapes) as profiler:
         run()
     profiler.export_chrome_trace(str(path))
@@ -31,28 +30,28 @@ def profiled(path: Path, run, *, record_shapes: bool = True) -> str:
 class GpuTrace:
     """Events as torch.profiler writes them on a GPU."""
 
-    def __init__(self) -> None:
-        self.events: list[dict[str, object]] = []
+    def __init__(self):
+        self.events = []
 
-    def add(self, name: str, cat: str, start: float, dur: float, tid: int = 1, **args: object) -> None:
+    def add(self, name, cat, start, dur, tid=1, **args):
         self.events.append({"ph": "X", "cat": cat, "name": name, "ts": start, "dur": dur, "pid": 1, "tid": tid})
         self.events[-1]["args"] = {key.replace("_", " "): value for key, value in args.items()}
 
-    def op(self, name: str, start: float, dur: float, number: int, **args: object) -> None:
+    def op(self, name, start, dur, number, **args):
         self.add(name, "cpu_op", start, dur, External_id=number, **args)
 
-    def launch(self, start: float, number: int, name: str = "cudaLaunchKernel") -> None:
+    def launch(self, start, number, name="cudaLaunchKernel"):
         self.add(name, "cuda_runtime", start, 1, correlation=number)
 
-    def kernel(self, start: float, dur: float, number: int, stream: int = 7, cat: str = "kernel") -> None:
+    def kernel(self, start, dur, number, stream=7, cat="kernel"):
         self.add(f"kernel{number}", cat, start, dur, stream, correlation=number)
 
-    def write(self, path: Path) -> str:
+    def write(self, path):
         path.write_text(json.dumps({"traceEvents": self.events}))
         return str(path)
 
 
-def rows_of(path: str, counted=None) -> dict[str, dict[str, object]]:
+def rows_of(path, counted=None):
     report = annotation_report([(path, annotate_trace(path, counted))])
     return {row["event"]: row for row in report.main_table().records()}
 
@@ -100,11 +99,11 @@ def test_a_row_has_the_calls_and_the_time_of_its_own_flops_only(tmp_path):
 
 
 class _Attention(nn.Module):
-    def __init__(self, transposes: int) -> None:
+    def __init__(self, transposes):
         super().__init__()
         self.transposes = transposes
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         for _ in range(self.transposes):
             x = x.transpose(1, 2)
         return nn.functional.scaled_dot_product_attention(x, x, x)
@@ -125,7 +124,7 @@ def test_attention_is_not_lost_to_the_transposes_inside_its_event(tmp_path, has_
 
 def test_an_op_that_the_convention_decomposes_has_the_flops_of_the_ops_inside(tmp_path):
     class Differences(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return torch.diff(x)
 
     x = torch.ones(4, 5)

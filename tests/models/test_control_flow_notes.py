@@ -1,7 +1,5 @@
 """Models of timm, torchvision and transformers in eval mode: none follows draws or data, except those listed here."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import pytest

@@ -4,12 +4,8 @@ The modules are those that e3nn's own tests build, and the models that it ships.
 code that it generates as `torch.fx` graphs; it can compile it to TorchScript instead, whose ops are seen all the same.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -48,11 +44,11 @@ MIXED = "1e + 2e + 3x3o"
 LATTICE = o3.Irreps.spherical_harmonics(2)
 
 
-def rand(*irreps: Any, batch: int = 4) -> tuple[torch.Tensor, ...]:
+def rand(*irreps, batch=4):
     return tuple(o3.Irreps(item).randn(batch, -1) for item in irreps)
 
 
-def graph() -> tuple[dict[str, torch.Tensor]]:
+def graph():
     node_input, node_attr, edge_attr = rand("3x0e + 2x1o", "4x0e + 1x1o", "1e", batch=3)
     edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
     return (
@@ -67,14 +63,14 @@ def graph() -> tuple[dict[str, torch.Tensor]]:
     )
 
 
-def messages() -> tuple[torch.Tensor, ...]:
+def messages():
     source, target = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
     nodes, attributes = rand("0e", "0e + 1e")
     (edges,) = rand("0e + 1e", batch=5)
     return nodes, attributes, source, target, edges, torch.randn(5, 2)
 
 
-def tensor_product(mode: str, weighted: bool) -> Any:
+def tensor_product(mode, weighted):
     second = "3x0e + 3x1o" if mode in ("uuw", "uuu") else "2x0e + 2x1o"
     out = {"uvw": 5, "uvu": 3, "uvv": 2, "uuw": 5, "uuu": 3, "uvuv": 6, "uvu<v": 3, "u<vw": 5}[mode]
     if mode in ("uvu<v", "u<vw"):
@@ -84,7 +80,7 @@ def tensor_product(mode: str, weighted: bool) -> Any:
 
 
 # A name → what makes the module, and what makes its inputs.
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
+CASES = {
     "Linear": (lambda: o3.Linear(MIXED, MIXED), lambda: rand(MIXED)),
     "Linear, biases": (lambda: o3.Linear("0e + 0o + 1e", "10x0e + 0o + 1e", biases=True), lambda: rand("0e + 0o + 1e")),
     "Linear, weights given": (
@@ -228,7 +224,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
 }
 
 
-def network(kind: Any) -> nn.Module:
+def network(kind):
     return kind.Network(
         "2x0e + 1o",
         "2x0e + 2x0o + 2x1e",
@@ -245,14 +241,14 @@ def network(kind: Any) -> nn.Module:
     )
 
 
-def simple_network() -> nn.Module:
+def simple_network():
     return SimpleNetwork(
         "2x0e + 1o", "4x0e + 1x1o", max_radius=2.0, num_neighbors=3.0, num_nodes=5.0, mul=3, layers=1, lmax=1
     )
 
 
 # Networks that find out by the positions which nodes are near each other.
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+NETWORKS = {
     "gate points, 2101": lambda: network(gate_points_2101),
     "gate points, 2102": lambda: network(gate_points_2102),
     "SimpleNetwork": simple_network,
@@ -263,7 +259,7 @@ FREE = {"Extract", "ExtractIr", "Identity", "Linear, nothing connected"}
 PEERS = {"torch_scatter", "torch_cluster", "MinkowskiEngine"}
 
 
-def points() -> tuple[dict[str, torch.Tensor]]:
+def points():
     x, z = rand("2x0e + 1o", "3x0e", batch=5)
     # All within reach of each other but the last.
     positions = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [9, 9, 9]])
@@ -273,7 +269,7 @@ def points() -> tuple[dict[str, torch.Tensor]]:
 EDGES = 4 * 3
 
 
-def make(name: str, mode: str = "eager") -> tuple[nn.Module, tuple[Any, ...]]:
+def make(name, mode="eager"):
     """Return a case's module and inputs, its generated code as it is or compiled."""
     before = e3nn.get_optimization_defaults()["jit_mode"]
     e3nn.set_optimization_defaults(jit_mode=mode)
@@ -285,23 +281,23 @@ def make(name: str, mode: str = "eager") -> tuple[nn.Module, tuple[Any, ...]]:
         e3nn.set_optimization_defaults(jit_mode=before)
 
 
-def count(model: nn.Module, inputs: tuple[Any, ...], execution: str, **options: Any) -> FlopCountAnalysis:
+def count(model, inputs, execution, **options):
     run = FlopCountAnalysis(model, inputs, execution=execution, table="exact", **options)
     return run.uncalled_modules_warnings(False)
 
 
-def recorded(model: nn.Module, inputs: tuple[Any, ...]) -> FlopCountAnalysis:
+def recorded(model, inputs):
     with torch.no_grad(), record(model, table="exact") as run:
         model(*inputs)
     return run.uncalled_modules_warnings(False)
 
 
-def total_of(result: Any) -> torch.Tensor:
+def total_of(result):
     return sum(item.sum() for item in result) if isinstance(result, (list, tuple)) else result.sum()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_module_counts_by_shapes_as_for_real(name: str):
+def test_a_module_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     by_shapes, for_real = (count(model, inputs, execution) for execution in ("shapes", "real"))
     assert by_shapes.by_module_and_operator() == for_real.by_module_and_operator()
@@ -311,7 +307,7 @@ def test_a_module_counts_by_shapes_as_for_real(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FREE])
-def test_a_modules_step_counts_by_shapes_as_for_real(name: str):
+def test_a_modules_step_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     for x in inputs:
         if isinstance(x, torch.Tensor) and x.is_floating_point():
@@ -325,7 +321,7 @@ def test_a_modules_step_counts_by_shapes_as_for_real(name: str):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_of_torchscript_what_runs_is_counted(name: str):
+def test_of_torchscript_what_runs_is_counted(name):
     """TorchScript computes once what a graph computes twice, and not at all what nobody reads."""
     model, inputs = make(name, "script")
     by_shapes = count(model, inputs, "shapes")
@@ -339,7 +335,7 @@ def test_of_torchscript_what_runs_is_counted(name: str):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name: str):
+def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name):
     model, inputs = make(name)
     real = count(model, inputs, "real")
     assert count(model, inputs, "auto").by_module_and_operator() == real.by_module_and_operator()
@@ -357,7 +353,7 @@ def test_no_module_of_e3nn_is_without_a_case():
     assert [kind.__qualname__ for kind in classes() if kind not in seen] == []
 
 
-def classes() -> Iterator[type[nn.Module]]:
+def classes():
     """Yield the classes of e3nn's modules, except in a file that needs another package."""
     for found in pkgutil.walk_packages(e3nn.__path__, "e3nn."):
         try:

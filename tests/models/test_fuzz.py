@@ -1,7 +1,5 @@
 """Random networks: every way to count one gives the same calls, totals, bytes and activations, and the hand count's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,14 +19,14 @@ FROM = int(os.environ.get("FUZZ_FROM", "0"))  # the long test's first network; o
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))  # each kind of block is in the network of its own number
-def test_every_way_to_count_a_random_network_agrees(seed: int):
+def test_every_way_to_count_a_random_network_agrees(seed):
     plan = Plan(seed)
     assert not compare(plan), explain(plan)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(FROM, FROM + 1000, 100))
-def test_every_way_to_count_a_thousand_random_networks_agrees(first: int):
+def test_every_way_to_count_a_thousand_random_networks_agrees(first):
     failed = [seed for seed in range(first, first + 100) if compare(Plan(seed))]
     assert not failed, "\n\n".join(map(explain, map(Plan, failed)))
 
@@ -56,7 +54,7 @@ def test_a_number_alone_makes_the_network_anew_whatever_python_hashes_to():
     assert "tests.support.fuzz.network.Network(Plan(seed=2, kept=None)): " in other
 
 
-def tell(network: Network) -> str:
+def tell(network):
     """Return what a network is, and its weights."""
     return f"{network.describe()} {[weight.tolist() for weight in network.parameters()]}"
 
@@ -74,32 +72,32 @@ def test_to_make_a_network_draws_no_random_number_of_the_program():
 class MoreByShapes(nn.Module):
     """Does another thing where tensors have no numbers."""
 
-    def __init__(self, extra: nn.Module) -> None:
+    def __init__(self, extra):
         super().__init__()
         self.extra = extra
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.extra(x) if isinstance(x, ShapeTensor) else x
 
 
 class Failing(nn.Module):
     """Refuses tensors without numbers."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if isinstance(x, ShapeTensor):
             raise KeyError("nothing like it")
         return x
 
 
 @pytest.fixture
-def with_a_kind(monkeypatch: pytest.MonkeyPatch):
+def with_a_kind(monkeypatch):
     """Return what makes a plan of three blocks, the second of which is one of our own."""
 
-    def make(made: Made, seed: int = 0) -> Plan:
+    def make(made, seed=0):
         real = Plan.choose
         taken = {"linear": 0, "ours": 1, "activation": 2}
 
-        def choose(self: Plan):
+        def choose(self):
             start, _, _, _ = real(replace(self, kept=None))
             places = range(3) if self.kept is None else self.kept
             return start, True, "SGD", [(place, list(taken)[place]) for place in places]
@@ -122,7 +120,7 @@ def with_a_kind(monkeypatch: pytest.MonkeyPatch):
         (Made(Failing()), "forward: KeyError: 'nothing like it'"),
     ],
 )
-def test_a_difference_is_seen_and_the_message_has_the_one_block_that_makes_it(made: Made, told: str, with_a_kind):
+def test_a_difference_is_seen_and_the_message_has_the_one_block_that_makes_it(made, told, with_a_kind):
     plan = with_a_kind(made)
     assert any(line.startswith(told) for line in compare(plan)), compare(plan)
     assert shrink(plan, compare).kept == (1,)
@@ -144,7 +142,7 @@ def test_a_network_that_fails_by_itself_is_no_difference(with_a_kind):
     class Broken(nn.Module):
         calls = 0
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.calls += 1
             if self.calls > 1:  # the first call finds the shape
                 raise ZeroDivisionError("of its own")

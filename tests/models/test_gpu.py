@@ -1,7 +1,6 @@
 """CUDA: counts without a device beside what was recorded on one, and, where there is one, the device itself."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from fvflops import (
     profile_kernels,
 )
 from fvflops.capture.run import record_call
-from fvflops.trace import Trace
 from tests.support.checkout import DATA
 from tests.support.cuda_cases.runs import total_of
 from tests.support.models.whole_models import build_case
@@ -28,7 +26,7 @@ HERE = torch.cuda.is_available()
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no CUDA device on this machine")]
 
 
-def case(name: str, train: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def case(name, train):
     model, args = build_case(name)
     if train:
         model.train()
@@ -36,12 +34,12 @@ def case(name: str, train: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model, args
 
 
-def totals(trace: Trace) -> dict[str, int]:
+def totals(trace):
     flops = FlopCountAnalysis.from_trace(trace, warn=False)
     return {"flops": flops.total(), "macs": flops.macs()}
 
 
-def kernels(trace: Trace) -> set[str]:
+def kernels(trace):
     """Return the ops that CUDA has of its own, of all that ran."""
     words = ("cudnn", "efficient", "flash", "thnn", "native_dropout")
     return {item.op for item in trace.signatures if any(word in item.op for word in words)}
@@ -58,12 +56,12 @@ def test_without_a_device_the_count_is_what_was_recorded_on_one(name):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: str, **options: Any) -> None:
+    def __init__(self, kind, **options):
         super().__init__()
         self.first = nn.Linear(6, 6)
         self.layers = getattr(nn, kind)(6, 8, **options)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layers(self.first(x))[0]
 
 

@@ -31,9 +31,9 @@ LEAST = 0.97  # of the sample's models match
 Figures = tuple[float, float]
 
 
-def read_published() -> dict[tuple[str, int], list[Figures]]:
+def read_published():
     """Return (model, image size) → GMACs and MActivations of each row."""
-    figures: dict[tuple[str, int], list[Figures]] = {}
+    figures = {}
     with (ROOT / "tests" / "data" / "timm_published_sample.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             key = row["model"], int(row["img_size"])
@@ -44,7 +44,7 @@ def read_published() -> dict[tuple[str, int], list[Figures]]:
 PUBLISHED = read_published()
 
 
-def build(name: str, size: int, fused: bool) -> tuple[torch.nn.Module, torch.Tensor]:
+def build(name, size, fused):
     """Build a timm model for a square image, with fused attention or without, and the image."""
     set_fused_attn(fused)
     model = timm.create_model(name, pretrained=False)
@@ -54,7 +54,7 @@ def build(name: str, size: int, fused: bool) -> tuple[torch.nn.Module, torch.Ten
     return model, torch.empty(1, 3, size, size)
 
 
-def matches(row: ModelCount, figures: list[Figures]) -> bool:
+def matches(row, figures):
     """Return whether one row is matched in both published digits."""
     gmacs, macts = round((row.flops or 0) / 1e9, 2), round((row.activations or 0) / 1e6, 2)
     return any(abs(gmacs - one[0]) < 0.001 and abs(macts - one[1]) < 0.001 for one in figures)
@@ -66,7 +66,7 @@ def fused_attention_as_before():
     set_fused_attn(True)
 
 
-def count(keys: list[tuple[str, int]], table: str, fused: bool) -> dict[tuple[str, int], ModelCount]:
+def count(keys, table, fused):
     candidates = [(name, partial(build, name, size, fused)) for name, size in keys]
     return dict(zip(keys, count_many(candidates, table=table), strict=True))
 

@@ -1,7 +1,6 @@
 """Models of torch.ao quantisation: they count what the models that they were made of count."""
 
 import warnings
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -21,14 +20,14 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _deprecated() -> Iterator[None]:
+def _deprecated():
     """torch says of its own quantisation that another library will take its place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def total_of(model: nn.Module, *inputs: object) -> int:
+def total_of(model, *inputs):
     """Return the products of a model, whose every op is known."""
     analysis = FlopCountAnalysis(model, inputs)
     assert not analysis.counts().ledger()[Status.UNSUPPORTED]
@@ -41,7 +40,7 @@ PRODUCTS = ("linear", "linear_dynamic", "linear_relu", "conv", "lstm", "gru", "l
 class Net(nn.Module):
     """Grouped, pointwise, strided and padded convolutions, one with a sum behind it, and a linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.enter, self.leave = quantization.QuantStub(), quantization.DeQuantStub()
         self.first, self.relu = nn.Conv2d(4, 6, 3, groups=2, padding=1), nn.ReLU()
@@ -50,7 +49,7 @@ class Net(nn.Module):
         self.last = nn.Linear(8, 5)
         self.sum = quantized.FloatFunctional()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.relu(self.first(self.enter(x)))
         x = self.third(self.sum.add(x, self.second(x)))
         return self.leave(self.last(x.mean((2, 3))))

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fvflops import FlopCountAnalysis, FormulaTable, Trace, load_table, record_call
+from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
@@ -38,7 +38,7 @@ class Case:
     batch: int = 1
 
     @property
-    def tokens(self) -> int:
+    def tokens(self):
         return self.batch * self.T
 
 
@@ -53,7 +53,7 @@ class Weights:
     tied: int
 
     @property
-    def total(self) -> int:
+    def total(self):
         return sum(self.embeddings.values()) + self.products + self.biases + self.norms - self.tied
 
 
@@ -69,11 +69,11 @@ class Step:
     skipping: int
 
     @property
-    def count(self) -> int:
+    def count(self):
         return sum(self.phases.values())
 
     @property
-    def unexplained(self) -> int:
+    def unexplained(self):
         return self.count - sum(self.terms.values())
 
 
@@ -87,7 +87,7 @@ def llama_case(config, *, name="llama", **sizes):
     return Case(name=name, build=partial(Llama, config), **{**shape, **sizes})
 
 
-def list_cases() -> dict[str, Case]:
+def list_cases():
     """Return the cases: GPT-2 in its four published sizes, and the zoo's Llamas, at the length they were trained at."""
     gpt2 = {"gpt2": GPT2Config()}
     gpt2["gpt2_medium"] = GPT2Config(width=1024, layers=24, heads=16)
@@ -98,9 +98,9 @@ def list_cases() -> dict[str, Case]:
     return cases | {name: llama_case(CONFIGS[name], name=name, T=length) for name, length in lengths.items()}
 
 
-def sort_weights(model: nn.Module) -> Weights:
-    embeddings: dict[str, int] = {}
-    sums: Counter[str] = Counter()
+def sort_weights(model):
+    embeddings = {}
+    sums = Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             embeddings[name] = module.weight.numel()
@@ -119,7 +119,7 @@ def sort_weights(model: nn.Module) -> Weights:
     )
 
 
-def list_terms(case: Case, weights: Weights, attention: str) -> dict[str, int]:
+def list_terms(case, weights, attention):
     """Return the formula's two terms, then each that the count has more or less, in flops of a step."""
     product = 2 * case.L * case.H * case.Q * case.T * case.tokens
     return {
@@ -136,13 +136,13 @@ def list_terms(case: Case, weights: Weights, attention: str) -> dict[str, int]:
     }
 
 
-def record_step(case: Case, attention: str) -> tuple[Trace, Weights]:
+def record_step(case, attention):
     """Record a step by shapes: next-token prediction without dropout, which the fused attention of the CPU lacks."""
     with torch.device("meta"):
         model = case.build().eval()
     tokens = torch.zeros(case.batch, case.T, dtype=torch.int64)
 
-    def cross_entropy(logits: Tensor) -> Tensor:
+    def cross_entropy(logits):
         return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     with nullcontext() if attention == "fused" else sdpa_kernel(SDPBackend.MATH):
@@ -152,10 +152,10 @@ def record_step(case: Case, attention: str) -> tuple[Trace, Weights]:
     return trace, sort_weights(model)
 
 
-def measure_case(case: Case, attention: str = "fused") -> Step:
+def measure_case(case, attention="fused"):
     trace, weights = record_step(case, attention)
     counted, exact = analyse(trace, load_table("default")), analyse(trace, load_table("exact"))
-    phases: Counter[str] = Counter()
+    phases = Counter()
     for entry in counted.counts().entries:
         phases[entry.phase] += 2 * entry.macs
     return Step(
@@ -168,14 +168,14 @@ def measure_case(case: Case, attention: str = "fused") -> Step:
     )
 
 
-def analyse(trace: Trace, table: FormulaTable) -> FlopCountAnalysis:
+def analyse(trace, table):
     analysis = FlopCountAnalysis.from_trace(trace, table=table).uncalled_modules_warnings(False)
     assert all(entry.status.value != "unsupported" for entry in analysis.counts().entries), "the count would be too low"
     return analysis
 
 
 @cache
-def load_table_that_skips_masked() -> FormulaTable:
+def load_table_that_skips_masked():
     with TemporaryDirectory() as folder:
         path = Path(folder) / "skips_masked.yaml"
         path.write_text("extends: default\nconstants: {attention_skips_masked: 1}\n")

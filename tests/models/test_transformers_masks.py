@@ -50,7 +50,7 @@ MIXTURE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "
 SLIDING = ["sliding_attention", "full_attention"]
 
 
-def pairs_of(kind: str, n: int) -> int:
+def pairs_of(kind, n):
     """Return the unmasked pairs of a mask of n x n positions, summed over its rows."""
     rows = range(n)
     if kind == "causal":
@@ -70,7 +70,7 @@ def pairs_of(kind: str, n: int) -> int:
     return sum(max(i + 1, prefix) for i in rows)
 
 
-def document_lengths(n: int) -> list[int]:
+def document_lengths(n):
     first, second, _ = (int(share * n) for share in DOCUMENTS)
     return [first, second, n - first - second]
 
@@ -87,13 +87,13 @@ class Architecture:
     inputs: str = "ids"
     dims: tuple[int, int] = (DIM, DIM)
 
-    def build(self, *, with_weights: bool = False) -> torch.nn.Module:
+    def build(self, *, with_weights=False):
         config = getattr(transformers, self.config)(**{**TINY, **self.settings})
         config._attn_implementation = "sdpa"
         model = getattr(transformers, self.model)
         return model(config) if with_weights else build_on_meta(lambda: model(config))
 
-    def arguments(self, n: int) -> dict[str, torch.Tensor]:
+    def arguments(self, n):
         ids = torch.ones(1, n, dtype=torch.long)
         if self.inputs == "documents":
             return {
@@ -102,7 +102,7 @@ class Architecture:
             }
         return {"input_ids": ids}
 
-    def macs(self, n: int) -> int:
+    def macs(self, n):
         return sum(pairs_of(kind, n) for kind in self.kinds) * HEADS * sum(self.dims)
 
 

@@ -3,8 +3,6 @@
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from tests.support.models.whole_models import MODELS, build_case
 from tests.support.reports.fvcore_text import print_as_fvcore
 
 # Model, the minimal reproduction → (why, what differs). Nothing else may differ, and each of these must.
-KNOWN_DIFFERENCES: dict[str, tuple[str, frozenset[str]]] = {
+KNOWN_DIFFERENCES = {
     "unused": (
         "fvcore traces a graph, from which torch drops ops whose results nobody uses; they run, so fvflops counts them",
         frozenset(
@@ -45,11 +43,11 @@ KNOWN_DIFFERENCES: dict[str, tuple[str, frozenset[str]]] = {
 }
 
 
-def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call(function, *args, **kwargs):
     return function(*args, **kwargs)
 
 
-def measure(library: Any, model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+def measure(library, model, inputs, **options):
     """Return everything that fvcore's face says of a model, from fvcore or from fvflops."""
     flops = library.FlopCountAnalysis(model, inputs, **options)
     activations = library.ActivationCountAnalysis(model, inputs, **options)
@@ -77,7 +75,7 @@ def measure(library: Any, model: nn.Module, inputs: tuple[Any, ...], **options: 
     return measured
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(ours, theirs):
     """Return what differs, by name; both sides must say the same things."""
     assert ours.keys() == theirs.keys()
     return {name: (ours[name], theirs[name]) for name in theirs if ours[name] != theirs[name]}
@@ -206,7 +204,7 @@ def test_an_autograd_function_is_opaque_and_can_have_a_handle():
 
 def test_ancestor_modes_differ_on_a_shared_module_as_in_fvcore():
     class Borrower(nn.Module):
-        def __init__(self, borrowed: nn.Module) -> None:
+        def __init__(self, borrowed):
             super().__init__()
             self.borrowed = [borrowed]
 
@@ -214,7 +212,7 @@ def test_ancestor_modes_differ_on_a_shared_module_as_in_fvcore():
             return self.borrowed[0](x)
 
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.own = nn.Linear(4, 4)
             self.twin = self.own

@@ -21,14 +21,14 @@ IMPORTED = {"Any", "Callable", "Counter", "List", "Number", "Optional", "Ordered
 class Net(nn.Module):
     """A model that calls every op which fvcore has a handle for."""
 
-    def __init__(self, training: bool, affine: bool) -> None:
+    def __init__(self, training, affine):
         super().__init__()
         self.conv, self.up = nn.Conv2d(4, 8, 3, groups=2, stride=2), nn.ConvTranspose2d(8, 4, 3, stride=2)
         self.batch, self.layer = nn.BatchNorm2d(4, affine=affine), nn.LayerNorm(9, elementwise_affine=affine)
         self.linear = nn.Linear(9, 5)
         self.train(training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = F.gelu(self.layer(self.batch(self.up(self.conv(x)))))
         y = self.linear(x)
         product = torch.matmul(y.transpose(-1, -2), x)

@@ -2,17 +2,15 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 import torchinfo
 
 from fvflops import load_table
 from tests.support.models.peer_cases import build
-from tests.support.peer_counts import CASES, REAL, Counted, calm, count_case
+from tests.support.peer_counts import CASES, REAL, calm, count_case
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it compares versions with a class that Python deprecates
@@ -33,7 +31,7 @@ PEERS = tuple(KNOWN_DIFFERENCES)
 
 
 @cache
-def measure(name: str) -> dict[str, tuple[Counted, dict[str, int]]]:
+def measure(name):
     """Return of each peer what fvflops says of a case, and its own numbers of modules, "" being the whole."""
     case = build(name)
     with calm():
@@ -43,21 +41,21 @@ def measure(name: str) -> dict[str, tuple[Counted, dict[str, int]]]:
         }
 
 
-def ask_thop(model: Any, inputs: Any) -> dict[str, int]:
+def ask_thop(model, inputs):
     macs, _, layers = thop.profile(model, inputs, verbose=False, ret_layer_info=True)
     return {"": macs, **dict(flatten(layers))}
 
 
-def flatten(layers: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+def flatten(layers, prefix=""):
     for name, (macs, _, inside) in layers.items():
         yield prefix + name, macs
         yield from flatten(inside, f"{prefix}{name}.")
 
 
-def ask_torchinfo(model: Any, inputs: Any) -> dict[str, int]:
+def ask_torchinfo(model, inputs):
     summary = torchinfo.summary(model, input_data=list(inputs), verbose=0)
     names = {id(module): path for path, module in model.named_modules()}
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for layer in summary.summary_list:
         if layer.is_leaf_layer:
             sums[names[layer.layer_id]] += layer.macs

@@ -4,7 +4,6 @@ import io
 import re
 import warnings
 from contextlib import redirect_stdout
-from typing import Any
 
 import ptflops
 import pytest
@@ -33,7 +32,7 @@ class MyLinear(nn.Linear):
     """A subclass that changes nothing."""
 
 
-CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
+CASES = {
     "`nn.Linear(64, 64)`, 8 × 64": (nn.Linear(64, 64), torch.zeros(8, 64)),
     "a subclass of it, 1 × 64": (MyLinear(64, 64), torch.zeros(1, 64)),
     "`nn.BatchNorm2d(8)`, 1 × 8 × 32 × 32": (nn.BatchNorm2d(8).eval(), torch.zeros(1, 8, 32, 32)),
@@ -54,7 +53,7 @@ CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
 }
 
 
-def ask_ptflops(model: nn.Module, x: torch.Tensor, **options: Any) -> Any:
+def ask_ptflops(model, x, **options):
     with redirect_stdout(io.StringIO()):
         return ptflops.get_model_complexity_info(
             model, (1,), input_constructor=lambda size: x, as_strings=False, print_per_layer_stat=False, **options
@@ -79,7 +78,7 @@ def test_the_numbers_of_the_table_are_the_tools(label):
 
 
 def test_hooks_and_handles_of_the_page_count_the_same():
-    shown: dict[str, Any] = {"__name__": "hooks"}
+    shown = {"__name__": "hooks"}
     exec(shown_files(PAGE)["hooks.py"], shown)  # the page's own text
     model, x = shown["build"]()
     (said,) = re.findall(r"^Both of thop's numbers are ([\d,]+), and both of ptflops' ([\d,]+)\.", PAGE, re.MULTILINE)

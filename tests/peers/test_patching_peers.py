@@ -41,7 +41,7 @@ class Peer(NamedTuple):
     numbers: tuple[str, ...] = ("flops", "macs", "parameters")
 
 
-def differences_of(*names: str) -> dict[str, tuple[str, dict[str, int]]]:
+def differences_of(*names):
     rows = [item for name in names for item in FOUND[name].items()]
     return {case: (row["why"], {key: row[key] for key in row if key != "why"}) for case, row in rows}
 

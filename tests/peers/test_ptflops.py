@@ -1,11 +1,9 @@
 """ptflops itself, run beside `table="ptflops"`: its number is equal, for a model and a module, but for a short list."""
 
 import io
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
 import ptflops
 import pytest
@@ -17,20 +15,20 @@ from torch import nn
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.trace import Status
 from tests.support.models.peer_cases import build
-from tests.support.models.whole_models import Case, Function
-from tests.support.peer_counts import CASES, REAL, Counted, calm, count_case
+from tests.support.models.whole_models import Function
+from tests.support.peer_counts import CASES, REAL, calm, count_case
 
 TABLE = load_table("ptflops")
 
 
-def _case(function: Callable[..., Any], *sizes: tuple[int, ...]) -> Callable[[], Case]:
+def _case(function, *sizes):
     return lambda: (Function(function).eval(), tuple(torch.randn(size) for size in sizes))
 
 
 _LINE, _IMAGE, _VOLUME = (2, 3, 8), (2, 3, 8, 6), (2, 3, 4, 8, 6)
 
 # What is called is looked up by name at each call, as ptflops replaces it only while it counts.
-FUNCTIONS: dict[str, Callable[[], Case]] = {
+FUNCTIONS = {
     "F.relu": _case(lambda x: F.relu(x), _LINE),
     "F.relu, in place": _case(lambda x: F.relu(x + 1, inplace=True), _LINE),
     "F.relu6": _case(lambda x: F.relu6(x), _LINE),
@@ -119,15 +117,15 @@ AS_AUTOGRAD_CALLS_THEM = {"aten::_prelu_kernel", "aten::_adaptive_avg_pool2d", "
 class ByKeyword(nn.Module):
     """A model called by keyword, so that ptflops does not divide by the batch what modules count."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: tuple[Any, ...]) -> Any:
+    def forward(self, inputs):
         return self.model(*inputs)
 
 
-def ask_ptflops(model: nn.Module, inputs: tuple[Any, ...]) -> int | None:
+def ask_ptflops(model, inputs):
     """Return ptflops' number of a model with all its inputs, None where it fails; it prints a lot."""
     with redirect_stdout(io.StringIO()):
         macs, _ = ptflops.get_model_complexity_info(
@@ -141,7 +139,7 @@ def ask_ptflops(model: nn.Module, inputs: tuple[Any, ...]) -> int | None:
 
 
 @cache
-def measure(name: str) -> tuple[Counted, int | None]:
+def measure(name):
     """Return what fvflops says of a case, and ptflops' number."""
     model, inputs = FUNCTIONS[name]() if name in FUNCTIONS else build(name)
     with calm():

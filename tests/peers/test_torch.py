@@ -20,7 +20,7 @@ from tests.support.models.whole_models import MODELS, build_case
 class Layers(Parts):
     """The layers that the models lack: convolutions of other ranks, transposed ones, elementwise arithmetic."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.back(self.one(x))
         rows = x.transpose(1, 2)
         mixed = self.attention(rows, rows, rows)[0] @ torch.ones(4, 4)
@@ -32,13 +32,13 @@ class Layers(Parts):
 class Recurrent(nn.Module):
     """Recurrent layers and a cell."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gru = nn.GRU(4, 5, bidirectional=True, batch_first=True)
         self.lstm = nn.LSTM(4, 5, batch_first=True)
         self.cell = nn.LSTMCell(4, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.gru(x)[0].sum() + self.lstm(x)[0].mean() + self.cell(x[:, 0])[0].sum()
 
 

@@ -6,14 +6,11 @@ and the modules imported at the end are equal. The marker `long` runs all cases 
 chosen by the commit's name, so that it rotates, and a failure is repeatable.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -34,7 +31,7 @@ IMPORTS = (
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def run_jobs(jobs: list[list[str]], *options: str) -> list[dict[str, Any]]:
+def run_jobs(jobs, *options):
     """Run jobs by the zygote; see there."""
     command = [sys.executable, "-m", "tests.support.first_answers.zygote", *options]
     environment = {
@@ -45,11 +42,11 @@ def run_jobs(jobs: list[list[str]], *options: str) -> list[dict[str, Any]]:
     }
     process = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT, env=environment)
     assert process.returncode == 0, process.stderr[-4000:]
-    results: list[dict[str, Any]] = json.loads(process.stdout)
+    results = json.loads(process.stdout)
     return results
 
 
-def draw() -> list[str]:
+def draw():
     """Return a case of each kind, chosen by the commit."""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True).stdout  # "" outside a repository
@@ -57,12 +54,12 @@ def draw() -> list[str]:
     return [f"{kind}: {choice.choice([*cases_of(kind)])}" for kind in choice.sample(KINDS, len(KINDS))]
 
 
-def compare_all(names: list[str], alone: list[str]) -> dict[str, list[str]]:
+def compare_all(names, alone):
     """Return name and kind of comparison → differences, of cases that answer differently."""
     imports = [f"import {name}" for name in IMPORTS]
     *first, warm = run_jobs([*([name, name] for name in names), [*imports, *names[::-1], *names]])
     new = dict(zip(alone, [run_jobs([[name, name]], "alone")[0] for name in alone], strict=True))
-    found: dict[str, list[str]] = {}
+    found = {}
     for index, (name, result) in enumerate(zip(names, first, strict=True)):
         answer, second = result["answers"]
         found[f"{name}, second"] = [*differences(answer, second)]

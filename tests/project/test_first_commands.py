@@ -1,7 +1,5 @@
 """The first commands of README and of the page on installing, as a new user types them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The first count of a process: what it must not import, and what keeps it from that."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import importlib
@@ -75,7 +73,7 @@ print(*sorted(set(sys.modules) - imported_by_torch - added))
 """
 
 
-def is_heavy(name: str) -> bool:
+def is_heavy(name):
     return any(name == heavy or name.startswith(f"{heavy}.") for heavy in HEAVY)
 
 
@@ -89,7 +87,7 @@ WRONG = {
 }
 
 
-def tell_mistakes() -> dict[str, str]:
+def tell_mistakes():
     """Return what is said of each wrong input."""
     told = {}
     for name, make in WRONG.items():
@@ -247,7 +245,7 @@ def test_nothing_is_replaced_where_all_is_imported():
 def test_a_burst_of_work_starts_no_full_collection():
     generations = []
 
-    def note(phase: str, about: dict[str, int]) -> None:
+    def note(phase, about):
         if phase == "stop":
             generations.append(about["generation"])
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -33,14 +32,14 @@ FLOORS = (
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
 
 
-def imported_modules(path: Path, source: str) -> set[tuple[str, ...]]:
+def imported_modules(path, source):
     """Return the modules of fvflops, without its name, that a file imports anywhere, TYPE_CHECKING blocks included."""
     names = imported_names(source)
     assert not any(name.startswith(".") for name in names), f"{path} imports relatively: name the module in full"
     return {tuple(name.split(".")[1:]) for name in names if name.startswith("fvflops.")}
 
 
-def forbidden_imports(path: Path, source: str) -> set[str]:
+def forbidden_imports(path, source):
     """Return what a file may not import: parts above its own or beside it."""
     own = path.relative_to(PACKAGE).with_suffix("").parts
     found = set()
@@ -55,12 +54,12 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or pat
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_imports_upward_or_sideways(path: Path) -> None:
+def test_no_file_imports_upward_or_sideways(path):
     assert path.relative_to(PACKAGE).parts[0].removesuffix(".py") in LEVEL
     assert not forbidden_imports(path, path.read_text())
 
 
-def test_an_upward_and_a_sideways_import_are_seen() -> None:
+def test_an_upward_and_a_sideways_import_are_seen():
     trace = PACKAGE / "trace" / "trace.py"
     assert forbidden_imports(trace, "def f():\n    from fvflops.capture.run import record_call") == {"capture"}
     assert forbidden_imports(trace, "import fvflops.cli") == {"cli"}
@@ -79,11 +78,11 @@ def test_help_does_not_import_torch():
     assert "count" in result.stdout
 
 
-def import_graph() -> dict[str, set[str]]:
+def import_graph():
     """Return module → the modules of fvflops that it imports anywhere, as dotted paths from the package."""
     modules = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
     modules = {parts[:-1] if parts[-1] == "__init__" else parts: path for parts, path in modules.items()}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for parts, path in modules.items():
         found = set()
         for name in imported_modules(path, path.read_text()):
@@ -96,7 +95,7 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def find_circle(graph: dict[str, set[str]]) -> list[str]:
+def find_circle(graph):
     """Return modules that import each other in a circle, none if there is no circle."""
     left = dict(graph)
     while left:  # what imports nothing of the rest is in no circle
@@ -111,18 +110,18 @@ def find_circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     graph = import_graph()
     assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"trace.counts"}
     assert find_circle(graph) == []
 
 
-def test_a_circle_is_seen() -> None:
+def test_a_circle_is_seen():
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
     assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_no_room_hides_a_public_name() -> None:
+def test_no_room_hides_a_public_name():
     """`fvflops.compare` is a function: a folder of that name would take its place once something imports it."""
     rooms = {path.stem for path in PACKAGE.iterdir()}
     assert not rooms & set(fvflops.__all__)

@@ -28,13 +28,13 @@ PROGRAMS = sorted(TOOLS.rglob("*.py"))
 TOOL_NAMES = {"tools", *(path.stem for path in TOOLS.iterdir() if path.is_dir() or path in PROGRAMS)}
 
 
-def named_test_modules(source: str) -> set[str]:
+def named_test_modules(source):
     """Return the test modules that a file imports, or names in code for another process."""
     names = imported_names(source) | set(re.findall(r"\btests(?:\.\w+)+", source))
     return {found[0] for name in names if (found := re.match(r"tests(?:\.\w+)*?\.test_\w+", name))}
 
 
-def wrong_imports(path: Path, source: str) -> set[str]:
+def wrong_imports(path, source):
     """Return the names that a file of tests/ or tools/ imports across the border between them, or relatively."""
     names = imported_names(source)
     relative = {name for name in names if name.startswith(".")}
@@ -43,7 +43,7 @@ def wrong_imports(path: Path, source: str) -> set[str]:
     return relative | {name for name in names if name.partition(".")[0] == "tests" and name.split(".")[1] != "support"}
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 

@@ -1,21 +1,16 @@
 """Fixtures of the tests that open pages in a headless Chromium."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from fvflops.reports import REPORTS
-from fvflops.views.breakdown import Breakdown
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def give_up(reason: str) -> None:
+def give_up(reason):
     """Skip with a notice, but fail in CI, where these tests are to be run."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason}, and CI is set")
@@ -23,7 +18,7 @@ def give_up(reason: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -39,17 +34,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def show(browser, tmp_path) -> Iterator[Any]:
+def show(browser, tmp_path):
     """Return what opens a breakdown, or the text of a page; there may be no error on the console, nor any request."""
     page = browser.new_page(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
-    wrong: list[str] = []
+    wrong = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: wrong.append(dialog.message))
     page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
     page.set_default_timeout(15_000)
 
-    def open_page(shown: Breakdown | str, ready: str = ".cell") -> Any:
+    def open_page(shown, ready=".cell"):
         path = tmp_path / "report.html"
         text = shown if isinstance(shown, str) else "".join(REPORTS["html"](shown))
         path.write_text(text, encoding="utf-8")

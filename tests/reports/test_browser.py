@@ -1,9 +1,5 @@
 """The HTML report in a headless Chromium: what it shows, and what it does on clicks and keys."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from fvflops.cli import main
 from fvflops.reports import REPORTS
 from fvflops.reports.document import Document, Table, number_column, text_column
@@ -20,7 +16,7 @@ from tests.support.reports.breakdowns import (
 )
 
 
-def widths(page: Any) -> dict[str, float]:
+def widths(page):
     """Return the drawn modules by path, with their widths in percent."""
     return page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".icicle .cell.module")].map(
@@ -148,7 +144,7 @@ def test_hostile_names_are_text(show):
 def test_light_and_dark(show):
     page = show(break_net_down())
 
-    def brightness() -> int:
+    def brightness():
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return int(colour.removeprefix("rgb(").split(",")[0])
 

@@ -1,17 +1,13 @@
 """The exports: chrome traces, speedscope files and collapsed stacks, read back and held against the counts."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from fvflops.counting import HandleCostModel, TableCostModel, build_timeline, co
 from fvflops.formulas import OpCost, load_table
 from fvflops.reports import EXPORTS
 from fvflops.reports.files import timeline_files
-from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
+from fvflops.trace import Event, Status, StopsAt, TraceError, tensors_in
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from tests.support.checkout import DATA
 from tests.support.models.layers import Net
@@ -34,23 +30,23 @@ HOSTILE = 'a"b\n</script>\x1b[31m;\\' + "\u202e'{}" + "x" * 10_000
 
 
 @cache
-def make_step() -> TrainingStepAnalysis:
+def make_step():
     """Return a training step of Net that reruns `body`: every phase has ops, and one table knows them all."""
     return TrainingStepAnalysis(
         Net(), torch.ones(2, 8), loss=lambda y: y.sum(), optimizer=torch.optim.Adam, checkpoint=["body"], table="exact"
     )
 
 
-def exact() -> TableCostModel:
+def exact():
     return TableCostModel(load_table("exact"), "flops")
 
 
 @cache
-def make_counted() -> Timeline:
+def make_counted():
     return build_timeline(make_step().trace(), exact())
 
 
-def clock(trace: Trace) -> Trace:
+def clock(trace):
     """Return a trace as if a clock had run: 1 ns to enter or leave a region, 10, 11, 12 ... ns for the ops."""
     now, entered, events = 0, [], []
     for event in trace.events:
@@ -70,11 +66,11 @@ def clock(trace: Trace) -> Trace:
 
 
 @cache
-def make_timed() -> Timeline:
+def make_timed():
     return build_timeline(clock(make_step().trace()), exact())
 
 
-def change(trace: Trace, **columns: Any) -> Trace:
+def change(trace, **columns):
     """Return a trace with columns of its events changed; a function is asked for each event's."""
     events = [
         event._replace(**{name: value(event) if callable(value) else value for name, value in columns.items()})
@@ -83,7 +79,7 @@ def change(trace: Trace, **columns: Any) -> Trace:
     return replace(trace, events=tuple(events))
 
 
-def export(name: str, timeline: Timeline, weight: str | None = None) -> str:
+def export(name, timeline, weight=None):
     return "".join(EXPORTS[name](timeline, weight=weight))
 
 
@@ -91,13 +87,13 @@ def export(name: str, timeline: Timeline, weight: str | None = None) -> str:
 # `perfetto`, downloads its program when it is first used.
 
 
-def parse_nanoseconds(number: float) -> int:
+def parse_nanoseconds(number):
     nanoseconds = round(number * 1000)
     assert nanoseconds / 1000 == number, f"{number} µs is no whole number of nanoseconds"
     return nanoseconds
 
 
-def check_event(event: dict[str, Any]) -> None:
+def check_event(event):
     assert isinstance(event["name"], str) and event["name"]
     assert type(event["pid"]) is int and type(event["tid"]) is int and event["pid"] > 0 and event["tid"] > 0
     assert isinstance(event["args"], dict)
@@ -114,9 +110,9 @@ def check_event(event: dict[str, Any]) -> None:
         assert list(event["args"]) == [kinds[event["name"]]]
 
 
-def nest(slices: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
+def nest(slices):
     """Yield the slices of one track with their depths; two that cross raise AssertionError."""
-    ends: list[int] = []
+    ends = []
     last = 0
     for item in slices:
         start = parse_nanoseconds(item["ts"])
@@ -131,12 +127,12 @@ def nest(slices: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
             ends.append(end)
 
 
-def read_chrome(text: str) -> dict[str, Any]:
+def read_chrome(text):
     """Return a chrome trace after a check of each event, and of each track."""
     trace = json.loads(text)
     assert trace.keys() == {"displayTimeUnit", "otherData", "traceEvents"} and trace["displayTimeUnit"] == "ns"
     assert all(isinstance(value, str) for value in trace["otherData"].values())
-    tracks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    tracks = {}
     named = set()
     for event in trace["traceEvents"]:
         check_event(event)
@@ -150,14 +146,14 @@ def read_chrome(text: str) -> dict[str, Any]:
     return trace
 
 
-def slices_of(text: str, kind: str = "") -> list[dict[str, Any]]:
+def slices_of(text, kind=""):
     events = [event for event in read_chrome(text)["traceEvents"] if event["ph"] == "X"]
     return [event for event in events if event["cat"].startswith(kind)]
 
 
-def read_stacks(text: str) -> Counter[tuple[str, ...]]:
+def read_stacks(text):
     """Return the stacks of collapsed stacks with their weights, as flamegraph.pl reads a line."""
-    stacks: Counter[tuple[str, ...]] = Counter()
+    stacks = Counter()
     for line in text.splitlines():
         stack, weight = LINE.match(line).groups()
         assert not LINE.match(stack), f"{stack!r} would be taken for a stack with two weights"
@@ -167,7 +163,7 @@ def read_stacks(text: str) -> Counter[tuple[str, ...]]:
     return stacks
 
 
-def read_speedscope(text: str) -> list[Counter[tuple[str, ...]]]:
+def read_speedscope(text):
     """Return stack → weight of each profile of a speedscope file, after what its schema cannot say was checked."""
     file = json.loads(text)
     names = [frame["name"] for frame in file["shared"]["frames"]]
@@ -176,7 +172,7 @@ def read_speedscope(text: str) -> list[Counter[tuple[str, ...]]]:
     for profile in file["profiles"]:
         assert len(profile["samples"]) == len(profile["weights"])
         assert profile["startValue"] == 0 and profile["endValue"] == sum(profile["weights"])
-        sums: Counter[tuple[str, ...]] = Counter()
+        sums = Counter()
         for sample, weight in zip(profile["samples"], profile["weights"], strict=True):
             assert weight > 0
             sums[tuple(names[index] for index in sample)] += weight
@@ -184,25 +180,25 @@ def read_speedscope(text: str) -> list[Counter[tuple[str, ...]]]:
     return profiles
 
 
-def by_module(stacks: Counter[tuple[str, ...]], names: dict[str, str]) -> Counter[str]:
+def by_module(stacks, names):
     """Return module name → weight, of stacks whose frames have these texts; what no module ran is the root's."""
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for path, weight in stacks.items():
         for name in {"", *(names[frame] for frame in path if frame in names)}:
             sums[name] += weight
     return sums
 
 
-def module_names(timeline: Timeline) -> dict[str, str]:
+def module_names(timeline):
     return {timeline_files.title(frame): frame.name for frame in timeline.frames if frame.kind == "module"}
 
 
-def called_by_module(analysis: FlopCountAnalysis) -> dict[str, int]:
+def called_by_module(analysis):
     return {name: value for name, value in analysis.by_module().items() if value}
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_what_stands_in_an_export_adds_up_to_the_total(name: str) -> None:
+def test_what_stands_in_an_export_adds_up_to_the_total(name):
     text = export(name, make_counted())
     if name == "chrome-trace":
         total = sum(event["args"].get("FLOPs", 0) for event in slices_of(text, "op"))
@@ -215,12 +211,12 @@ def test_what_stands_in_an_export_adds_up_to_the_total(name: str) -> None:
     assert total == make_step().total() > 2 * 3 * (256 + 128)
 
 
-def test_the_modules_of_an_export_have_what_by_module_says() -> None:
+def test_the_modules_of_an_export_have_what_by_module_says():
     timeline, expected = make_counted(), called_by_module(make_step())
     names = module_names(timeline)
     assert by_module(read_stacks(export("flame-graph", timeline)), names) == expected
     assert by_module(read_speedscope(export("speedscope", timeline))[0], names) == expected
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for event in slices_of(export("chrome-trace", timeline), "op"):
         parts = event["args"].get("module", "").split(".")
         for length in range(len(parts) + 1):
@@ -228,7 +224,7 @@ def test_the_modules_of_an_export_have_what_by_module_says() -> None:
     assert {name: value for name, value in sums.items() if value} == expected
 
 
-def test_each_op_call_and_each_region_stands_in_a_chrome_trace_once_and_in_order() -> None:
+def test_each_op_call_and_each_region_stands_in_a_chrome_trace_once_and_in_order():
     trace = make_step().trace()
     slices = slices_of(export("chrome-trace", make_counted()))
     ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
@@ -240,7 +236,7 @@ def test_each_op_call_and_each_region_stands_in_a_chrome_trace_once_and_in_order
     assert len(slices) == len(ops) + len(entered)
 
 
-def test_the_args_of_an_op_tell_module_class_phase_shapes_and_counts() -> None:
+def test_the_args_of_an_op_tell_module_class_phase_shapes_and_counts():
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
     timeline = build_timeline(clock(flops.trace()), flops._cost_model())
     [linear, *_] = slices_of(export("chrome-trace", timeline), "op")
@@ -261,7 +257,7 @@ def test_the_args_of_an_op_tell_module_class_phase_shapes_and_counts() -> None:
     }
 
 
-def test_what_autograd_runs_for_a_module_says_which_and_stands_beside_no_call_of_it() -> None:
+def test_what_autograd_runs_for_a_module_says_which_and_stands_beside_no_call_of_it():
     slices = slices_of(export("chrome-trace", make_counted()))
     depths = {id(item): depth for item, depth in nest(slices)}
     backward = [item for item in slices if item["cat"] == "op,backward"]
@@ -272,14 +268,14 @@ def test_what_autograd_runs_for_a_module_says_which_and_stands_beside_no_call_of
     assert phases == {"forward", "recompute", "backward", "optimizer"}
 
 
-def test_the_outermost_frame_of_a_stack_is_its_phase() -> None:
-    sums: Counter[str] = Counter()
+def test_the_outermost_frame_of_a_stack_is_its_phase():
+    sums = Counter()
     for path, weight in read_stacks(export("flame-graph", make_counted())).items():
         sums[path[0]] += weight
     assert sums == {phase: labels.total() for phase, labels in make_step().counts().by_phase().items()}
 
 
-def test_measured_time_stands_where_the_clock_saw_it() -> None:
+def test_measured_time_stands_where_the_clock_saw_it():
     timeline, trace = make_timed(), clock(make_step().trace())
     assert timeline.weights == ("time", "flops", "macs", "memory")
     slices = slices_of(export("chrome-trace", timeline))
@@ -291,7 +287,7 @@ def test_measured_time_stands_where_the_clock_saw_it() -> None:
             assert item["args"]["FLOP/s"] == round(item["args"]["FLOPs"] * 1e6 / item["dur"])
 
 
-def test_the_times_of_stacks_add_up_to_what_the_clock_saw() -> None:
+def test_the_times_of_stacks_add_up_to_what_the_clock_saw():
     trace = clock(make_step().trace())
     outermost, depth = 0, 0
     last = max(event.start_ns + event.duration_ns for event in trace.events if event.duration_ns is not None)
@@ -310,7 +306,7 @@ def test_the_times_of_stacks_add_up_to_what_the_clock_saw() -> None:
     assert outermost - ops == 2 * regions  # entering and leaving takes 1 ns each
 
 
-def test_clocks_that_disagree_are_cut_so_that_nothing_crosses() -> None:
+def test_clocks_that_disagree_are_cut_so_that_nothing_crosses():
     trace = clock(make_step().trace())
     late = change(trace, duration_ns=lambda event: None if event.start_ns is None else event.duration_ns * 3)
     late = replace(late, events=tuple(e._replace(duration_ns=20) if e.kind == "exit" else e for e in late.events))
@@ -320,7 +316,7 @@ def test_clocks_that_disagree_are_cut_so_that_nothing_crosses() -> None:
     assert all(item["dur"] <= 0.02 for item in slices if item["cat"].startswith("module"))
 
 
-def test_an_op_that_was_not_measured_has_no_width_and_is_there() -> None:
+def test_an_op_that_was_not_measured_has_no_width_and_is_there():
     trace = clock(make_step().trace())
     trace = change(
         trace,
@@ -332,7 +328,7 @@ def test_an_op_that_was_not_measured_has_no_width_and_is_there() -> None:
     assert len(unmeasured) == sum(item["dur"] == 0 for item in slices) > 0
 
 
-def test_threads_and_ranks_have_tracks_of_their_own() -> None:
+def test_threads_and_ranks_have_tracks_of_their_own():
     trace = change(make_step().trace(), thread=lambda event: int(event.phase == "backward"), rank=3)
     timeline = build_timeline(trace, exact())
     file = read_chrome(export("chrome-trace", timeline))
@@ -355,7 +351,7 @@ def test_threads_and_ranks_have_tracks_of_their_own() -> None:
     assert export("flame-graph", timeline) == export("flame-graph", make_counted())
 
 
-def test_two_ranks_run_beside_each_other() -> None:
+def test_two_ranks_run_beside_each_other():
     trace = make_step().trace()
     both = [event._replace(rank=rank) for event in trace.events for rank in (0, 1)]
     slices = slices_of(export("chrome-trace", build_timeline(replace(trace, events=tuple(both)), exact())))
@@ -365,11 +361,11 @@ def test_two_ranks_run_beside_each_other() -> None:
 
 
 class Raises(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         raise RuntimeError("no")
 
 
-def test_a_region_that_raised_is_closed_and_marked() -> None:
+def test_a_region_that_raised_is_closed_and_marked():
     model = nn.Sequential(nn.Linear(3, 2), Raises())
     with pytest.raises(RuntimeError, match="no"), record(model) as run:
         model(torch.ones(4, 3))
@@ -383,7 +379,7 @@ def test_a_region_that_raised_is_closed_and_marked() -> None:
 
 @pytest.mark.parametrize("lost", ["enter", "exit"])
 @pytest.mark.parametrize("timed", [False, True], ids=["counted", "timed"])
-def test_a_pause_may_have_hidden_ends_of_regions(lost: str, timed: bool) -> None:
+def test_a_pause_may_have_hidden_ends_of_regions(lost, timed):
     trace = clock(make_step().trace()) if timed else make_step().trace()
     torn = replace(trace, events=tuple(event for event in trace.events if event.kind != lost))
     timeline = build_timeline(torn, exact())
@@ -393,7 +389,7 @@ def test_a_pause_may_have_hidden_ends_of_regions(lost: str, timed: bool) -> None
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_an_empty_trace_gives_an_empty_file(name: str) -> None:
+def test_an_empty_trace_gives_an_empty_file(name):
     with record(nn.Linear(3, 2)) as run:
         pass
     timeline = build_timeline(run.trace(), run._cost_model())
@@ -406,7 +402,7 @@ def test_an_empty_trace_gives_an_empty_file(name: str) -> None:
         assert text == ""
 
 
-def test_a_trace_without_events_has_stacks_and_nothing_in_order() -> None:
+def test_a_trace_without_events_has_stacks_and_nothing_in_order():
     timeline = build_timeline(make_step().trace().aggregate(), exact())
     assert export("flame-graph", timeline) == export("flame-graph", make_counted())
     assert timeline.weights == ("flops", "macs")
@@ -417,11 +413,11 @@ def test_a_trace_without_events_has_stacks_and_nothing_in_order() -> None:
         EXPORTS["flame-graph"](timeline, weight="memory")
 
 
-def test_macs_are_the_multiply_adds() -> None:
+def test_macs_are_the_multiply_adds():
     assert read_stacks(export("flame-graph", make_counted(), "macs")).total() == make_step().macs()
 
 
-def test_what_runs_in_a_module_that_a_handle_prices_counts_with_it() -> None:
+def test_what_runs_in_a_module_that_a_handle_prices_counts_with_it():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 4))
     flops = FlopCountAnalysis(model, torch.ones(2, 8))
     trace = flops.trace()
@@ -449,7 +445,7 @@ class Ignorant:
         return None
 
 
-def test_what_is_unknown_is_told_and_not_taken_for_zero() -> None:
+def test_what_is_unknown_is_told_and_not_taken_for_zero():
     timeline = build_timeline(FlopCountAnalysis(Net(), torch.ones(2, 8)).trace(), Ignorant())
     file = read_chrome(export("chrome-trace", timeline))
     assert file["otherData"]["unsupported"] == "aten::linear × 2, aten::relu × 1"
@@ -468,7 +464,7 @@ class Elements(Ignorant):
         return (OpCost(signature.packet, Status.COUNTED, value),)
 
 
-def test_bytes_are_what_their_pricer_says() -> None:
+def test_bytes_are_what_their_pricer_says():
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
     timeline = build_timeline(flops.trace(), flops._cost_model(), traffic_model=Elements())
     # Linear(8, 16): 16 + 128 + 16 + 32; ReLU: 32 + 32; Linear(16, 4): 32 + 64 + 4 + 8.
@@ -478,13 +474,13 @@ def test_bytes_are_what_their_pricer_says() -> None:
     assert root["args"]["bytes"] == 192 + 64 + 108 and root["args"]["FLOPs"] == 384
 
 
-def counters(text: str, name: str = "memory") -> list[int]:
+def counters(text, name="memory"):
     events = [event for event in read_chrome(text)["traceEvents"] if event["ph"] == "C" and event["name"] == name]
     assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
     return [event["args"]["bytes"] for event in events]
 
 
-def test_memory_is_what_the_storages_hold() -> None:
+def test_memory_is_what_the_storages_hold():
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
     timeline = build_timeline(flops.trace(), flops._cost_model())
     there = 4 * (8 * 16 + 16 + 16 * 4 + 4 + 2 * 8)  # the parameters and the input
@@ -493,11 +489,11 @@ def test_memory_is_what_the_storages_hold() -> None:
     assert list(read_stacks(export("flame-graph", timeline, "memory")).values()) == [128, 128, 32]
 
 
-def test_measured_memory_goes_before_what_the_storages_say() -> None:
+def test_measured_memory_goes_before_what_the_storages_say():
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
     held = iter([1000, 1100, 1100, 1050, 1070, 1090])
 
-    def measure(event: Event) -> Event:
+    def measure(event):
         if event.kind != "op":
             return event
         return event._replace(memory_before=next(held), memory_after=next(held), memory_peak=1200)
@@ -518,15 +514,13 @@ def test_measured_memory_goes_before_what_the_storages_say() -> None:
     ],
 )
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_a_weight_that_is_not_known_is_refused_before_a_piece_is_made(
-    name: str, weight: str, error: type[Exception], message: str
-) -> None:
+def test_a_weight_that_is_not_known_is_refused_before_a_piece_is_made(name, weight, error, message):
     with pytest.raises(error, match=message):
         EXPORTS[name](make_counted(), weight=weight)
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_hostile_names_are_text(name: str) -> None:
+def test_hostile_names_are_text(name):
     model = nn.Sequential()
     model.add_module(HOSTILE.replace(".", ""), nn.Linear(3, 2))
     model.add_module("\ud800 7", nn.Linear(2, 2))
@@ -546,7 +540,7 @@ def test_hostile_names_are_text(name: str) -> None:
     assert sorted(stacks.values()) == [16, 24] and all(len(path) == 4 for path in stacks)
 
 
-def test_a_name_that_ends_in_a_number_is_no_weight() -> None:
+def test_a_name_that_ends_in_a_number_is_no_weight():
     regions = (Frame("group", "SGD 0"), Frame("module", "block 1", ""), Frame("function", "Scan 2"))
     items = tuple(Callee(frame.kind, frame.name, number) for number, frame in enumerate(regions))
     spans = tuple(Span(number, Event("op", 0, start_ns=number, duration_ns=1)) for number in range(3))
@@ -554,7 +548,7 @@ def test_a_name_that_ends_in_a_number_is_no_weight() -> None:
     assert [path[1] for path in stacks] == ["SGD 0 (group)", "block 1 (module)", "Scan 2 (function)"]
 
 
-def make_long(spans: int, flops: int) -> Timeline:
+def make_long(spans, flops):
     return Timeline(
         (Frame("module", "", "Net"),),
         ((), (0,)),
@@ -564,7 +558,7 @@ def make_long(spans: int, flops: int) -> Timeline:
     )
 
 
-def test_a_total_beyond_the_axis_is_scaled_and_said() -> None:
+def test_a_total_beyond_the_axis_is_scaled_and_said():
     file = read_chrome(export("chrome-trace", make_long(8, 10**17)))
     assert file["otherData"]["unit"] == "1 ns on the axis = 100 FLOP, counted and not timed"
     last = file["traceEvents"][-1]
@@ -575,12 +569,12 @@ def test_a_total_beyond_the_axis_is_scaled_and_said() -> None:
 
 
 @pytest.mark.parametrize("name", ["chrome-trace", "speedscope"])
-def test_a_long_trace_is_written_in_small_pieces(name: str) -> None:
+def test_a_long_trace_is_written_in_small_pieces(name):
     pieces = list(EXPORTS[name](make_long(20_000, 3)))
     assert len(pieces) > 20_000 and max(map(len, pieces)) < 1000
 
 
-def test_speedscope_files_obey_its_published_schema() -> None:
+def test_speedscope_files_obey_its_published_schema():
     jsonschema = pytest.importorskip("jsonschema", reason="checks speedscope files against their schema")
     check = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text())).validate
     for timeline in (make_counted(), make_timed(), make_long(0, 0)):
@@ -591,7 +585,7 @@ def test_speedscope_files_obey_its_published_schema() -> None:
         check({**file, "profiles": [{**file["profiles"][0], "unit": "flops"}]})
 
 
-def find_flamegraph() -> str | None:
+def find_flamegraph():
     debian = "/usr/share/perl5/Devel/NYTProf/flamegraph.pl"
     return shutil.which("flamegraph.pl") or (debian if Path(debian).exists() else None)
 
@@ -600,7 +594,7 @@ def find_flamegraph() -> str | None:
     find_flamegraph() is None, reason="flamegraph.pl is not here (Debian has it in libdevel-nytprof-perl)"
 )
 @pytest.mark.parametrize("weight", ["time", "flops", "memory"])
-def test_flamegraph_pl_draws_all_stacks(weight: str) -> None:
+def test_flamegraph_pl_draws_all_stacks(weight):
     text = export("flame-graph", make_timed(), weight)
     command = ["perl", find_flamegraph(), "--minwidth=0", "--countname=units"]
     drawn = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
@@ -612,7 +606,7 @@ def test_flamegraph_pl_draws_all_stacks(weight: str) -> None:
     )
 
 
-def test_the_check_of_chrome_traces_sees_slices_that_cross() -> None:
+def test_the_check_of_chrome_traces_sees_slices_that_cross():
     head = {"ph": "X", "pid": 1, "tid": 1, "cat": "op", "args": {}}
     slices = [{**head, "name": "a", "ts": 0.0, "dur": 2.0}, {**head, "name": "b", "ts": 1.0, "dur": 2.0}]
     with pytest.raises(AssertionError, match="b crosses"):

@@ -1,7 +1,5 @@
 """The reports that fvcore does not have: by operator, CSV, Markdown and the op_coverage, against goldens."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The table, the tree and the table of parameters, byte for byte against fvcore."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -22,7 +20,7 @@ from fvcore.nn import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from fvflops.cli import main
 from fvflops.reports import REPORTS, Report, fvcore_format
@@ -38,12 +36,12 @@ from tests.support.reports.summaries import make_deep, make_wide, read_modules, 
 SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.source == "summary"}
 
 
-def assert_same_text(ours: str, theirs: str) -> None:
+def assert_same_text(ours, theirs):
     assert ours.splitlines() == theirs.splitlines()
     assert ours == theirs
 
 
-def compare_with_fvcore(flops, activations, depth: int, show_param_shapes: bool, summary: Summary) -> None:
+def compare_with_fvcore(flops, activations, depth, show_param_shapes, summary):
     theirs = print_as_fvcore(flop_count_table, flops, depth, activations, show_param_shapes)
     assert_same_text(fvcore_format.write_table(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
     assert_same_text(fvcore_format.write_tree(summary), flop_count_str(flops, activations))
@@ -58,12 +56,12 @@ def compare_with_fvcore(flops, activations, depth: int, show_param_shapes: bool,
 class Net(nn.Module):
     """Runs the modules that it is given one after the other, those named `idle...` excepted."""
 
-    def __init__(self, **children: nn.Module) -> None:
+    def __init__(self, **children):
         super().__init__()
         for name, child in children.items():
             self.add_module(name, child)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for name, child in self.named_children():
             if not name.startswith("idle"):
                 x = child(x)
@@ -73,7 +71,7 @@ class Net(nn.Module):
 class Holder(nn.Module):
     """Parameters on the module itself, a list and a dict of modules, and a child called by its forward."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(8))
         self.gain = nn.Parameter(torch.ones(()))
@@ -81,29 +79,29 @@ class Holder(nn.Module):
         self.heads = nn.ModuleDict({"1": nn.Linear(8, 2), "b": nn.Linear(8, 8)})
         self.hidden = nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for layer in self.layers:
             x = layer(x) * self.scale * self.gain
         return self.heads["b"](self.hidden.forward(x))
 
 
 class Wordy(nn.Linear):
-    def extra_repr(self) -> str:
+    def extra_repr(self):
         return "first line\n  second line, indented\n\nlast line"
 
 
-def chain(levels: int, last: nn.Module) -> nn.Module:
+def chain(levels, last):
     for level in range(levels):
         last = Net(**{f"level{level}": last})
     return last
 
 
-def share() -> nn.Module:
+def share():
     block = Net(fc=nn.Linear(8, 8), act=nn.ReLU())
     return Net(first=block, middle=nn.Linear(8, 8), again=block, other=Net(deep=block, tail=nn.LayerNorm(8)))
 
 
-def tie() -> nn.Module:
+def tie():
     net = Net(a=nn.Linear(8, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 8))
     net.b.weight = net.a.weight
     net.c.weight, net.c.bias = net.a.weight, net.a.bias
@@ -136,7 +134,7 @@ MODELS = {
 }
 
 
-def analyse(name: str):
+def analyse(name):
     model = MODELS[name]()
     # Gradients are wanted so that the encoder does not run as one fused op, which fvcore cannot see into.
     inputs = torch.zeros(1, 4, 8)
@@ -178,36 +176,36 @@ REPRS = ["", "", "size=3", "one\ntwo", "\n"]
 
 
 class Made(nn.Module):
-    def __init__(self, words: str, shapes: list[tuple[int, ...]]) -> None:
+    def __init__(self, words, shapes):
         super().__init__()
         self.words = words
         for index, shape in enumerate(shapes):
             self.register_parameter(f"p{index}", nn.Parameter(torch.empty(shape, device="meta")))
 
-    def extra_repr(self) -> str:
+    def extra_repr(self):
         return self.words
 
 
 class MadeAnalysis:
     """Answers as an analysis of fvcore does, with numbers that were made up."""
 
-    def __init__(self, model: nn.Module, counts: dict[str, int], uncalled: set[str]) -> None:
+    def __init__(self, model, counts, uncalled):
         self._model, self._counts, self._uncalled = model, counts, uncalled
 
-    def by_module(self) -> Counter[str]:
+    def by_module(self):
         return Counter(self._counts)
 
-    def uncalled_modules(self) -> set[str]:
+    def uncalled_modules(self):
         return self._uncalled
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         if name.endswith("_warnings"):
             return lambda setting: self
         raise AttributeError(name)
 
 
 @st.composite
-def make_models(draw) -> nn.Module:
+def make_models(draw):
     """A tree of up to 25 modules, some of them, and some parameters, at several places."""
     shapes = st.lists(st.sampled_from([(), (3,), (2, 3), (0, 4), (1000, 1000)]), max_size=2)
     modules = [Made(draw(st.sampled_from(REPRS)), draw(shapes)) for _ in range(draw(st.integers(1, 25)))]
@@ -223,7 +221,7 @@ def make_models(draw) -> nn.Module:
 
 
 @st.composite
-def make_analyses(draw, model: nn.Module) -> MadeAnalysis:
+def make_analyses(draw, model):
     names = [place.name for place in read_modules(model).modules()]
     values = draw(st.lists(st.sampled_from(COUNTS), min_size=len(names), max_size=len(names)))
     uncalled = draw(st.sets(st.sampled_from(names), max_size=3))
@@ -370,10 +368,10 @@ RENDERERS = {
 }
 
 
-def count_calls(render, summary: Summary) -> int:
+def count_calls(render, summary):
     calls = 0
 
-    def count(frame, event, argument) -> None:
+    def count(frame, event, argument):
         nonlocal calls
         calls += event in ("call", "c_call")
 

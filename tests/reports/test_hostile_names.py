@@ -1,7 +1,5 @@
 """Hostile names in every output: shown as text, never obeyed, and never a reason for a broken line or file."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -13,16 +11,7 @@ import torch
 from markdown_it import MarkdownIt
 from torch import nn
 
-from fvflops import (
-    FlopCountAnalysis,
-    ProfileAnalysis,
-    Trace,
-    diff,
-    flop_count_str,
-    flop_count_table,
-    roofline,
-    summarise,
-)
+from fvflops import FlopCountAnalysis, ProfileAnalysis, diff, flop_count_str, flop_count_table, roofline, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.comparison import model_budget
 from fvflops.comparison.budget_file import Limit, parse_budgets, update_text
@@ -42,34 +31,34 @@ from tests.support.reports.hostile_names import NAMES, record_benign, record_hos
 Render = Callable[[FlopCountAnalysis], str]
 
 
-def count(trace: Trace) -> FlopCountAnalysis:
+def count(trace):
     analysis = FlopCountAnalysis.from_trace(trace)
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
 
-def profile(trace: Trace) -> ProfileAnalysis:
+def profile(trace):
     analysis = ProfileAnalysis.from_trace(trace)
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
 
-def judge_names(analysis: FlopCountAnalysis) -> BudgetReport:
+def judge_names(analysis):
     """Return a verdict of a budget in which everything bears the model's class as its name."""
     name = analysis.module_tree().root.class_name
     grown = (FlopsChange(name, 1, 2), FlopsChange(name + "2", 0, 2))
     return BudgetReport(name, name, (CheckResult(Limit("flops", 1), 2),), grown, grown, {name: 1})
 
 
-def report(kind: str, by: str = "module") -> Render:
+def report(kind, by="module"):
     return lambda analysis: REPORTS[kind](summarise(analysis), by=by)
 
 
-def draw_roofline(by: str) -> Render:
+def draw_roofline(by):
     return lambda analysis: write_document(roofline_report(roofline(analysis, device="H100"), by=by))
 
 
 VIEWS = ("module", "operator", "both")
 # For the eye, in lines: nothing but what can be printed, and a table has the rows that it has of good names.
-TERMINAL: dict[str, Render] = {
+TERMINAL = {
     **{f"{kind} by {by}": report(kind, by) for kind in ("fvcore", "text", "csv") for by in VIEWS},
     "tree": report("tree"),
     "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
@@ -108,20 +97,20 @@ def test_hostile_names_are_printable_lines(name):
 class Tags(HTMLParser):
     """The tags of a page, with their attributes' names."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.tags: list[tuple[str, ...]] = []
+        self.tags = []
         self.feed(page)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, *(key for key, _ in attrs if key != "title")))
 
-    def handle_comment(self, data: str) -> None:
+    def handle_comment(self, data):
         self.tags.append(("comment",))
 
 
-PAGE: dict[str, Render] = {
+PAGE = {
     "check": lambda analysis: write_document(model_budget.budget_report(judge_names(analysis)), "html"),
     "html": lambda analysis: "".join(REPORTS["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
@@ -136,7 +125,7 @@ def test_hostile_names_add_no_tag_to_a_page(name):
     assert all(line.isprintable() for line in page.split("\n"))
 
 
-MARKDOWN: dict[str, Render] = {
+MARKDOWN = {
     "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_markdown(),
     "check": lambda analysis: model_budget.render_markdown(judge_names(analysis)),
 }
@@ -153,7 +142,7 @@ def test_hostile_names_are_plain_text_in_markdown(name):
     assert not any(token.type.startswith("html") for token in hostile)
 
 
-JSON: dict[str, Render] = {
+JSON = {
     "json": report("json"),
     "trace": lambda analysis: analysis.trace().to_json(),
     "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_json(),

@@ -1,7 +1,5 @@
 """The HTML report without a browser: its data, that nothing in it can get out of them, and who makes it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -20,7 +18,7 @@ from fvflops.counting.nested_timeline import read_times
 from fvflops.reports import REPORTS
 from fvflops.reports.html import render_comparison
 from fvflops.reports.terminal.op_coverage import TERMS
-from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, MemoryCurve, read_breakdown
+from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, MemoryCurve, read_breakdown
 from fvflops.zoo import build
 from tests.support.reports.breakdowns import (
     HOSTILE,
@@ -32,25 +30,25 @@ from tests.support.reports.breakdowns import (
 )
 
 
-def read_data(page: str) -> dict:
+def read_data(page):
     """Return the data of a page, with its columns unpacked."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     return unpack_columns(json.loads(text))
 
 
-def render(breakdown: Breakdown) -> str:
+def render(breakdown):
     return "".join(REPORTS["html"](breakdown))
 
 
-def break_count_down() -> Breakdown:
+def break_count_down():
     """Return the breakdown of a run whose time is not known."""
     net = break_net_down()
     return replace(net, measures={key: measure for key, measure in net.measures.items() if key != "time"})
 
 
-def sum_by_module(measure: Measure) -> Counter[str]:
+def sum_by_module(measure):
     """Return what each module comes to with all inside it."""
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for cell, value in measure.values.items():
         parts = cell.module.split(".") if cell.module else []
         for length in range(len(parts) + 1):

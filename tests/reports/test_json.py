@@ -1,7 +1,5 @@
 """The JSON report: it comes back equal, and damaged text is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -36,7 +34,7 @@ TABLE = st.dictionaries(st.text(max_size=5), COUNTS, max_size=3)
 
 
 @st.composite
-def make_summaries(draw) -> Summary:
+def make_summaries(draw):
     weight = ParameterInfo("a.w", TensorSpec((2, 3), "bfloat16", "cuda:0"), 0, draw(st.booleans()))
     attributes = {"size": 3, "eps": 1e-5, "nan": (1, float("inf")), "dtype": Symbol("dtype", "float32"), "none": None}
     places = {

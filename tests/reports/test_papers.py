@@ -1,14 +1,11 @@
 """The files that others read: tables as papers have them, columns and data frames, the schema of JSON, and CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from shutil import which
 
@@ -77,20 +74,20 @@ NAMES = st.one_of(
 )
 
 
-def build() -> nn.Module:
+def build():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 10))
 
 
-def analyse(**options: str) -> FlopCountAnalysis:
+def analyse(**options):
     return FlopCountAnalysis(build(), torch.ones(1, 3, 8, 8), **options)
 
 
-def summarise_net() -> Summary:
+def summarise_net():
     flops = analyse()
     return summarise(flops, ActivationCountAnalysis.from_trace(flops.trace()))
 
 
-def name_everything(name: str) -> Summary:
+def name_everything(name):
     return replace(summaries.name_everything(name), about={"table": name, "model": name})
 
 
@@ -113,7 +110,7 @@ UNESCAPED |= {"\\textasciigrave{}": "`", "\\textquotesingle{}": "'", "{\\char34}
 TOKEN = re.compile("|".join(map(re.escape, UNESCAPED)) + r"|([^\\{}$&#^_~%])", re.DOTALL)
 
 
-def read_text(latex: str) -> str:
+def read_text(latex):
     """Return what LaTeX typesets of a cell; a mark that TeX would obey or a blank it would drop raises ValueError."""
     if latex != latex.strip(" ") or "  " in latex:
         raise ValueError(f"TeX drops a blank of {latex!r}")
@@ -188,7 +185,7 @@ def test_latex_by_operator_has_the_rows_of_the_csv():
         assert text.count(r"\begin{") == text.count(r"\end{") == 2
 
 
-def split_row(line: str) -> list[str]:
+def split_row(line):
     assert line.endswith(" \\\\")
     return [cell.strip(" ") for cell in re.split(r"(?<!\\)&", line.removesuffix(" \\\\"))]
 
@@ -290,7 +287,7 @@ def test_the_command_line_writes_both(capsys):
 # ---- columns and data frames
 
 
-def list_subjects() -> Iterator[tuple[str, Callable[[], ModelAnalysis], list[str]]]:
+def list_subjects():
     counts = ["parameters", "flops", "activations"]
     yield "flops", analyse, counts
     yield "exact", lambda: analyse(table="exact"), counts

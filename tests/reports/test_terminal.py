@@ -1,7 +1,5 @@
 """The table on a terminal: its width, bars and colours; and the order, cut and collapse of rows in every list."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl
@@ -14,7 +12,6 @@ import sys
 import termios
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -41,7 +38,7 @@ VIEWS = ("module", "operator", "both")
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.up, self.act, self.down = nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8)
 
@@ -49,7 +46,7 @@ class Block(nn.Module):
         return self.down(self.act(self.up(x)))
 
 
-def stack(*widths: int) -> nn.Module:
+def stack(*widths):
     """Return a model whose `layers` are blocks of these widths, each 16 multiply-adds for each unit of width."""
     model = nn.Module()
     model.layers, model.head = nn.Sequential(*map(Block, widths)), nn.Linear(8, 2)
@@ -57,7 +54,7 @@ def stack(*widths: int) -> nn.Module:
     return model
 
 
-def summarise_stack(*widths: int):
+def summarise_stack(*widths):
     flops = FlopCountAnalysis(stack(*widths), torch.ones(1, 8))
     return summarise(flops, ActivationCountAnalysis.from_trace(flops.trace()))
 
@@ -252,11 +249,11 @@ def test_what_the_environment_says_of_the_screen(environment, screen):
     assert find_terminal(stream, environment) == screen[1]
 
 
-def print_on_terminal(width: int, *argv: str) -> str:
+def print_on_terminal(width, *argv):
     """Return what a command prints on a terminal of this width."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    parts: list[bytes] = []
+    parts = []
     # A terminal holds few characters until somebody reads them.
     reader = threading.Thread(target=lambda: parts.extend(read_terminal(leader)))
     reader.start()
@@ -271,7 +268,7 @@ def print_on_terminal(width: int, *argv: str) -> str:
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
-def read_terminal(leader: int) -> Iterator[bytes]:
+def read_terminal(leader):
     """Yield what is written to a terminal until its other end is closed, which Linux tells by an error."""
     try:
         while part := os.read(leader, 1 << 16):

@@ -1,15 +1,9 @@
 """Bytes of each layer's cache against the cache of transformers after a real generation, for small models."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 
-from fvflops.serve.cache_size import KINDS, CacheLayer, sequence_bytes
+from fvflops.serve.cache_size import KINDS, sequence_bytes
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_model import ServingError
 from tests.support.serving.language_models import NAMES, WINDOW, build
@@ -20,7 +14,7 @@ _ENCODED = 30
 _HELD = ("keys", "values", "conv_states", "recurrent_states")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value):
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -28,18 +22,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _cache_bytes(model: nn.Module, prompt: int) -> int:
+def _cache_bytes(model, prompt):
     """Generate and return the bytes of the cache, and of what RecurrentGemma's modules keep."""
     ids = torch.ones(1, prompt, dtype=torch.int64)
-    inputs: dict[str, torch.Tensor] = {"input_ids": ids}
-    config: Any = model.config
+    inputs = {"input_ids": ids}
+    config = model.config
     if config.is_encoder_decoder:
         encoded = {"input_ids": torch.ones(1, _ENCODED, dtype=torch.int64)}
         if model.main_input_name == "input_features":
             encoded = {"input_features": torch.zeros(1, config.num_mel_bins, 2 * _ENCODED)}
         ids[:, 0] = config.decoder_start_token_id
         inputs = {**encoded, "decoder_input_ids": ids}
-    generate: Any = model.generate
+    generate = model.generate
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     result = generate(**inputs, **options)
     cache = result.get("cache_params", result.past_key_values)
@@ -50,7 +44,7 @@ def _cache_bytes(model: nn.Module, prompt: int) -> int:
     return sum(tensor.numel() * tensor.element_size() for item in held for tensor in _tensors(item))
 
 
-def _formula(layer: CacheLayer, tokens: int) -> float:
+def _formula(layer, tokens):
     """Return the bytes as transformers keeps them: of a window all but the token that the next step adds."""
     if layer.kind == "cross attention":
         return layer.nbytes(_ENCODED, 4)
@@ -58,7 +52,7 @@ def _formula(layer: CacheLayer, tokens: int) -> float:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,7 +60,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_are_those_of_the_real_cache(name: str) -> None:
+def test_bytes_are_those_of_the_real_cache(name):
     model = build(name)
     serving, _ = record_serving(model)
     has_window = any(layer.window for layer in serving.cache)
@@ -76,14 +70,14 @@ def test_bytes_are_those_of_the_real_cache(name: str) -> None:
         assert expected == _cache_bytes(model, prompt), (prompt, serving.cache)
 
 
-def test_models_have_every_kind_of_cache() -> None:
+def test_models_have_every_kind_of_cache():
     names = ("DeepseekV3ForCausalLM", "MambaForCausalLM", "MistralForCausalLM", "T5ForConditionalGeneration")
     found = {layer.kind for name in names for layer in record_serving(build(name))[0].cache}
     assert found == set(KINDS)
     assert len(NAMES) >= 25
 
 
-def test_a_window_shorter_than_the_recorded_prompt() -> None:
+def test_a_window_shorter_than_the_recorded_prompt():
     model = build("MistralForCausalLM", sliding_window=16)
     layers = record_serving(model)[0].cache
     assert [layer.window for layer in layers] == [16, 16]
@@ -93,7 +87,7 @@ def test_a_window_shorter_than_the_recorded_prompt() -> None:
     assert sequence_bytes(layers, 40, 4) == 2 * 16 * layers[0].token * 4
 
 
-def test_a_model_without_attention_layers_says_what_it_needs() -> None:
+def test_a_model_without_attention_layers_says_what_it_needs():
     with pytest.raises(ServingError, match=r"BambaForCausalLM .* attention layers"):
         record_serving(build("BambaForCausalLM", attn_layer_indices=None))
 

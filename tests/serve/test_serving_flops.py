@@ -1,14 +1,11 @@
 """Multiply-adds of a prompt and of decoded tokens against those that are counted in their recordings."""
 
-from __future__ import annotations
-
 import pytest
 
 from fvflops import FlopCountAnalysis
 from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.serve.record_serving import record_serving
-from fvflops.trace import Trace
 from tests.support.serving.language_models import WINDOW, build
 
 # What engines also run as products and attention; recurrences and convolutions are not among them.
@@ -16,7 +13,7 @@ _OPS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "scaled_dot_product_atte
 _RUN = {"execution": "shapes"}
 
 
-def _counted(trace: Trace, ops: tuple[str, ...] = _OPS) -> int:
+def _counted(trace, ops=_OPS):
     counts = FlopCountAnalysis.from_trace(trace, warn=False).by_operator()
     return sum(count for name, count in counts.items() if name in ops)
 
@@ -38,7 +35,7 @@ def _counted(trace: Trace, ops: tuple[str, ...] = _OPS) -> int:
         "Gemma3ForConditionalGeneration",
     ],
 )
-def test_prefill_and_decoded_tokens(name: str) -> None:
+def test_prefill_and_decoded_tokens(name):
     model = build(name)
     serving, _ = record_serving(model)
     ops = tuple(op for op in _OPS if op != "bmm") if name.startswith("Granite") else _OPS
@@ -50,7 +47,7 @@ def test_prefill_and_decoded_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
-def test_encoder_and_decoder(name: str) -> None:
+def test_encoder_and_decoder(name):
     model = build(name)
     serving, _ = record_serving(model)
     for encoded, prompt in ((5, 1), (40, 12)):

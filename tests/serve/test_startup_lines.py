@@ -1,12 +1,9 @@
 """Bytes of a cached token, weights and memory against what engines printed at start in public reports."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from fvflops.serve.cache_size import sequence_bytes
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import ServingLayout
 from fvflops.serve.serving_memory import find_memory
-from fvflops.serve.serving_model import ServingModel
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.serving.language_models import transformers
 
@@ -29,26 +25,26 @@ _GIB = 2**30
 
 
 @cache
-def _serving(name: str) -> ServingModel:
+def _serving(name):
     define_torchvision_schemas()
     entry = _MODELS[name]
-    model_class: Any = getattr(transformers, entry["class"])
+    model_class = getattr(transformers, entry["class"])
     with torch.device("meta"):
         model = model_class(model_class.config_class(**entry["options"])).eval()
     return record_serving(model, name)[0]
 
 
-def _label(line: dict[str, str]) -> str:
+def _label(line):
     return f"{line['engine']}-{line['model']}-{line['tokens']}"
 
 
-def test_at_least_ten_reports() -> None:
+def test_at_least_ten_reports():
     assert len(_LINES) >= 10
     assert all(line["address"].startswith("http") for line in _LINES)
 
 
 @pytest.mark.parametrize("line", _LINES, ids=_label)
-def test_bytes_of_a_token(line: dict[str, str]) -> None:
+def test_bytes_of_a_token(line):
     # One token is kept by all layers, also by those with a window.
     layers = _serving(line["model"]).cache
     expected = sequence_bytes(layers, 1, float(line["element"]), ranks=int(line["tensor"]))
@@ -56,7 +52,7 @@ def test_bytes_of_a_token(line: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in _LINES if line["activations_gib"]], ids=_label)
-def test_tokens_that_fit_from_the_account_of_memory(line: dict[str, str]) -> None:
+def test_tokens_that_fit_from_the_account_of_memory(line):
     serving = _serving(line["model"])
     weights = ServingLayout(tensor=int(line["tensor"])).weight_bytes(serving)
     used = weights + (float(line["activations_gib"]) + float(line["other_gib"])) * _GIB
@@ -71,7 +67,7 @@ _PROFILED = [line for line in _LINES if line["version"] == "0.19.0" and line["el
 
 
 @pytest.mark.parametrize("line", _PROFILED, ids=_label)
-def test_memory_of_the_cache_is_found_without_a_profiled_step(line: dict[str, str]) -> None:
+def test_memory_of_the_cache_is_found_without_a_profiled_step(line):
     """vLLM 0.19.0 on an H100 runs a step of 8,192 tokens and samples for 1,024 sequences."""
     serving = _serving(line["model"])
     device = replace(find_device("H100"), memory=float(line["total_gib"]) * _GIB)

@@ -1,13 +1,8 @@
 """Division of products among ranks of tensor parallelism against the plans that transformers' configurations have."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from fvflops.serve.record_serving import record_serving
-from fvflops.serve.serving_model import ServingModel
 from tests.support.serving.language_models import transformers
 
 # Models whose small configuration needs more than fewer layers, or that do not run by shapes from a cache.
@@ -34,12 +29,12 @@ _OTHERS = {
 _GATHERED = {"layers.*.linear_attn.out_proj", "layers.*.self_attn.dt_proj"}
 
 
-def _plan(config: Any) -> dict[str, str]:
-    plan: dict[str, str] = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
+def _plan(config):
+    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
     return plan
 
 
-def _names() -> list[str]:
+def _names():
     found = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     classes = (getattr(transformers, name if isinstance(name, str) else name[0], None) for name in found)
     with_plan = set()
@@ -51,11 +46,11 @@ def _names() -> list[str]:
     return sorted(with_plan)
 
 
-def _short(name: str) -> str:
+def _short(name):
     return name[name.index("layers.*") :] if "layers.*" in name else name
 
 
-def _compare(serving: ServingModel, plan: dict[str, str]) -> tuple[int, list[tuple[str, str, str]]]:
+def _compare(serving, plan):
     """Return how many products have an entry in the plan, and those that are divided otherwise."""
     checked, other = 0, []
     for item in serving.projections:
@@ -70,8 +65,8 @@ def _compare(serving: ServingModel, plan: dict[str, str]) -> tuple[int, list[tup
     return checked, other
 
 
-def test_products_are_divided_as_in_the_plans_of_all_architectures() -> None:
-    checked: dict[str, int] = {}
+def test_products_are_divided_as_in_the_plans_of_all_architectures():
+    checked = {}
     for name in _names():
         if name in _OTHERS:
             continue

@@ -1,12 +1,9 @@
 """PEFT adapters on a base model: counted as the matrix products that they add."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fvflops import FlopCountAnalysis
 from fvflops.cli import main
@@ -36,17 +33,17 @@ def build():
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> str:
+def base(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     return f"hf:{tmp_path}"
 
 
-def write_adapter(folder: Path, config: Any) -> str:
+def write_adapter(folder, config):
     config.save_pretrained(folder)
     return str(folder)
 
 
-def count(name: str, **options: Any) -> FlopCountAnalysis:
+def count(name, **options):
     loaded = load_model(name, SourceOptions(**options))
     return FlopCountAnalysis(loaded.model.eval(), loaded.inputs, kwargs=loaded.kwargs, warn=False)
 
@@ -95,7 +92,7 @@ def test_an_adapter_on_a_model_of_a_factory(tmp_path):
 
 def test_a_dtype_is_also_the_adapter_s(base, tmp_path):
     adapter = write_adapter(tmp_path / "lora", peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    model: nn.Module = load_model(base, SourceOptions(adapter=adapter, dtype="bf16")).model
+    model = load_model(base, SourceOptions(adapter=adapter, dtype="bf16")).model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 

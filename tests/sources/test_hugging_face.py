@@ -1,8 +1,6 @@
 """`hf:FOLDER` and `hf:ORG/NAME`: classes, tasks, timm's configurations, the model's own code, the hub's errors."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,16 +57,16 @@ class OwnModel(PreTrainedModel):
 """
 
 
-def write(folder: Path, settings: Any, name: str = "config.json") -> str:
+def write(folder, settings, name="config.json"):
     (folder / name).write_text(settings if isinstance(settings, str) else json.dumps(settings))
     return f"hf:{folder}"
 
 
-def class_of(name: str, **options: Any) -> str:
+def class_of(name, **options):
     return type(load_model(name, SourceOptions(**options)).model).__name__
 
 
-def total(name: str, **options: Any) -> int:
+def total(name, **options):
     loaded = load_model(name, SourceOptions(**options))
     return FlopCountAnalysis(loaded.model.eval(), loaded.inputs, kwargs=loaded.kwargs, warn=False).total()
 
@@ -171,7 +169,7 @@ def test_a_class_of_a_part_takes_its_part_of_the_configuration(tmp_path):
 # --- the model's own code ---
 
 
-def write_own_code(folder: Path, **settings: Any) -> str:
+def write_own_code(folder, **settings):
     (folder / "configuration_own.py").write_text(OWN_CONFIGURATION)
     (folder / "modeling_own.py").write_text(OWN_MODEL)
     auto_map = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
@@ -287,20 +285,20 @@ def test_options_that_do_not_fit_the_model(name, options, message):
 class Response:
     """What the hub's errors read of a response."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.status_code = 403
-        self.headers: dict[str, str] = {}
+        self.headers = {}
         self.request = None
         self.url = ""
 
-    def json(self) -> dict[str, str]:
+    def json(self):
         return {}
 
 
-def raise_error(kind: str) -> Any:
+def raise_error(kind):
     """Return a download that finds nothing in the cache, and fails at the hub."""
 
-    def download(repository: str, **options: Any) -> str:
+    def download(repository, **options):
         if options.get("local_files_only"):
             raise errors.LocalEntryNotFoundError("not in the cache")
         error_class = getattr(errors, kind, None)
@@ -343,7 +341,7 @@ def test_offline_mode_is_respected(monkeypatch, tmp_path):
         load_model("hf:org/name-that-is-nowhere")
 
 
-def write_cache(cache: Path, repository: str, settings: Any) -> None:
+def write_cache(cache, repository, settings):
     """Write a repository into a cache as the hub's client does."""
     folder = cache / f"models--{repository.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
@@ -357,7 +355,7 @@ def test_the_cache_is_read_first(monkeypatch, tmp_path):
     write_cache(tmp_path, "org/name", BERT)
     download = hub.snapshot_download
 
-    def from_cache(repository: str, **options: Any) -> str:
+    def from_cache(repository, **options):
         assert options.get("local_files_only"), "the network is not asked for what is in the cache"
         return download(repository, **options, cache_dir=tmp_path)
 
@@ -369,7 +367,7 @@ def test_the_cache_is_read_first(monkeypatch, tmp_path):
 def test_what_is_not_in_the_cache_is_downloaded_without_weights(monkeypatch, tmp_path):
     asked = []
 
-    def download(repository: str, *, revision: Any, allow_patterns: Any, local_files_only: bool = False) -> str:
+    def download(repository, *, revision, allow_patterns, local_files_only=False):
         if local_files_only:
             raise errors.LocalEntryNotFoundError("not in the cache")
         asked.append((repository, revision, tuple(allow_patterns)))

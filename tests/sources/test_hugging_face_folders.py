@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
 
 from fvflops import FlopCountAnalysis
 from fvflops.sources import SourceOptions, load_model
@@ -55,7 +53,7 @@ class Case(NamedTuple):
     extra: Callable[[], dict[str, Any]] = dict
 
 
-def grid(rows: int, columns: int) -> Callable[[], dict[str, Any]]:
+def grid(rows, columns):
     """Return what makes the grid of each sample's patches and the types of its tokens, of which a 1 is the image's."""
     types = torch.zeros(BATCH, SEQ + rows * columns // 4, dtype=torch.int64)
     types[:, 1 : 1 + rows * columns // 4] = 1
@@ -218,7 +216,7 @@ CASES = [
 ]
 
 
-def write_folder(case: Case, folder: Path) -> Any:
+def write_folder(case, folder):
     """Write config.json as `save_pretrained` does, and return the configuration."""
     model_class = getattr(transformers, case.architecture)
     config = model_class.config_class(**json.loads(json.dumps(case.settings)))
@@ -228,9 +226,9 @@ def write_folder(case: Case, folder: Path) -> Any:
     return config
 
 
-def make_hand_inputs(case: Case, config: Any) -> dict[str, torch.Tensor]:
+def make_hand_inputs(case, config):
     """Return inputs on the CPU: ones for text and masks, and placeholders after the first token."""
-    made: dict[str, torch.Tensor] = {}
+    made = {}
     for name, shape in case.shapes.items():
         is_integer = name.endswith(("_ids", "_mask"))
         made[name] = torch.ones(shape, dtype=torch.int64) if is_integer else torch.rand(shape)
@@ -243,7 +241,7 @@ def make_hand_inputs(case: Case, config: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.architecture for case in CASES])
-def test_a_folder_counts_as_the_class_built_by_hand(case: Case, tmp_path: Path):
+def test_a_folder_counts_as_the_class_built_by_hand(case, tmp_path):
     config = write_folder(case, tmp_path)
     options = SourceOptions(batch=BATCH, seq=SEQ if any("ids" in name for name in case.shapes) else None)
     loaded = load_model(f"hf:{tmp_path}", options)
@@ -254,13 +252,13 @@ def test_a_folder_counts_as_the_class_built_by_hand(case: Case, tmp_path: Path):
         name: tuple(value.shape) for name, value in inputs.items()
     }
     by_folder = analyse(loaded.model, loaded.kwargs)
-    model: nn.Module = getattr(transformers, case.architecture)(config)
+    model = getattr(transformers, case.architecture)(config)
     by_hand = analyse(model, inputs)
     assert by_folder.total() == by_hand.total() > 0
     assert by_folder.by_module() == by_hand.by_module()
 
 
-def analyse(model: nn.Module, inputs: Mapping[str, Any]) -> FlopCountAnalysis:
+def analyse(model, inputs):
     return FlopCountAnalysis(model.eval(), None, kwargs=dict(inputs), warn=False)
 
 

@@ -58,13 +58,13 @@ def factory(tmp_path):
     return str(path)
 
 
-def shapes_of(name: str, **options) -> list[tuple[int, ...]]:
+def shapes_of(name, **options):
     loaded = load_model(name, SourceOptions(device=None if ".py" in name else "meta", **options))
     values = [*loaded.inputs, *loaded.kwargs.values()]
     return [tuple(value.shape) for value in values]
 
 
-def count(name: str, **options) -> int:
+def count(name, **options):
     loaded = load_model(name, SourceOptions(device="meta", **options))
     return FlopCountAnalysis(loaded.model.eval(), loaded.inputs, kwargs=loaded.kwargs, warn=False).total()
 

@@ -3,7 +3,6 @@
 import random
 import threading
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -33,12 +32,12 @@ TRANSFORMERS = (
 )
 
 
-def describe_tensors(model: nn.Module) -> list[tuple[Any, ...]]:
+def describe_tensors(model):
     """List the modules of a model with each tensor: what it is, what it shares, and its values where it has some."""
-    identities: dict[int, int] = {}
-    storages: dict[int, int] = {}
+    identities = {}
+    storages = {}
 
-    def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
+    def describe(tensor):
         storage = tensor.untyped_storage()
         return (
             *(type(tensor), tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device),
@@ -47,7 +46,7 @@ def describe_tensors(model: nn.Module) -> list[tuple[Any, ...]]:
             None if tensor.is_meta else tensor.detach().tolist(),
         )
 
-    described: list[tuple[Any, ...]] = []
+    described = []
     for path, module in model.named_modules(remove_duplicate=False):
         described.append((path, type(module).__qualname__, module.training, sorted(module._non_persistent_buffers_set)))
         for kind in (module._parameters, module._buffers, vars(module)):
@@ -55,7 +54,7 @@ def describe_tensors(model: nn.Module) -> list[tuple[Any, ...]]:
     return described
 
 
-def assert_twins(build: Any) -> None:
+def assert_twins(build):
     """Check that both ways build the same model, from the same random numbers, and leave the same ones."""
     states = []
     models = []

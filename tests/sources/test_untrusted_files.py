@@ -26,7 +26,7 @@ X = torch.randn(2, 4)
 class Saves(nn.Module):
     """Saves its input where it runs."""
 
-    def __init__(self, path: str):
+    def __init__(self, path):
         super().__init__()
         self.path = path
 

@@ -1,7 +1,5 @@
 """Signals at random moments, and what they left of a model, of torch and of the process."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import random
@@ -53,7 +51,7 @@ WRAPPED = (
 class Block(nn.Module):
     """What a run can leave half done: statistics, random numbers, caches, modes, hooks and regions."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution = nn.Conv2d(3, 4, 3, padding=1)
         self.norm = nn.BatchNorm2d(4)
@@ -61,9 +59,9 @@ class Block(nn.Module):
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
         self.head = nn.Linear(4, 2)
         self.calls = 0
-        self.kept: list[torch.Tensor] = []
+        self.kept = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.calls += 1
         x = self.dropout(self.norm(self.convolution(x)))
         with torch.no_grad():
@@ -86,13 +84,13 @@ class Block(nn.Module):
 class Plain(nn.Module):
     """One that enters no context of torch's, which would itself leave a thread's settings changed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution = nn.Conv2d(3, 4, 3, padding=1)
         self.norm = nn.BatchNorm2d(4)
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.norm(self.convolution(x)).flatten(2).transpose(1, 2)
         return Swish.apply(self.attention(x, x, x, need_weights=False)[0]).mean()
 
@@ -100,22 +98,22 @@ class Plain(nn.Module):
 class Tiny(nn.Module):
     """One that is counted in a few thousand lines, so that a signal can be tried at each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(2, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.linear(x).sum()
 
 
 class Training(nn.Module):
     """The same with an autograd.Function, which wants autograd."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.block = Block()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return Swish.apply(self.block(x)).mean()
 
 
@@ -125,8 +123,8 @@ def _as_bytes(tensor: torch.Tensor) -> bytes:
 
 def reachable(root: Any, *, closures: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield (path, object) for all that can be reached from an object: attributes, items, gradients, closures."""
-    seen: set[int] = set()
-    pending: list[tuple[str, Any]] = [("", root)]
+    seen = set()
+    pending = [("", root)]
     while pending:
         path, item = pending.pop()
         if id(item) in seen or isinstance(item, (type, ModuleType, str, bytes, int, float, type(None))):
@@ -149,9 +147,9 @@ def reachable(root: Any, *, closures: bool = True) -> Iterator[tuple[str, Any]]:
         pending += [(f"{path}.{name}", value) for name, value in getattr(item, "__dict__", {}).items()]
 
 
-def describe(root: Any) -> dict[str, Any]:
+def describe(root):
     """Return path → what can be seen of each object there: identity, and of tensors everything, bits included."""
-    seen: dict[str, Any] = {}
+    seen = {}
     for path, item in reachable(root, closures=False):
         if isinstance(item, torch.Tensor):
             bits = item.detach().cpu().contiguous().view(torch.uint8) if item.dim() and not item.is_meta else None
@@ -180,10 +178,10 @@ def describe(root: Any) -> dict[str, Any]:
     return seen
 
 
-def describe_process() -> dict[str, Any]:
+def describe_process():
     """Return what can be told of torch, of Python and of this thread."""
     keys = torch._C.DispatchKey.__members__
-    told: dict[str, Any] = {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED}
+    told = {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED}
     told["patches"] = [(patch._owner, patch._name) for patch in PATCHES if patch._wraps]
     told["optimizers' hooks"] = (
         len(optimizer._global_optimizer_pre_hooks),
@@ -223,7 +221,7 @@ def describe_process() -> dict[str, Any]:
     return told
 
 
-def _stance() -> Any:
+def _stance():
     import sys
 
     frame = sys.modules.get("torch._dynamo.eval_frame")
@@ -237,7 +235,7 @@ def is_free() -> bool:
     """Return whether another thread can count: no lock is held."""
     import fvflops
 
-    done: list[int] = []
+    done = []
     thread = threading.Thread(
         target=lambda: done.append(fvflops.FlopCountAnalysis(nn.Linear(2, 3), torch.ones(1, 2)).total()), daemon=True
     )
@@ -251,7 +249,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [name for name, value in before.items() if after.get(name) != value] + sorted(after.keys() - before.keys())
 
 
-def _forget(unraisable: Any) -> None:
+def _forget(unraisable):
     """Let go of what was raised in a finalizer; pytest would keep it, with the frames around."""
 
 

@@ -1,10 +1,5 @@
 """How the installed torch differs from the one that the tables are written for."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -49,10 +44,10 @@ def since(minor: int, reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif((2, minor) > VERSION, reason=f"torch {torch.__version__}: {reason}")
 
 
-def checkpoint_to_the_end(function: Callable[..., Any], *args: Any) -> Any:
+def checkpoint_to_the_end(function, *args):
     """Checkpoint without early stop, but with it inside; torch 2.8 and older have no argument for it."""
 
-    def run(*args: Any) -> Any:
+    def run(*args):
         with set_checkpoint_early_stop(True):
             return function(*args)
 
@@ -65,7 +60,7 @@ def may_lack(op: str) -> bool:
     return OLDER or op in LATER or op in GONE
 
 
-def forget_later_formulas() -> None:
+def forget_later_formulas():
     """Take from torch's counter the formulas that it got after the version that the convention `torch` follows."""
     for suffix in ("", "_backward"):
         flop_registry.pop(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}"), None)

@@ -1,7 +1,5 @@
 """Compare shape execution with real execution on torch's own samples of its ops, call by call, strides included."""
 
-from __future__ import annotations
-
 import sys
 import types
 import unittest

@@ -1,10 +1,8 @@
 """What fvflops says of the cases that it is compared with other counters on, and what such a comparison needs."""
 
-from __future__ import annotations
-
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -80,7 +78,7 @@ def classes_unused(table: str, names: Iterable[str]) -> frozenset[str]:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def calm():
     """Keep peers from warning, and the models, which are small, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

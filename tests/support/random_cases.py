@@ -5,8 +5,6 @@ tools/test --hypothesis-profile random     ten times as many cases, other ones i
                                            that replays it (@reproduce_failure)
 """
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 _USUAL = 100  # cases of a test that names no limit

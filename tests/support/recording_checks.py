@@ -1,10 +1,6 @@
 """What tests of recorded training ask of a recording, and what it must not leave in torch."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 BEFORE, OUTSIDE = "<before recording>", "<outside the model>"
 
 
-def installed() -> list[Any]:
+def installed():
     """Return all that a recording puts in the place of something of torch's."""
     hook, frame = checkpointing._recomputation_hook, checkpointing._CheckpointFrame
     dynamo = torch.__dict__.get("_dynamo")
@@ -41,7 +37,7 @@ def installed() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_installed() -> Iterator[None]:
+def nothing_stays_installed():
     before = installed()
     yield
     assert installed() == before
@@ -53,7 +49,7 @@ def make_net() -> nn.Sequential:
 
 
 def macs_by_phase(run: FlopCountAnalysis) -> dict[str, int]:
-    sums: Counter[str] = Counter()
+    sums = Counter()
     for entry in run.counts().entries:
         sums[entry.phase] += entry.macs
     return dict(+sums)
@@ -61,7 +57,7 @@ def macs_by_phase(run: FlopCountAnalysis) -> dict[str, int]:
 
 def macs_by_owner(run: FlopCountAnalysis) -> dict[str, dict[str, int]]:
     """Return module → phase → multiply-adds of its own, without its submodules'."""
-    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    sums = defaultdict(Counter)
     for entry in run.counts().entries:
         if entry.macs:
             sums[entry.scope[-1] if entry.scope else ""][entry.phase] += entry.macs
@@ -70,7 +66,7 @@ def macs_by_owner(run: FlopCountAnalysis) -> dict[str, dict[str, int]]:
 
 def ops_by_place(run: FlopCountAnalysis) -> Counter[tuple[str, ...]]:
     """Return (owner, phase, op, parameter group) → calls."""
-    calls: Counter[tuple[str, ...]] = Counter()
+    calls = Counter()
     for entry in run.counts().entries:
         calls[entry.scope[-1] if entry.scope else "", entry.phase, entry.op, entry.group] += entry.calls
     return calls

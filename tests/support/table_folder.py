@@ -1,9 +1,5 @@
 """Write tables for tests, and signatures to price with them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 
 from fvflops.capture.recorder.tensor_specs import describe_call
@@ -14,7 +10,7 @@ from fvflops.trace import Signature
 class TableFolder:
     """A folder of tables: calling it writes one and loads it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
     def __call__(self, text: str, name: str = "mine.yaml") -> FormulaTable:

@@ -1,9 +1,7 @@
 """Compare two traces call by call."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ PRICER = TableCostModel(load_table("default"), "flops")
 Calls = Counter[tuple[Signature, tuple[tuple[str, str], ...], str]]
 
 # What the two executions describe differently: op → names of its inputs, and indexes of its outputs. None is priced.
-OPEN: Mapping[str, tuple[frozenset[str], frozenset[int]]] = {
+OPEN = {
     # The workspace: oneDNN alone knows its size, and below autograd it returns none at all.
     "aten::mkldnn_rnn_layer": (frozenset(), frozenset({3})),
     "aten::mkldnn_rnn_layer_backward": (frozenset({"workspace"}), frozenset()),
@@ -45,7 +43,7 @@ WAYS_OF_VIEWS = frozenset(
 )
 
 
-def add_up(out: Any) -> torch.Tensor:
+def add_up(out):
     """Return a loss on which every floating-point tensor of a result bears."""
     parts = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors_of(out)]
     return torch.stack([part.sum().to(torch.float64) for part in parts if part.is_floating_point()]).sum()
@@ -58,7 +56,7 @@ def totals_of(trace: Trace) -> dict[str, Counter[str]]:
 
 def calls_of(trace: Trace) -> Calls:
     """Return (signature without what is OPEN, names of the regions around, phase) → number of calls."""
-    calls: Calls = Counter()
+    calls = Counter()
     for (index, stack, phase), number in trace.calls.items():
         around = tuple(tuple(trace.regions[region]) for region in trace.stacks[stack])
         calls[_closed(trace.signatures[index]), around, phase] += number
@@ -80,7 +78,7 @@ def _closed(signature: Signature) -> Signature:
 
 def regions_of(trace: Trace) -> Counter[Any]:
     """Return (region, specs in, specs out, names of the regions around, phase) → number of calls."""
-    calls: Counter[Any] = Counter()
+    calls = Counter()
     for (index, stack, phase), number in trace.region_calls.items():
         signature = trace.region_signatures[index]
         around = tuple(trace.regions[region] for region in trace.stacks[stack])
@@ -103,7 +101,7 @@ def differences(
     about: Sequence[str] = ("vocabulary", "torch", "inputs"),
 ) -> list[str]:
     """Return one line for each thing that two traces do not agree in; calls of `other_ways` need only be free."""
-    lines: list[str] = []
+    lines = []
     for name, one, other in (("shapes", shapes, real), ("real", real, shapes)):
         for (signature, around, phase), number in (calls_of(one) - calls_of(other)).items():
             free = not any(amount.value for amount in PRICER.op_cost(signature))

@@ -1,7 +1,5 @@
 """The comparison with other counters: exact numbers by hand, tools asked apart, and the tables of its page."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 
@@ -29,7 +27,7 @@ def by_title(tool):
     )
 
 
-def table_of(name: str) -> list[list[str]]:
+def table_of(name):
     """Return the rows of a table of the page, its header first."""
     (text,) = re.findall(rf"<!-- {name} -->\n\n(.*?)\n\n<!-- end -->", PAGE, re.DOTALL)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
@@ -55,7 +53,7 @@ def test_a_tool_that_misses_work_is_seen(tool, by_title):
 
 
 def test_what_a_question_raises_or_kills_does_not_reach_the_next(tool):
-    def raise_error() -> str:
+    def raise_error():
         torch.relu = None
         raise KeyError("no")
 

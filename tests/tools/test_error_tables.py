@@ -1,7 +1,5 @@
 """Tables of errors by source, and how well estimates rank layouts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory that users published: each row has a case, and the prediction of some is near."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -16,13 +16,13 @@ HELP = Path("cli/help/count.txt")
 NUMBERS = Path("counts/zoo/lenet5/train/default.txt")
 
 
-def run(*arguments) -> tuple[int, str]:
+def run(*arguments):
     found = subprocess.run([sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True)
     return found.returncode, found.stdout + found.stderr
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> tuple[Path, Path]:
+def written(tmp_path_factory):
     """Return two folders, written one after the other: with other numbers of processes, and of jobs."""
     folders = tuple(tmp_path_factory.mktemp(name) for name in ("old", "new"))
     only = [word for name in JOBS for word in ("--only", name)]
@@ -33,12 +33,12 @@ def written(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def copied(written, tmp_path) -> tuple[Path, Path]:
+def copied(written, tmp_path):
     """Return the first folder and a copy of it, to be changed."""
     return written[0], Path(shutil.copytree(written[0], tmp_path / "copy"))
 
 
-def change(path: Path, old: str, new: str) -> None:
+def change(path, old, new):
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")

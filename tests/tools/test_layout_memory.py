@@ -1,7 +1,5 @@
 """tools/training_runs/layout_memory.py: runs under ZeRO-1 that did or did not fit a GPU."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Measured serving runs: how rows are read, and that the tool compares, fits and holds out on a sample."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

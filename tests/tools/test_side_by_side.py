@@ -1,14 +1,12 @@
 """The table that sets fvflops beside its peers: made by the tool on a small model, without a peer that is not there."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.support.checkout import ROOT
 from tests.support.tools import load_tool
 
 
-def rows_of(text: str) -> list[list[str]]:
+def rows_of(text):
     return [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines() if line.startswith("| ")]
 
 

@@ -1,7 +1,5 @@
 """Measured training runs: what they share, how far estimates are off, and that a fit finds what it is fitted to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,16 +1,14 @@
 """The zoo against published figures, hand counts and the libraries that it mirrors."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fvflops import FlopCountAnalysis
@@ -31,13 +29,13 @@ class Figures(NamedTuple):
     output: tuple[int, ...]
 
 
-def of_llama(parameters: int, weights: int, layers: int, hidden: int, output: tuple[int, ...]) -> Figures:
+def of_llama(parameters, weights, layers, hidden, output):
     """Return figures by the published parameters: tokens times the linears' weights, and two products of attention."""
     tokens = output[1]
     return Figures(parameters, tokens * weights + layers * 2 * tokens**2 * hidden, output)
 
 
-def of_gpt(name: str, parameters: int, weights: int) -> Figures:
+def of_gpt(name, parameters, weights):
     config = {**megatron_gpt.CONFIGS, **mpt.CONFIGS}[name]
     shape = 1, config.positions, config.vocab_size
     return of_llama(parameters, weights, config.layers, config.hidden_size, shape)
@@ -101,22 +99,22 @@ SMALL = [name for name, entry in ZOO.items() if not entry.meta]
 TINY_GPT2 = GPT2Config(vocab_size=100, positions=16, width=48, layers=2, heads=4)
 
 
-def count_parameters(model: nn.Module) -> int:
+def count_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_inputs(name: str, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def make_inputs(name, device, dtype=torch.float32):
     """Zeros as ZOO describes them, the floating-point ones in `dtype`."""
     made = [torch.zeros(shape, dtype=getattr(torch, kind), device=device) for _, shape, kind in ZOO[name].inputs]
     return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in made]
 
 
-def list_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def list_shapes(model):
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
-def is_causal(model: nn.Module, tokens: Tensor, position: int) -> bool:
+def is_causal(model, tokens, position):
     """Whether another token at `position` changes logits from there on, and none before."""
     other = tokens.clone()
     other[:, position] += 1
@@ -126,21 +124,21 @@ def is_causal(model: nn.Module, tokens: Tensor, position: int) -> bool:
 
 
 @torch.no_grad()
-def scatter(model: nn.Module) -> None:
+def scatter(model):
     """Move the parameters far from their start, where norms are one and activations too small to differ."""
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
 @pytest.fixture(scope="module")
-def torchvision() -> ModuleType:
+def torchvision():
     try:
         import torchvision
     except (ImportError, RuntimeError) as error:  # RuntimeError: its compiled half does not fit this torch
@@ -149,7 +147,7 @@ def torchvision() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def transformers() -> ModuleType:
+def transformers():
     try:
         import transformers
 
@@ -165,7 +163,7 @@ def test_the_table_above_names_every_model():
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in MIXTURES])
-def test_parameters_macs_and_shape_are_as_published(name: str):
+def test_parameters_macs_and_shape_are_as_published(name):
     model = build(name, device="meta").eval()
     assert count_parameters(model) == FIGURES[name].parameters
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -176,7 +174,7 @@ def test_parameters_macs_and_shape_are_as_published(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
-def test_a_mixture_has_the_parameters_and_macs_of_its_active_experts(name: str):
+def test_a_mixture_has_the_parameters_and_macs_of_its_active_experts(name):
     model = build(name, device="meta")
     assert count_parameters(model) == FIGURES[name].parameters
     assert FlopCountAnalysis(model, tuple(make_inputs(name, "meta"))).macs() == FIGURES[name].macs
@@ -192,7 +190,7 @@ def test_a_mixture_computes_what_its_experts_compute_for_each_token():
     weights, chosen = mixture.router(x.flatten(0, 1))
     experts = mixture.experts
 
-    def run(token: Tensor, number: int) -> Tensor:
+    def run(token, number):
         inner = nn.functional.silu(experts.gate_proj[number] @ token) * (experts.up_proj[number] @ token)
         return experts.down_proj[number] @ inner
 
@@ -230,7 +228,7 @@ def test_gpt2_by_hand():
 
 
 @pytest.mark.parametrize("name", GPTS)
-def test_gpts_have_the_parameters_of_megatrons_paper(name: str):
+def test_gpts_have_the_parameters_of_megatrons_paper(name):
     c = {**megatron_gpt.CONFIGS, **mpt.CONFIGS}[name]
     layers, h, embeddings = c.layers, c.hidden_size, c.vocab_size + c.positions
     # Equation 2 of arXiv:2104.04473, without the last norm.
@@ -241,7 +239,7 @@ def test_gpts_have_the_parameters_of_megatrons_paper(name: str):
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SMALL)
-def test_runs_on_meta_in_each_dtype_and_mode(name: str, dtype: torch.dtype, training: bool):
+def test_runs_on_meta_in_each_dtype_and_mode(name, dtype, training):
     if name in MIXTURES:
         dtype = torch.bfloat16
     model = build(name, device="meta").to(dtype).train(training)
@@ -267,7 +265,7 @@ def test_meta_marks_the_models_of_more_than_a_billion_parameters():
     ("name", "advice"),
     [("resnet-50", "did you mean 'resnet50'?"), ("llama3_400b", "did you mean 'llama3_405b'?"), ("?", "lenet5, ")],
 )
-def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name: str, advice: str):
+def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name, advice):
     with pytest.raises(ValueError) as caught:
         build(name)
     message = str(caught.value)
@@ -275,7 +273,7 @@ def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name: str, adv
 
 
 @torch.no_grad()
-def test_resnet50_computes_what_torchvision_computes(torchvision: ModuleType):
+def test_resnet50_computes_what_torchvision_computes(torchvision):
     theirs = torchvision.models.resnet50().eval()
     ours = ResNet50().eval()
     ours.load_state_dict(theirs.state_dict())
@@ -284,7 +282,7 @@ def test_resnet50_computes_what_torchvision_computes(torchvision: ModuleType):
 
 
 @torch.no_grad()
-def test_vit_b_16_computes_what_torchvision_computes(torchvision: ModuleType):
+def test_vit_b_16_computes_what_torchvision_computes(torchvision):
     theirs = torchvision.models.vit_b_16().eval()
     nn.init.normal_(theirs.heads.head.weight, std=0.02)  # zero as built, which would hide every difference
     renamed = {}
@@ -304,7 +302,7 @@ def test_vit_b_16_refuses_another_image_size():
 
 
 @torch.no_grad()
-def test_gpt2_computes_what_transformers_computes(transformers: ModuleType):
+def test_gpt2_computes_what_transformers_computes(transformers):
     c = TINY_GPT2
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -325,7 +323,7 @@ def test_gpt2_computes_what_transformers_computes(transformers: ModuleType):
 
 
 @pytest.mark.parametrize("name", ["llama_tiny", "mixtral_tiny", "gpt2"])
-def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name: str):
+def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name):
     model = build(name, device="cpu").eval() if name != "gpt2" else GPT2(GPT2Config(width=32, heads=4, layers=2)).eval()
     ids = torch.randint(0, 200, (2, 7), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -338,7 +336,7 @@ def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name: str):
     assert step.past_key_values.length == 7
 
 
-def build_llama_of_transformers(transformers: ModuleType, config: LlamaConfig) -> nn.Module:
+def build_llama_of_transformers(transformers, config):
     """A LlamaForCausalLM of the same sizes."""
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
@@ -355,7 +353,7 @@ def build_llama_of_transformers(transformers: ModuleType, config: LlamaConfig) -
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_llama_has_the_parameters_of_transformers(transformers: ModuleType, name: str):
+def test_llama_has_the_parameters_of_transformers(transformers, name):
     with torch.device("meta"):
         theirs = build_llama_of_transformers(transformers, CONFIGS[name])
     assert count_parameters(theirs) == FIGURES[name].parameters
@@ -365,7 +363,7 @@ def test_llama_has_the_parameters_of_transformers(transformers: ModuleType, name
 
 @pytest.mark.parametrize(("kv_heads", "tied", "theta"), [(1, False, 10_000.0), (2, True, 500_000.0), (4, False, 100.0)])
 @torch.no_grad()
-def test_llama_computes_what_transformers_computes(transformers: ModuleType, kv_heads: int, tied: bool, theta: float):
+def test_llama_computes_what_transformers_computes(transformers, kv_heads, tied, theta):
     config = LlamaConfig(
         vocab_size=100,
         hidden_size=64,
@@ -394,7 +392,7 @@ def test_llama_caches_nothing_on_its_modules():
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 3}, {"heads": 64}, {"kv_heads": 3}])
-def test_llama_config_refuses_sizes_that_do_not_divide(sizes: dict[str, int]):
+def test_llama_config_refuses_sizes_that_do_not_divide(sizes):
     with pytest.raises(ValueError, match=r"LlamaConfig.*heads"):
         dataclasses.replace(CONFIGS["llama_tiny"], **sizes)
 
@@ -406,12 +404,12 @@ DROPOUTS = {"megatron_gpt_tiny": {"hidden_dropout": 0.0, "attention_dropout": 0.
 
 
 @pytest.mark.parametrize("build_model", [partial(GPT2, TINY_GPT2), *(partial(build, name) for name in TINY)])
-def test_decoders_are_causal(build_model: Callable[[], nn.Module]):
+def test_decoders_are_causal(build_model):
     assert is_causal(build_model().eval(), torch.arange(16).reshape(2, 8), position=5)
 
 
 @pytest.mark.parametrize("name", DROPOUTS)
-def test_the_loss_and_its_gradients_are_those_of_cross_entropy(name: str):
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy(name):
     model = build(name, **DROPOUTS[name]).double()
     scatter(model)
     tokens, labels = torch.randint(256, (2, 3, 16))
@@ -481,7 +479,7 @@ GPT2_TO_MPT = {
 }
 
 
-def rename_gpt2(model: nn.Module, names: dict[str, str], heads: int = 0) -> dict[str, Tensor]:
+def rename_gpt2(model, names, heads=0):
     """Return the weights of a GPT-2 by other names; with `heads` the rows of c_attn go head after head."""
     renamed = {}
     for name, tensor in model.state_dict().items():
@@ -494,7 +492,7 @@ def rename_gpt2(model: nn.Module, names: dict[str, str], heads: int = 0) -> dict
 
 
 @pytest.mark.parametrize("build_model", [partial(GPT2, TINY_GPT2), *(partial(build, name) for name in DROPOUTS)])
-def test_gpt_refuses_more_tokens_than_positions(build_model: Callable[[], nn.Module]):
+def test_gpt_refuses_more_tokens_than_positions(build_model):
     with pytest.raises(ValueError, match=r"\(1, 17\).*16"):
         build_model()(torch.zeros(1, 17, dtype=torch.int64))
 
@@ -508,12 +506,12 @@ def test_low_precision_layer_norm_stays_in_the_dtype_of_autocast():
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 50_304), (2, 50_432), (4, 50_688), (8, 51_200)])
-def test_megatron_pads_its_vocabulary(ranks: int, rows: int):
+def test_megatron_pads_its_vocabulary(ranks, rows):
     model = build("megatron_gpt_tiny", device="meta", vocab_size=50_257, vocab_multiple=128 * ranks)
     assert model.embedding.word_embeddings.num_embeddings == rows
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 3}, {"vocab_multiple": 0}])
-def test_megatron_config_refuses_sizes_that_do_not_divide(sizes: dict[str, int]):
+def test_megatron_config_refuses_sizes_that_do_not_divide(sizes):
     with pytest.raises(ValueError, match=rf"MegatronGPTConfig.*{next(iter(sizes))}"):
         build("megatron_gpt_tiny", **sizes)

@@ -1,17 +1,13 @@
 """A signal at any moment, and a second one while the first is cleaned up after, leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -38,25 +34,25 @@ from tests.support.interruptions import (
 Case = Callable[[nn.Module, torch.Tensor], int]
 
 
-def by_shapes(model: nn.Module, x: torch.Tensor) -> int:
+def by_shapes(model, x):
     return FlopCountAnalysis(model, x).total()
 
 
-def for_real(model: nn.Module, x: torch.Tensor) -> int:
+def for_real(model, x):
     return FlopCountAnalysis(model, x, execution="real").total()
 
 
-def training_step(model: nn.Module, x: torch.Tensor) -> int:
+def training_step(model, x):
     return TrainingStepAnalysis(model, x, optimizer=torch.optim.AdamW).total()
 
 
-def recorded(model: nn.Module, x: torch.Tensor) -> int:
+def recorded(model, x):
     with record(model) as run:
         model(x)
     return run.total()
 
 
-def recorded_by_shapes(model: nn.Module, x: torch.Tensor) -> int:
+def recorded_by_shapes(model, x):
     with record(model, execution="shapes") as run:
         model(run.in_shapes(x)).backward()
     return run.total()
@@ -68,7 +64,7 @@ ALONE = (by_shapes, for_real, training_step)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def loaded() -> None:
+def loaded():
     """Let torch load what it loads when first used, warnings' filters included."""
     training_step(Tiny(), torch.ones(1, 2))
 
@@ -76,7 +72,7 @@ def loaded() -> None:
 class Subject:
     """A model that is counted over and over in one way, and what it and the process look like."""
 
-    def __init__(self, case: Case, model: nn.Module, x: torch.Tensor) -> None:
+    def __init__(self, case, model, x):
         self.case, self.model, self.x = case, model, x
         self.total = self.run()
         started = time.perf_counter()
@@ -84,16 +80,16 @@ class Subject:
             self.run()
         self.seconds = (time.perf_counter() - started) / 3
 
-    def run(self) -> int:
+    def run(self):
         return self.case(self.model, self.x)
 
-    def look(self) -> dict[str, Any]:
+    def look(self):
         told = describe_process()
         # What a real recording changes of the model, and of random numbers, is the program's own.
         return told if self.case is recorded else told | describe(self.model)
 
 
-def make_subjects() -> list[Subject]:
+def make_subjects():
     torch.manual_seed(0)
     x = torch.rand(2, 3, 4, 4)
     return [
@@ -105,10 +101,10 @@ def make_subjects() -> list[Subject]:
     ]
 
 
-def storm(subjects: list[Subject], signals: int, seed: int) -> Counter[str]:
+def storm(subjects, signals, seed):
     """Interrupt counts at random moments, some twice or three times, and say how many signals came where."""
     choose = random.Random(seed)
-    tally: Counter[str] = Counter()
+    tally = Counter()
     driver = Storm()
     while tally["signals"] < signals:
         subject = choose.choice(subjects)
@@ -127,14 +123,14 @@ def storm(subjects: list[Subject], signals: int, seed: int) -> Counter[str]:
     return tally
 
 
-def check_afterwards(subjects: list[Subject]) -> None:
+def check_afterwards(subjects):
     for subject in subjects:
         assert subject.run() == subject.total
     assert interruptions.is_free(), "a lock is held"
 
 
 @pytest.mark.long
-def test_a_storm_of_signals_leaves_nothing() -> None:
+def test_a_storm_of_signals_leaves_nothing():
     subjects = make_subjects()
     tally = storm(subjects, 2000, seed=1)
     print(dict(tally))
@@ -142,7 +138,7 @@ def test_a_storm_of_signals_leaves_nothing() -> None:
     check_afterwards(subjects)
 
 
-def inject(case: Case, *, bytecodes: bool, first: int, step: int) -> int:
+def inject(case, *, bytecodes, first, step):
     """Count with a signal at each of the moments, and return how many there are."""
     subject = Subject(case, Tiny(), torch.ones(1, 2))
     injection = Injection(("contextlib.py",), bytecodes=bytecodes)
@@ -160,24 +156,24 @@ def inject(case: Case, *, bytecodes: bool, first: int, step: int) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_a_line_leaves_nothing(case: Case) -> None:
+def test_a_signal_at_a_line_leaves_nothing(case):
     assert inject(case, bytecodes=False, first=(case is training_step and 7) or 1, step=67) > 2000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_any_line_leaves_nothing(case: Case) -> None:
+def test_a_signal_at_any_line_leaves_nothing(case):
     inject(case, bytecodes=False, first=1, step=1)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_a_bytecode_leaves_nothing(case: Case) -> None:
+def test_a_signal_at_a_bytecode_leaves_nothing(case):
     inject(case, bytecodes=True, first=3, step=11)
 
 
 @contextmanager
-def handler(number: int, function: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def handler(number, function):
     before = signal.signal(number, function)
     try:
         yield
@@ -188,12 +184,12 @@ def handler(number: int, function: Callable[[int, FrameType | None], Any]) -> It
 class Interrupting(nn.Module):
     """It does something in the midst of its run."""
 
-    def __init__(self, act: Callable[[], Any]) -> None:
+    def __init__(self, act):
         super().__init__()
         self.linear = nn.Linear(2, 2)
         self.act = act
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         y = self.linear(x)
         self.act()
         return y.sum()
@@ -201,8 +197,8 @@ class Interrupting(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, BaseException])
-def test_whatever_a_model_raises_leaves_nothing(case: Case, error: type[BaseException]) -> None:
-    def act() -> None:
+def test_whatever_a_model_raises_leaves_nothing(case, error):
+    def act():
         raise error("stop")
 
     model = Interrupting(act)
@@ -213,14 +209,14 @@ def test_whatever_a_model_raises_leaves_nothing(case: Case, error: type[BaseExce
 
 
 @pytest.mark.parametrize("case", [by_shapes, for_real, training_step, recorded_by_shapes])
-def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case: Case) -> None:
+def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case):
     """A signal may break off the `__exit__` of torch's own contexts."""
 
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    def act() -> None:
+    def act():
         torch.set_grad_enabled(not torch.is_grad_enabled())
         torch.autocast("cpu", dtype=torch.float16).__enter__()
         torch.inference_mode().__enter__()
@@ -239,11 +235,11 @@ def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case: Case) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_time_limit_in_the_midst_of_a_run_is_raised(case: Case) -> None:
+def test_a_time_limit_in_the_midst_of_a_run_is_raised(case):
     """An ordinary exception from a signal's handler is no reason to run the model in another way."""
     runs = []
 
-    def expire(number: int, frame: FrameType | None) -> None:
+    def expire(number, frame):
         raise TimeoutError("time is up")
 
     model = Interrupting(lambda: (runs.append(1), signal.raise_signal(signal.SIGALRM)))
@@ -254,7 +250,7 @@ def test_a_time_limit_in_the_midst_of_a_run_is_raised(case: Case) -> None:
     assert not differences(before, describe_process())
 
 
-def test_a_long_run_ends_at_once() -> None:
+def test_a_long_run_ends_at_once():
     model = Interrupting(lambda: time.sleep(30))
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     started = time.perf_counter()
@@ -263,7 +259,7 @@ def test_a_long_run_ends_at_once() -> None:
     assert time.perf_counter() - started < 10
 
 
-def test_waiting_for_another_thread_ends_at_once() -> None:
+def test_waiting_for_another_thread_ends_at_once():
     running, done = threading.Event(), threading.Event()
     model = Interrupting(lambda: (running.set(), done.wait(30)))
     other = threading.Thread(target=for_real, args=(model, torch.ones(1, 2)))
@@ -281,18 +277,18 @@ def test_waiting_for_another_thread_ends_at_once() -> None:
     assert by_shapes(Tiny(), torch.ones(1, 2))
 
 
-def test_a_handler_that_raises_nothing_is_called_and_the_count_goes_on() -> None:
-    seen: list[int] = []
+def test_a_handler_that_raises_nothing_is_called_and_the_count_goes_on():
+    seen = []
     model = Interrupting(lambda: (signal.raise_signal(signal.SIGTERM), seen.append(-1)))
     with handler(signal.SIGTERM, lambda number, frame: seen.append(number)):
         assert by_shapes(model, torch.ones(1, 2)) == 4
     assert seen == [signal.SIGTERM, -1]
 
 
-def test_a_model_that_catches_an_interrupt_can_be_interrupted_again() -> None:
-    caught: list[int] = []
+def test_a_model_that_catches_an_interrupt_can_be_interrupted_again():
+    caught = []
 
-    def act() -> None:
+    def act():
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
@@ -306,10 +302,10 @@ def test_a_model_that_catches_an_interrupt_can_be_interrupted_again() -> None:
     assert caught == [1]
 
 
-def test_a_second_interrupt_waits_while_the_first_is_cleaned_up_after() -> None:
-    done: list[str] = []
+def test_a_second_interrupt_waits_while_the_first_is_cleaned_up_after():
+    done = []
 
-    def act() -> None:
+    def act():
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
@@ -323,8 +319,8 @@ def test_a_second_interrupt_waits_while_the_first_is_cleaned_up_after() -> None:
     assert differences(before, describe_process()) == ["random"]  # the weights drawn here
 
 
-def test_a_handler_that_a_model_installs_stays() -> None:
-    def mine(number: int, frame: FrameType | None) -> None:
+def test_a_handler_that_a_model_installs_stays():
+    def mine(number, frame):
         pass
 
     with handler(signal.SIGTERM, lambda number, frame: None):
@@ -332,8 +328,8 @@ def test_a_handler_that_a_model_installs_stays() -> None:
         assert signal.getsignal(signal.SIGTERM) is mine
 
 
-def test_signals_wait_where_they_are_held_back() -> None:
-    seen: list[str] = []
+def test_signals_wait_where_they_are_held_back():
+    seen = []
     with handler(signal.SIGTERM, lambda number, frame: seen.append("handled")), deferred():
         signal.raise_signal(signal.SIGTERM)
         seen.append("held back")
@@ -350,10 +346,10 @@ def test_signals_wait_where_they_are_held_back() -> None:
     assert seen == ["held back", "handled", "handled", "handled", "held back", "handled", "held back", "handled"]
 
 
-def test_of_several_signals_each_is_handled_and_the_first_error_raised() -> None:
-    seen: list[int] = []
+def test_of_several_signals_each_is_handled_and_the_first_error_raised():
+    seen = []
 
-    def refuse(number: int, frame: FrameType | None) -> None:
+    def refuse(number, frame):
         seen.append(number)
         raise ValueError(number)
 
@@ -367,13 +363,11 @@ def test_of_several_signals_each_is_handled_and_the_first_error_raised() -> None
 
 
 @pytest.mark.parametrize("calls", ["a", "b", "aa", "ba", "bbba", ".ab", ".bbb", "..a", "..b", "..ab", "..bbbb"])
-def test_handlers_that_raise_while_others_are_replaced_leave_all_as_they_were(
-    calls: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handlers_that_raise_while_others_are_replaced_leave_all_as_they_were(calls, monkeypatch):
     """Python calls handlers before (b) it sets another, and after (a); the first two settings hold signals back."""
     left = list(calls)
 
-    def set_handler(number: int, function: Any) -> None:
+    def set_handler(number, function):
         when = left.pop(0) if left else "."
         if when == "b":
             raise TimeoutError
@@ -392,10 +386,10 @@ def test_handlers_that_raise_while_others_are_replaced_leave_all_as_they_were(
     assert not left
 
 
-def test_nothing_keeps_another_thing_from_being_restored() -> None:
-    restored: list[int] = []
+def test_nothing_keeps_another_thing_from_being_restored():
+    restored = []
 
-    def restore(number: int) -> None:
+    def restore(number):
         restored.append(number)
         if number == 1:
             raise KeyboardInterrupt
@@ -406,7 +400,7 @@ def test_nothing_keeps_another_thing_from_being_restored() -> None:
 
 
 @pytest.mark.parametrize("execution", ["real", "shapes"])
-def test_a_recording_that_nobody_ends_ends_with_its_object(execution: str) -> None:
+def test_a_recording_that_nobody_ends_ends_with_its_object(execution):
     model = Plain()
     before = describe_process() | describe(model)
     run = record(model, execution=execution)
@@ -418,8 +412,8 @@ def test_a_recording_that_nobody_ends_ends_with_its_object(execution: str) -> No
     assert not [name for name in left if "norm" not in name]
 
 
-def test_a_profile_of_kernels_leaves_nothing() -> None:
-    def act() -> None:
+def test_a_profile_of_kernels_leaves_nothing():
+    def act():
         raise KeyboardInterrupt
 
     model = Interrupting(act)
@@ -431,7 +425,7 @@ def test_a_profile_of_kernels_leaves_nothing() -> None:
     assert not torch.autograd._profiler_enabled()
 
 
-def in_child(act: Callable[[], Any]) -> str:
+def in_child(act):
     """Return what a function says in a forked child, which is ended if it hangs."""
     reads, writes = os.pipe()
     child = os.fork()
@@ -450,8 +444,8 @@ def in_child(act: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("case", [for_real, by_shapes, recorded, recorded_by_shapes])
-def test_a_child_that_is_forked_while_another_thread_records_is_free(case: Case) -> None:
-    def count() -> str:
+def test_a_child_that_is_forked_while_another_thread_records_is_free(case):
+    def count():
         left = differences(before, describe_process() | describe(model))
         return f"{by_shapes(Tiny(), torch.ones(1, 2))} {for_real(Tiny(), torch.ones(1, 2))} {left}"
 
@@ -469,14 +463,14 @@ def test_a_child_that_is_forked_while_another_thread_records_is_free(case: Case)
         other.join()
 
 
-def test_a_child_that_is_forked_while_locks_are_held_is_free() -> None:
+def test_a_child_that_is_forked_while_locks_are_held_is_free():
     from fvflops.capture import compiler
     from fvflops.capture import run as record
     from fvflops.capture.instrument import patching
 
     held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with patching._LOCK, record._LOCK, compiler._EAGER._lock, compiler._IMPORTS._lock:
             held.set()
             done.wait(30)
@@ -492,10 +486,10 @@ def test_a_child_that_is_forked_while_locks_are_held_is_free() -> None:
 
 
 @pytest.mark.parametrize("execution", ["real", "shapes"])
-def test_a_child_that_is_forked_inside_a_recording_is_outside_of_it(execution: str) -> None:
+def test_a_child_that_is_forked_inside_a_recording_is_outside_of_it(execution):
     model = Tiny()
 
-    def work() -> str:
+    def work():
         values = torch.ones(3) + 1  # as a data loader's worker makes
         return f"{values.tolist()} {type(next(model.parameters())).__name__} {len(run.trace().calls)}"
 

@@ -1,7 +1,5 @@
 """A run leaves nothing behind: the model, inputs, caches, generators and settings are as before, bit for bit."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import random
@@ -24,9 +22,9 @@ from fvflops.capture.restore.global_settings import SETTINGS, read_settings
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.trace import StopsAt, Trace
+from fvflops.trace import StopsAt
 from tests.support.interruptions import describe, describe_process, differences, reachable
-from tests.support.models.kept_tensors import KINDS, Kind, picture, seed, twin
+from tests.support.models.kept_tensors import KINDS, picture, seed, twin
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
 
@@ -34,7 +32,7 @@ from tests.support.models.whole_models import build_case
 Loss = Callable[[Any], torch.Tensor] | None
 
 
-def add_up(out: Any) -> torch.Tensor:
+def add_up(out):
     return torch.stack([part.sum() for part in tensors_of(out) if part.is_floating_point()]).sum()
 
 
@@ -43,7 +41,7 @@ EXECUTIONS = pytest.mark.parametrize("execution", ["shapes", "auto", "real"])
 TRAININGS = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
-def left_over(root: Any) -> list[str]:
+def left_over(root):
     """Return the paths of the shape tensors, and of tensors with a history, that can be reached from an object."""
     return [
         path
@@ -52,7 +50,7 @@ def left_over(root: Any) -> list[str]:
     ]
 
 
-def look_at_process() -> dict[str, Any]:
+def look_at_process():
     """Return the settings, generators and hooks that a run could leave changed."""
     hooks = {name: len(item) for name, item in vars(nn.modules.module).items() if name.startswith("_global_") and item}
     return describe_process() | {"settings": [*read_settings(SETTINGS), np.geterr()], "hooks of modules": hooks}
@@ -61,18 +59,18 @@ def look_at_process() -> dict[str, Any]:
 class Untouched:
     """A check that what is inside the block leaves things as they are; what they are is compared bit for bit."""
 
-    def __init__(self, *things: Any) -> None:
+    def __init__(self, *things):
         self.things = things
 
-    def look(self) -> dict[str, Any]:
+    def look(self):
         seen = [(number, describe(thing)) for number, thing in enumerate(self.things)]
         return look_at_process() | {f"{number}{path}": item for number, paths in seen for path, item in paths.items()}
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         gc.collect()
         self.before = self.look()
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_):
         gc.collect()
         if left := differences(self.before, self.look()):  # not by assert, whose message pytest cuts short
             raise AssertionError(f"these differ: {', '.join(sorted(left))}")
@@ -82,7 +80,7 @@ class Untouched:
 class Touchy(nn.Module):
     """A model that changes what a run can change, and keeps what it computed wherever a model can keep a thing."""
 
-    def __init__(self, *, raises: bool = False, asks: bool = False, on_meta: bool = False) -> None:
+    def __init__(self, *, raises=False, asks=False, on_meta=False):
         super().__init__()
         self.raises, self.asks, self.on_meta = raises, asks, on_meta
         self.norm = nn.BatchNorm1d(4)
@@ -98,18 +96,18 @@ class Touchy(nn.Module):
         self.register_buffer("unset", None)
         self.outside = torch.zeros(4)
         self.counter = torch.zeros(2, dtype=torch.int64)
-        self.history: list[Any] = []
+        self.history = []
         self.sizes = [1, 2]
-        self.kept: dict[str, Any] = {"first": torch.ones(1)}
+        self.kept = {"first": torch.ones(1)}
         self.nested = {"deep": [{"deeper": []}]}
-        self.waiting: deque[Any] = deque(maxlen=3)
-        self.names: set[str] = set()
+        self.waiting = deque(maxlen=3)
+        self.names = set()
         self.frozen = torch.fx.immutable_collections.immutable_list([1, 2])
-        self.keyed: dict[torch.Tensor, int] = {}
+        self.keyed = {}
         self.generator = torch.Generator()
         self.once = self.register_forward_pre_hook(lambda module, args: self.once.remove())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x.requires_grad_()
         self.steps += 1
         self.window[0] = x.detach().mean(0)
@@ -151,7 +149,7 @@ class Touchy(nn.Module):
 @LOSSES
 @TRAININGS
 @pytest.mark.parametrize("raises", [False, True], ids=["", "raises"])
-def test_a_model_is_as_before(execution: str, loss: Loss, training: bool, raises: bool):
+def test_a_model_is_as_before(execution, loss, training, raises):
     model, x = Touchy(raises=raises).train(training), torch.randn(5, 4)
     with Untouched(model, x):
         if raises:
@@ -165,7 +163,7 @@ def test_a_model_is_as_before(execution: str, loss: Loss, training: bool, raises
 
 @LOSSES
 @TRAININGS
-def test_a_model_is_as_before_when_it_needs_a_number(loss: Loss, training: bool):
+def test_a_model_is_as_before_when_it_needs_a_number(loss, training):
     model, x = Touchy(asks=True).train(training), torch.randn(5, 4)
     with Untouched(model, x):
         assert record_call(model, (x,), loss=loss).about["execution"] == "real"
@@ -174,7 +172,7 @@ def test_a_model_is_as_before_when_it_needs_a_number(loss: Loss, training: bool)
 
 
 @LOSSES
-def test_a_model_on_meta_is_as_before(loss: Loss):
+def test_a_model_on_meta_is_as_before(loss):
     model, x = Touchy(on_meta=True).to("meta"), torch.randn(5, 4)
     with Untouched(model, x):
         record_call(model, (x,), loss=loss)
@@ -204,7 +202,7 @@ def test_the_check_sees_each_change():
     torch.autograd.set_detect_anomaly(False)
 
 
-def record_one() -> torch.Tensor:
+def record_one():
     """Return a shape tensor that a program keeps of a run of its own."""
     session = Session(None, stops_at=StopsAt(), execution="shapes")
     session.start()
@@ -229,7 +227,7 @@ def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
 
 @pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
-def test_gradients_are_as_before(has_gradients: bool, on_meta: bool):
+def test_gradients_are_as_before(has_gradients, on_meta):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to("meta" if on_meta else "cpu")
     if has_gradients:
         for parameter in model.parameters():
@@ -245,12 +243,12 @@ def test_gradients_are_as_before(has_gradients: bool, on_meta: bool):
 
 
 class State:
-    def __init__(self) -> None:
+    def __init__(self):
         self.layers, self.length, self.items = [torch.zeros(1, 3, 4)], 3, [torch.ones(1)]
 
 
 class Attends(Parts):
-    def forward(self, x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+    def forward(self, x, cache):
         x.mul_(2)
         cache["k"][:, 2:5] = self.fc(x)
         cache["v"] = torch.cat([cache["v"], self.fc(x)], 1)
@@ -266,7 +264,7 @@ class Attends(Parts):
 
 @LOSSES
 @EXECUTIONS
-def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
+def test_a_cache_of_tensors_is_as_before(loss, execution):
     x = torch.randn(1, 3, 4)
     cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2, "state": State()}
     model = Attends(fc=nn.Linear(4, 4))
@@ -277,7 +275,7 @@ def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
 
 @LOSSES
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-def test_a_cache_of_transformers_is_as_before(loss: Loss, static: bool):
+def test_a_cache_of_transformers_is_as_before(loss, static):
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
     config = LlamaConfig(
@@ -306,7 +304,7 @@ def test_views_of_one_storage_are_as_before():
     base = torch.arange(12.0).reshape(3, 4)
     views = [base[1], base[:, 2], base.t(), base.view(-1)[3:7]]
 
-    def model(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def model(first, second):
         first.add_(1)
         second.zero_()
         return first.sum() + second.sum()
@@ -321,7 +319,7 @@ def test_integers_that_are_computed_on_the_way_are_as_before():
     ids = torch.arange(6).reshape(2, 3)
     mask = torch.ones(2, 3, dtype=torch.bool)
 
-    def model(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def model(ids, mask):
         ids.view(-1)[1:3].add_(10)
         mask[0] = False
         mask[1].logical_not_()
@@ -340,7 +338,7 @@ def test_integers_that_are_computed_on_the_way_are_as_before():
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:mobilevit_xxs", "transformers:LlamaModel"])
 @LOSSES
 @TRAININGS
-def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss, training: bool):
+def test_the_next_real_run_gives_what_it_would_have_given(name, loss, training):
     """In train mode too, where dropout draws numbers and batch norm writes statistics."""
     torch.manual_seed(0)
     model, args = build_case(name)
@@ -348,7 +346,7 @@ def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss,
     args = tuple(torch.cat([arg, arg]) for arg in args)  # batch norm wants more than one value in train mode
     state = pickle.dumps({key: value.numpy().tobytes() for key, value in model.state_dict().items()})
 
-    def run() -> list[torch.Tensor]:
+    def run():
         torch.manual_seed(1)
         with torch.no_grad():
             return [tensor.clone() for tensor in tensors_of(model(*args))]
@@ -371,7 +369,7 @@ def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss,
 # ---- recordings inside recordings, and beside each other
 
 
-def calls_of(trace: Trace) -> Counter[Any]:
+def calls_of(trace):
     return Counter(
         {
             (trace.signatures[index].op, trace.scope_of(stack), phase): number
@@ -383,13 +381,13 @@ def calls_of(trace: Trace) -> Counter[Any]:
 @pytest.mark.parametrize("outer", ["shapes", "real", "auto"])
 @pytest.mark.parametrize("inner", ["shapes", "real", "auto"])
 @LOSSES
-def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss):
+def test_a_recording_inside_a_recorded_model(outer, inner, loss):
     """The inner recording gives what it gives alone, where the outer run has the numbers that it needs."""
     layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    traces: list[Trace] = []
+    traces = []
 
     class Analyses(Parts):
-        def forward(self, x: torch.Tensor, *, analyses: bool) -> torch.Tensor:
+        def forward(self, x, *, analyses):
             y = self.layer(x)
             if analyses:
                 traces.append(record_call(layer, (x,), execution=inner))
@@ -411,15 +409,15 @@ def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss)
 
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @LOSSES
-def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: str, loss: Loss):
-    calls: list[str] = []
+def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution, loss):
+    calls = []
 
     class Fails(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             raise LookupError
 
     class Net(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             x = self.first(x)
             try:
                 self.fails(x)
@@ -427,22 +425,22 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: st
                 calls.append("caught")
             return self.second(x)
 
-    def scale(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def scale(module, args):
         calls.append("before")
         return (args[0].sin(),)
 
-    def keyword(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def keyword(module, args, kwargs):
         calls.append("before, with keywords")
         return (args[0][:2].tan(),), kwargs
 
-    def after(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    def after(module, args, out):
         calls.append("after")
         return out.cos()
 
-    def always(module: nn.Module, args: Any, out: Any) -> None:
+    def always(module, args, out):
         calls.append("always")
 
-    def backward(module: nn.Module, grad_input: Any, grad_output: Any) -> tuple[torch.Tensor, ...]:
+    def backward(module, grad_input, grad_output):
         calls.append("backward")
         return tuple(grad.tanh() for grad in grad_input)
 
@@ -476,25 +474,25 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: st
 
 
 @LOSSES
-def test_threads_that_record_and_one_that_trains_do_not_meet(loss: Loss):
+def test_threads_that_record_and_one_that_trains_do_not_meet(loss):
     """Recordings take turns; a bare run of another model beside them is neither seen nor disturbed."""
     models = [nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)) for width in (3, 5)]
     x = torch.randn(6, 4)
     expected = [calls_of(record_call(model, (x,), execution="shapes", loss=loss)) for model in models]
-    seen: list[list[Counter[Any]]] = [[], []]
-    problems: list[BaseException] = []
+    seen = [[], []]
+    problems = []
     bystander = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     wanted = bystander(x).detach().clone()
     done = threading.Event()
 
-    def analyse(index: int) -> None:
+    def analyse(index):
         try:
             for _ in range(10):
                 seen[index].append(calls_of(record_call(models[index], (x,), execution="shapes", loss=loss)))
         except BaseException as error:
             problems.append(error)
 
-    def run() -> None:
+    def run():
         try:
             while not done.is_set():
                 out = bystander(x)
@@ -682,7 +680,7 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_sparse_and_mkldnn_buffers_are_as_before():
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(3, 3)
             self.register_buffer("coo", torch.eye(3).to_sparse())
@@ -726,7 +724,7 @@ def test_a_generator_that_keeps_tensors_is_named(caplog):
             total = y if total is None else total + y
 
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 4)
             self.adding = add_up()
@@ -750,7 +748,7 @@ def test_a_tensor_in_an_object_of_a_generator_is_removed(caplog):
             kept.last = yield kept
 
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 4)
             self.keeping = keep()
@@ -775,7 +773,7 @@ def test_a_model_is_freed_by_reference_counting(execution):
             y = self.inner(x)
             return y if y.sum() != 0 else -y  # needs a number
 
-    def analyse() -> list[weakref.ref]:
+    def analyse():
         model, x = Net(inner=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), torch.ones(2, 4)
         record_call(model, (x,), execution=execution)
         record_call(model.inner, (x,), execution=execution, loss=lambda y: y.sum())
@@ -795,20 +793,20 @@ def test_a_model_is_freed_by_reference_counting(execution):
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def count(model: Any, **options: Any) -> None:
+def count(model, **options):
     assert FlopCountAnalysis(model, X, **options).total() >= 48
 
 
-def count_step(model: Any) -> None:
+def count_step(model):
     assert TrainingStepAnalysis(model, X, loss=lambda y: y.sum()).total() >= 3 * 48 - 48
 
 
-def fail(model: Any, **options: Any) -> None:
+def fail(model, **options):
     with pytest.raises(LookupError, match="in the middle"):
         FlopCountAnalysis(model, X, kwargs={"fails": True}, **options).total()
 
 
-def fail_in_step(model: Any) -> None:
+def fail_in_step(model):
     with pytest.raises(LookupError, match="in the middle"):
         TrainingStepAnalysis(model, X, kwargs={"fails": True}, loss=lambda y: y.sum()).total()
 
@@ -823,7 +821,7 @@ WAYS = {
 }
 
 
-def life_of(kind: Kind, way: Any) -> list[Any]:
+def life_of(kind, way):
     """Return what a twin is and gives, step by step, after it was counted in a way, or in none."""
     with twin(kind) as (module, model):
         seed(2)

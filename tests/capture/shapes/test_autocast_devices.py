@@ -33,7 +33,7 @@ def test_a_linear_layer_in_autocast_has_operands_in_its_dtype(weights, inputs, i
 class LanguageModel(nn.Module):
     """Has its own loss, as nanoGPT's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding, self.norm, self.head = nn.Embedding(100, 32), nn.LayerNorm(32), nn.Linear(32, 100)
 

@@ -1,7 +1,5 @@
 """Models in channels_last: shape execution has the op calls, layouts, totals and bytes of real execution."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -25,7 +23,7 @@ MODELS = (
 DEFAULT_SIZE_ONLY = frozenset({"coatnet_nano_rw_224", "levit_128s", "maxvit_rmlp_pico_rw_256", "volo_d1_224"})
 
 
-def in_channels_last(name: str) -> tuple[nn.Module, torch.Tensor]:
+def in_channels_last(name):
     model = timm.create_model(name).eval()
     needs_default_size = name in DEFAULT_SIZE_ONLY or model.default_cfg.get("fixed_input_size")
     size = model.default_cfg["input_size"][-1] if needs_default_size else 96
@@ -33,14 +31,14 @@ def in_channels_last(name: str) -> tuple[nn.Module, torch.Tensor]:
     return model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
 
 
-def calls(model: nn.Module, image: torch.Tensor, execution: str) -> list[Any]:
+def calls(model, image, execution):
     """Return each op call with the layouts of its results, the storages it read and wrote, and their bytes."""
     with calls_noted() as notes:
         trace = record_call(model, (image,), execution=execution, stops_at=STOPS, quiet=True)
     return list(zip(storage_table(trace), notes, strict=True))
 
 
-def assert_same(name: str) -> None:
+def assert_same(name):
     model, image = in_channels_last(name)
     real, shapes = calls(model, image, "real"), calls(model, image, "shapes")
     assert [call for call in zip(real, shapes, strict=False) if call[0] != call[1]][:1] == []
@@ -51,20 +49,20 @@ def assert_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
-def test_model_in_channels_last_is_recorded_as_in_real_execution(name: str):
+def test_model_in_channels_last_is_recorded_as_in_real_execution(name):
     assert_same(name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
-def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name: str):
+def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name):
     assert_same(name)
 
 
 class Branching(Parts):
     """A model that branches on the memory format of its images."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.conv(x)
         if x.is_contiguous(memory_format=torch.channels_last):
             return self.head(x.permute(0, 2, 3, 1).view(-1, 8))
@@ -72,7 +70,7 @@ class Branching(Parts):
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format: torch.memory_format):
+def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format):
     model = Branching(conv=nn.Conv2d(3, 8, 3, padding=1), head=nn.Linear(8, 8)).to(memory_format=memory_format)
     x = torch.rand(2, 3, 6, 6).to(memory_format=memory_format)
     real, shapes = calls(model, x, "real"), calls(model, x, "shapes")

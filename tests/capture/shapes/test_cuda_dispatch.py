@@ -1,9 +1,6 @@
 """Ops that CUDA runs with other kernels than the CPU: torch's list of kernels has none that is unknown here."""
 
-from __future__ import annotations
-
 from importlib import resources
-from typing import Any
 
 import pytest
 import torch
@@ -66,10 +63,10 @@ BY_NAME = {
 }
 
 
-def native_functions() -> dict[str, set[str]]:
+def native_functions():
     """Return op → the dispatch keys of its kernels, including kernels of the overload that it delegates to."""
     text = (resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml").read_text()
-    entries: list[dict[str, Any]] = yaml.safe_load(text)
+    entries = yaml.safe_load(text)
     own = {
         f"aten::{entry['func'].partition('(')[0]}": {
             key.strip() for keys in entry.get("dispatch", ()) for key in keys.split(",")
@@ -153,7 +150,7 @@ def test_rms_norm_keeps_its_input_and_a_scale_for_each_row_on_cuda(dtype):
 
 def test_rms_norm_with_a_weight_of_another_dtype_is_decomposed_as_in_torch():
     class Mixed(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return F.rms_norm(x.bfloat16(), (8,), self.weight)
 
     trace = predict_memory(
@@ -174,11 +171,11 @@ def test_ops_of_other_libraries_run_under_autocast_as_cuda_runs_them():
         library.impl("rescale", lambda x, rows: x, "AutocastCUDA")  # the emulation replaces it
 
         class Rescale(nn.Module):
-            def __init__(self) -> None:
+            def __init__(self):
                 super().__init__()
                 self.linear, self.rows = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
 
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def forward(self, x):
                 return torch.ops.fvflops_autocast.rescale(self.linear(x), self.rows)
 
         step = TrainingStepAnalysis(

@@ -1,10 +1,6 @@
 """Compare the strides of gradients in shape execution and real execution, for many layouts of inputs and gradients."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,23 +17,23 @@ LSTM, GRU = nn.LSTM(6, 3, batch_first=True), nn.GRU(6, 3, batch_first=True)
 MASK = torch.ones(LINE, dtype=torch.bool)
 
 
-def contiguous(shape: tuple[int, ...]) -> torch.Tensor:
+def contiguous(shape):
     return torch.randn(shape)
 
 
-def channels_last(shape: tuple[int, ...]) -> torch.Tensor:
+def channels_last(shape):
     return torch.randn(shape[0], *shape[2:], shape[1]).movedim(-1, 1) if len(shape) > 2 else torch.randn(shape)
 
 
-def transposed(shape: tuple[int, ...]) -> torch.Tensor:
+def transposed(shape):
     return torch.randn(*shape[:-2], shape[-1], shape[-2]).mT if len(shape) > 1 else torch.randn(shape)
 
 
-def sliced(shape: tuple[int, ...]) -> torch.Tensor:
+def sliced(shape):
     return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
 
 
-def expanded(shape: tuple[int, ...]) -> torch.Tensor:
+def expanded(shape):
     return torch.randn(()).expand(shape)
 
 
@@ -50,7 +46,7 @@ _ACTIVATIONS = (
     "Hardshrink",
 )
 _POOLS = {1: LINE, 2: IMAGE, 3: VOLUME}
-CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
+CASES = {
     **{name: (LINE, getattr(nn, name)()) for name in _ACTIVATIONS},
     **{
         f"{kind} over {dim}": (LINE, getattr(nn, kind)(dim))
@@ -139,12 +135,12 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
 }
 
 
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+def strides_of(tensor):
     """Return the strides of dimensions of size above 1; the others are arbitrary."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def differentiate(execution: str, name: str) -> dict[str, list[tuple[int, ...]]]:
+def differentiate(execution, name):
     """Return the strides of the gradients of input and parameters, by the layouts of input and output gradient."""
     shape, function = CASES[name]
     result_shape = function(contiguous(shape)).shape
@@ -160,7 +156,7 @@ def differentiate(execution: str, name: str) -> dict[str, list[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_have_the_layouts_of_real_execution(name: str):
+def test_gradients_have_the_layouts_of_real_execution(name):
     # torch 2.14 lays out the gradient of group norm as its input, but its meta kernel, which shape execution runs,
     # as the gradient of its result.
     are_equal = not (name == "group norm" and torch.__version__.startswith("2.14."))

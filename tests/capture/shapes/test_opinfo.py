@@ -1,7 +1,5 @@
 """Compare strides and storages of shape execution with real execution, by rule and by torch's samples of its ops."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -30,13 +28,13 @@ if OLDER:
 COMMON_FORMATS = ("contiguous", "transposed", "channels_last")
 
 
-def ids(case: Any) -> str:
+def ids(case):
     return case if isinstance(case, str) else ""
 
 
 @pytest.mark.parametrize("stops_at", [STOPS, StopsAt()], ids=["default", "none"])
 @pytest.mark.parametrize(("name", "op", "args"), LAYOUTS, ids=ids)
-def test_results_have_the_layouts_of_real_execution(name: str, op: Any, args: tuple[Any, ...], stops_at: StopsAt):
+def test_results_have_the_layouts_of_real_execution(name, op, args, stops_at):
     for memory_format in FORMATS:
         if op is OPS.native_channel_shuffle and stops_at is not STOPS and memory_format != "contiguous":
             continue  # its decomposition creates a view, which raises
@@ -46,7 +44,7 @@ def test_results_have_the_layouts_of_real_execution(name: str, op: Any, args: tu
 
 
 @pytest.mark.parametrize("table", ["rules", "quick"])
-def test_comparison_detects_a_result_with_another_layout(table: str, monkeypatch):
+def test_comparison_detects_a_result_with_another_layout(table, monkeypatch):
     if table == "rules":
         op, args, name = OPS.max_pool1d, (numbers(2, 3, 8).mT.contiguous().mT, [2]), "aten::max_pool1d"
         monkeypatch.setitem(CPU_RULES, name, lambda self, *_: self[..., ::2].mT.contiguous().mT)
@@ -86,7 +84,7 @@ MAX_SAMPLES = {"contiguous": 1, "transposed": 3, "channels_last": 3}
     ("memory_format", "dtype"),
     [*((memory_format, torch.float32) for memory_format in COMMON_FORMATS), ("contiguous", torch.int64)],
 )
-def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format: str, dtype: torch.dtype):
+def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format, dtype):
     compared, problems = 0, []
     for info in op_infos():
         if info.name in QUICK_OPS and info.supports_dtype(dtype, "cpu"):
@@ -116,18 +114,18 @@ UNSUPPORTED = {
 COPIES_FULL_STORAGE = frozenset({"as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter"})
 
 
-def sweep(info: Any, memory_format: str, **options: Any) -> list[Any]:
+def sweep(info, memory_format, **options):
     dtype = main_dtype(info)
     checks = [] if dtype is None else list(check_op(info, dtype, memory_format, **options))
     assert all(item.op in UNSUPPORTED for item in checks if item.refused), [item for item in checks if item.refused]
     return [item for item in checks if item.problem]
 
 
-def name_of(info: Any) -> str:
+def name_of(info):
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Create a test for each op if long tests are selected; importing torch's samples takes a second."""
     if "info" in metafunc.fixturenames:
         long_selected = metafunc.config.getoption("markexpr") != "not long"
@@ -136,25 +134,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.long
-def test_every_sample_has_the_layout_of_real_execution(info: Any):
+def test_every_sample_has_the_layout_of_real_execution(info):
     for memory_format in COMMON_FORMATS:
         assert sweep(info, memory_format) == []
 
 
 @pytest.mark.long
-def test_samples_with_unusual_strides_have_the_layouts_of_real_execution(info: Any):
+def test_samples_with_unusual_strides_have_the_layouts_of_real_execution(info):
     for memory_format in set(FORMATS) - set(COMMON_FORMATS):
         assert [item for item in sweep(info, memory_format) if item.op not in COPIES_FULL_STORAGE] == []
 
 
 @pytest.mark.long
-def test_decomposed_samples_have_the_layouts_of_real_execution(info: Any):
+def test_decomposed_samples_have_the_layouts_of_real_execution(info):
     for memory_format in COMMON_FORMATS:
         assert sweep(info, memory_format, most=12, stops_at=StopsAt()) == []
 
 
 @pytest.mark.long
-def test_samples_with_unknown_values_have_the_layouts_of_real_execution(info: Any, monkeypatch):
+def test_samples_with_unknown_values_have_the_layouts_of_real_execution(info, monkeypatch):
     monkeypatch.setattr("fvflops.capture.shapes.concrete_tensors.CONCRETE_LIMIT", -1)
     clear_cache()
     for memory_format in COMMON_FORMATS:

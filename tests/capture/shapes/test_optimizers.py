@@ -1,11 +1,7 @@
 """Optimizer steps: shape execution equals real execution, counts per parameter group, and changes nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +31,7 @@ OPTIONS = {
     "ASGD": {},
 }
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     **{
         f"{name} {kind}": partial(getattr(torch.optim, name.partition(" ")[0]), **options, foreach=kind == "foreach")
         for name, options in OPTIONS.items()
@@ -53,24 +49,24 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 ASSUMED = {"Adafactor": {"aten::_local_scalar_dense": 1.0}}
 
 
-def make_small() -> nn.Sequential:
+def make_small():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))  # one parameter of one element
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(model, optimizer):
     optimizer.zero_grad()
     model(X).pow(2).sum().backward()
     optimizer.step()
 
 
-def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+def contents(model, optimizer):
     state = [optimizer.state_dict(), optimizer.param_groups, torch.get_rng_state()]
     tensors = [item for parameter in model.parameters() for item in (parameter, parameter.grad)]
     return [item.clone() if isinstance(item, torch.Tensor) else item for item in tree_leaves([tensors, state])]
 
 
-def is_same(before: list[Any], after: list[Any]) -> bool:
+def is_same(before, after):
     return len(before) == len(after) and all(
         torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
         for left, right in zip(before, after, strict=True)
@@ -103,7 +99,7 @@ def test_optimizer_step_in_shape_execution_equals_the_real_one_and_changes_nothi
     model = make_small().to("meta")
     optimizer = OPTIMIZERS[name](model.parameters())
     before = contents(model, optimizer) if not optimizer.state else None
-    arguments: dict[str, Any] = {"loss": lambda y: y.pow(2).sum(), "table": "exact", "assume": assume}
+    arguments = {"loss": lambda y: y.pow(2).sum(), "table": "exact", "assume": assume}
     steps = [
         TrainingStepAnalysis(model, X, optimizer=value, **arguments)
         for value in (OPTIMIZERS[name], optimizer, [optimizer])
@@ -121,7 +117,7 @@ def test_steps_in_exact_equal_hand_counts():
     # g += m * b with Nesterov. Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a square root, a division,
     # + eps, p -= lr * m / that (3), and one increment of the step counter per parameter.
     sizes = (12, 3, 3, 1)
-    cases: list[tuple[Callable[..., torch.optim.Optimizer], Callable[[int], int]]] = [
+    cases = [
         (partial(torch.optim.SGD, lr=0.1), lambda n: 2 * n),
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9), lambda n: (2 + 2) * n),
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), lambda n: (2 + 2 + 2) * n),
@@ -240,7 +236,7 @@ def test_steps_inside_the_backward_pass(execution):
     model = make_net()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
-    def step(parameter: torch.Tensor) -> None:
+    def step(parameter):
         optimizers[parameter].step()
         parameter.grad = None
 

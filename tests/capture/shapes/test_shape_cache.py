@@ -1,8 +1,5 @@
 """The cache of shape execution: an outcome is reused only if everything it depends on is equal."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -13,14 +10,14 @@ from fvflops import load_table
 from fvflops.capture.run import record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
-from fvflops.trace import StopsAt, Trace
+from fvflops.trace import StopsAt
 from tests.support.opinfo import layouts
 
 STOPS = load_table("default").stops_at
 
 
 @pytest.fixture(autouse=True)
-def default_dtype_restored() -> Iterator[None]:
+def default_dtype_restored():
     """Start with an empty cache, and restore the default dtype."""
     default = torch.get_default_dtype()
     clear_cache()
@@ -29,11 +26,11 @@ def default_dtype_restored() -> Iterator[None]:
     clear_cache()
 
 
-def recorded(model: Callable[..., Any], *args: Any, execution: str, stops_at: StopsAt = STOPS) -> Any:
+def recorded(model, *args, execution, stops_at=STOPS):
     """Return the op calls of a run with their results and new storages, and the layouts of the model's results."""
-    results: list[Any] = []
+    results = []
 
-    def store_layouts(*args: Any) -> Any:
+    def store_layouts(*args):
         result = model(*args)
         results.append(layouts(result))
         return result
@@ -42,7 +39,7 @@ def recorded(model: Callable[..., Any], *args: Any, execution: str, stops_at: St
     return _calls(trace), results
 
 
-def _calls(trace: Trace) -> list[Any]:
+def _calls(trace):
     ops = [event for event in trace.events if event.kind == "op"]
     return [
         (
@@ -54,14 +51,14 @@ def _calls(trace: Trace) -> list[Any]:
     ]
 
 
-def assert_as_real(model: Callable[..., Any], *args: Any, stops_at: StopsAt = STOPS) -> Any:
+def assert_as_real(model, *args, stops_at=STOPS):
     """Compare shape execution with real execution, and return the result of `recorded`."""
     shapes = recorded(model, *args, execution="shapes", stops_at=stops_at)
     assert shapes == recorded(model, *args, execution="real", stops_at=stops_at)
     return shapes
 
 
-FACTORIES: dict[str, Callable[[], torch.Tensor]] = {
+FACTORIES = {
     "arange": lambda: torch.arange(0, 1, 0.25),
     "empty": lambda: torch.empty(3),
     "eye": lambda: torch.eye(3),
@@ -75,7 +72,7 @@ FACTORIES: dict[str, Callable[[], torch.Tensor]] = {
     "complex": lambda: torch.zeros(3) * 1j if torch.get_default_dtype() is not torch.bfloat16 else torch.zeros(3),
 }
 
-PROMOTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+PROMOTIONS = {
     "true division": lambda ids: ids / 2,
     "product with a float": lambda ids: ids * 0.5,
     "power": lambda ids: ids**-0.5,
@@ -88,7 +85,7 @@ PROMOTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_factory_results_have_the_current_default_dtype(name: str):
+def test_factory_results_have_the_current_default_dtype(name):
     outcomes = []
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         torch.set_default_dtype(dtype)
@@ -98,7 +95,7 @@ def test_factory_results_have_the_current_default_dtype(name: str):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("name", PROMOTIONS)
-def test_integers_are_promoted_to_the_current_default_dtype(name: str, known: bool, monkeypatch):
+def test_integers_are_promoted_to_the_current_default_dtype(name, known, monkeypatch):
     if not known:
         monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     ids = torch.arange(1, 4)
@@ -109,7 +106,7 @@ def test_integers_are_promoted_to_the_current_default_dtype(name: str, known: bo
     assert outcomes[0] == outcomes[2] != outcomes[1]
 
 
-def change_halfway(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def change_halfway(ids):
     """Change the default dtype between equal calls."""
     before = torch.ones(3), ids / 2
     torch.set_default_dtype(torch.bfloat16)
@@ -119,7 +116,7 @@ def change_halfway(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_model_may_change_the_default_dtype_while_it_runs(known: bool, monkeypatch):
+def test_model_may_change_the_default_dtype_while_it_runs(known, monkeypatch):
     if not known:
         monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     for _ in range(2):
@@ -129,7 +126,7 @@ def test_model_may_change_the_default_dtype_while_it_runs(known: bool, monkeypat
         ] * 2
 
 
-def attend_twice(query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def attend_twice(query):
     """Call the math kernel and the fused kernel, whose results have different layouts."""
     with sdpa_kernel(SDPBackend.MATH):
         unfused = scaled_dot_product_attention(query, query, query)
@@ -143,7 +140,7 @@ def test_outcomes_of_attention_differ_by_enabled_kernels():
         assert results[0][0] != results[0][1]
 
 
-def convolve_twice(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def convolve_twice(x, weight):
     """Convolve with oneDNN, which preserves channels_last_3d, and without."""
     with torch.backends.mkldnn.flags(enabled=False):
         without_onednn = conv3d(x, weight)
@@ -151,19 +148,19 @@ def convolve_twice(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("stops_at", [STOPS, StopsAt()], ids=["default", "none"])
-def test_outcomes_of_convolution_differ_with_and_without_onednn(stops_at: StopsAt):
+def test_outcomes_of_convolution_differ_with_and_without_onednn(stops_at):
     x = torch.rand(2, 4, 6, 6, 6).to(memory_format=torch.channels_last_3d)
     for _ in range(2):
         _, results = assert_as_real(convolve_twice, x, torch.rand(8, 4, 3, 3, 3), stops_at=stops_at)
         assert results[0][0] != results[0][1]
 
 
-def contract(x: torch.Tensor) -> torch.Tensor:
+def contract(x):
     """Call a composite op without an autocast rule that decomposes into an op with one."""
     return torch.tensordot(x, x, dims=([1], [0]))
 
 
-def contract_under_autocast(x: torch.Tensor) -> torch.Tensor:
+def contract_under_autocast(x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return torch.chain_matmul(x, x), contract(x)
 
@@ -185,11 +182,11 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 @widen.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
+def _(x):
     return x.new_empty(len(x), STATE["width"])
 
 
-def widen_twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def widen_twice(x):
     STATE["width"] = 1
     first = widen(x)
     STATE["width"] += 2

@@ -1,7 +1,6 @@
 """Shape rules: each compared with its op, assumed sizes, and shape execution compared with real execution by op."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRule
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
-from fvflops.trace import Trace
 from tests.support.models.parts import Parts
 from tests.support.old_torch import OLDER
 from tests.support.opinfo import LAYOUTS, op_infos, total
@@ -32,20 +30,20 @@ if OLDER:
     pytest.skip("the rules follow a newer torch, which has all their ops", allow_module_level=True)
 
 
-def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def floats(*shape, dtype=torch.float32):
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def to_meta(values: Any) -> Any:
+def to_meta(values):
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), values)
 
 
-def described(values: Any) -> list[Any]:
+def described(values):
     """Return shape, strides and dtype of every tensor, ignoring strides of dimensions of size 0 or 1."""
     return [describe(item) for item in pytree.tree_leaves(values)]
 
 
-def describe(value: Any) -> Any:
+def describe(value):
     if not isinstance(value, torch.Tensor):
         return value
     strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
@@ -55,12 +53,12 @@ def describe(value: Any) -> Any:
 # --- each rule compared with its op ------------------------------------------------------------------------------
 
 
-def grouped(dtype: torch.dtype, left: tuple[int, ...], right: tuple[int, ...], *group_ends: int) -> tuple[Any, ...]:
+def grouped(dtype, left, right, *group_ends):
     offsets = torch.tensor(group_ends, dtype=torch.int32) if group_ends else None
     return floats(*left, dtype=dtype), floats(*right, dtype=dtype).mT.contiguous().mT, offsets
 
 
-def recurrent(kind: str, layers: int, bidirectional: bool, batch_first: bool, proj_size: int = 0) -> tuple[Any, ...]:
+def recurrent(kind, layers, bidirectional, batch_first, proj_size=0):
     options = {"proj_size": proj_size} if proj_size else {}
     module = getattr(nn, kind)(4, 6, layers, bidirectional=bidirectional, batch_first=batch_first, **options)
     states = layers * (1 + bidirectional)
@@ -71,30 +69,24 @@ def recurrent(kind: str, layers: int, bidirectional: bool, batch_first: bool, pr
     return data, state, weights, True, layers, 0.0, False, bidirectional, batch_first
 
 
-def packed(kind: str, layers: int, bidirectional: bool) -> tuple[Any, ...]:
+def packed(kind, layers, bidirectional):
     _, state, weights, *rest = recurrent(kind, layers, bidirectional, False)
     return floats(10, 4), torch.tensor([3, 3, 2, 1, 1]), state, weights, *rest[:-1]
 
 
-def bag(
-    mode: int,
-    include_last: bool = False,
-    dtype: torch.dtype = torch.float32,
-    weights: torch.Tensor | None = None,
-    padding_idx: int | None = -1,
-) -> tuple[Any, ...]:
+def bag(mode, include_last=False, dtype=torch.float32, weights=None, padding_idx=-1):
     offsets = torch.tensor([0, 3, 6]) if include_last else torch.tensor([0, 3])
     weight, indices = floats(10, 5, dtype=dtype), torch.arange(6)
     return weight, indices, offsets, False, mode, False, weights, include_last, padding_idx
 
 
-def normalised(*rest: Any, dtype: torch.dtype, mixed: bool) -> tuple[Any, ...]:
+def normalised(*rest, dtype, mixed):
     ones = torch.ones(3, dtype=torch.float32 if mixed else dtype)
     return floats(2, 3, 4, dtype=dtype), *(ones.clone() for _ in range(4)), *rest
 
 
 CTC = (floats(7, 2, 5).log_softmax(2), torch.tensor([[1, 2, 3], [2, 1, 0]]))
-OPTIMIZER: dict[str, Any] = {"weight_decay": 0.0, "eps": 1e-8, "maximize": False}
+OPTIMIZER = {"weight_decay": 0.0, "eps": 1e-8, "maximize": False}
 
 LIKE_OPS = [
     *(OPS.empty_like.default, OPS.zeros_like.default, OPS.ones_like.default),
@@ -103,7 +95,7 @@ LIKE_OPS = [
 # Slices of wider tensors, dense ones and ones with gaps.
 SLICED = [floats(4, 9)[:1, :3], floats(3, 7, 2)[:, :1].transpose(0, 1), floats(2)[::2], floats(4, 9)[:2, :3]]
 
-CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+CASES = [
     (OPS.embedding.default, (torch.ones(10, 4), torch.tensor([[1, 2, 9]])), {}),
     *(
         (
@@ -317,7 +309,7 @@ def test_tensor_like_a_dense_one_has_its_strides_for_dimensions_of_size_1_too(op
         assert rule(torch.empty_strided(row.shape, row.stride(), device=META)).stride() == op(row).stride()
 
 
-def boxes(count: int) -> torch.Tensor:
+def boxes(count):
     return torch.empty(count, 5, device=META)
 
 
@@ -333,7 +325,7 @@ GATES = torch.empty(5, 9, device=META)
 STATE = torch.empty(5, 3, device=META)
 
 # For ops that no CPU build of torch can run: the shapes according to their sources.
-SHAPES_FROM_SOURCE: list[tuple[str, tuple[Any, ...], list[Any]]] = [
+SHAPES_FROM_SOURCE = [
     ("torchvision::roi_align", (IMAGE, boxes(3), 0.5, 7, 6, 2, True), [(3, 8, 7, 6)]),
     ("torchvision::roi_pool", (IMAGE, boxes(3), 0.5, 7, 6), [(3, 8, 7, 6), (3, 8, 7, 6)]),
     ("torchvision::ps_roi_align", (IMAGE, boxes(3), 0.5, 2, 2, 2), [(3, 2, 2, 2), (3, 2, 2, 2)]),
@@ -506,9 +498,9 @@ def test_every_rule_is_tested():
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def calls(trace: Trace) -> list[tuple[Any, ...]]:
+def calls(trace):
     """Return each op call with its results and the storages it read and wrote, numbered by first use."""
-    order: dict[int, int] = {}
+    order = {}
     op_calls = []
     for event in trace.events:
         if event.kind == "op":
@@ -521,11 +513,11 @@ def calls(trace: Trace) -> list[tuple[Any, ...]]:
     return op_calls
 
 
-def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, **options: Any) -> tuple[Any, Any]:
+def run(op, args, kwargs, execution, **options):
     """Return the op calls and the description of the results of one run."""
-    results: list[Any] = []
+    results = []
 
-    def model(*args: Any, **kwargs: Any) -> Any:
+    def model(*args, **kwargs):
         result = op(*args, **kwargs)
         results.append(described(result))
         return result
@@ -536,7 +528,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, 
     return calls(trace), results[-1]
 
 
-def differences(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> str:
+def differences(op, args, kwargs, **options):
     """Return the first difference between shape execution and real execution, or "" for none."""
     real_calls, real_results = run(op, args, kwargs, "real", **options)
     try:
@@ -575,7 +567,7 @@ def test_recurrent_layer_is_one_call_for_any_number_of_steps():
 
 
 class Packed(Parts):
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def forward(self, x, lengths):
         packed = nn.utils.rnn.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
         return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
 
@@ -600,7 +592,7 @@ def test_error_for_unknown_sequences_names_what_is_needed(call, needed):
 
 
 def test_quantized_tensors_are_rejected():
-    def model(x: torch.Tensor) -> torch.Tensor:
+    def model(x):
         return torch.quantize_per_tensor(x * 2, 0.1, 0, torch.quint8).dequantize()
 
     with pytest.raises(ExecutionError, match="quantized"):
@@ -775,7 +767,7 @@ def test_invalid_assumption_is_reported_in_one_line(assume, message):
 # --- shape execution compared with real execution by op ----------------------------------------------------------
 
 
-def filled(tensor: torch.Tensor) -> torch.Tensor:
+def filled(tensor):
     """Return values for a tensor of an example: well-conditioned square matrices, zeros for integers."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -787,7 +779,7 @@ def filled(tensor: torch.Tensor) -> torch.Tensor:
     return values.to(tensor.dtype)
 
 
-def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
+def example_calls(row):
     """Return the calls in a row's example that real execution supports on this machine."""
     runnable = []
     if row.name.startswith(("bitsandbytes::", "torchao::")):
@@ -834,9 +826,9 @@ def test_examples_of_the_default_table_have_the_shapes_of_real_execution():
     assert runs > 80
 
 
-def sweep(dtype: torch.dtype, max_samples: int, backward: bool = False) -> dict[str, str]:
+def sweep(dtype, max_samples, backward=False):
     """Return the first difference between shape execution and real execution of each op."""
-    problems: dict[str, str] = {}
+    problems = {}
     options = {"loss": total} if backward else {}
     for info in op_infos():
         name = info.name
@@ -908,15 +900,15 @@ def test_shapes_are_those_of_real_execution_or_shape_execution_raises(dtype, bac
 class Where(nn.Module):
     """Selects rows by torch.where with one argument, after a torch.where with three, and multiplies them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layer(torch.where(x > 0, x, -x)[torch.where(x[:, 0] > 0)])
 
 
-def test_where_with_three_arguments_accepts_no_assumed_size() -> None:
+def test_where_with_three_arguments_accepts_no_assumed_size():
     with pytest.raises(ExecutionError, match=r"assume=\{'aten::where': \.\.\.\}"):
         FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes").total()
     with pytest.raises(ValueError, match=r"'aten::where.self' is not an op .* did you mean 'aten::where'"):

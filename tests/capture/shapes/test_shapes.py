@@ -1,13 +1,11 @@
 """Compare shape execution with real execution: calls, totals, memory, and the fallback where values are needed."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +22,7 @@ from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.rules.assumptions import can_be_assumed
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
-from fvflops.trace import Trace, tensors_in
+from fvflops.trace import tensors_in
 from tests.support.models.layers import LAYERS, Swish
 from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import MODELS, build_case
@@ -34,7 +32,7 @@ from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 # Ops that torch calls for a tensor subclass only, or for other tensors only. All of them are zero-FLOP.
-OTHER_OPS: Mapping[str, frozenset[str]] = {
+OTHER_OPS = {
     "in place, through views": WAYS_OF_VIEWS,
     # A parameter created from a tensor of a subclass is a detached alias of it.
     "a module made inside": frozenset({"aten::detach"}),
@@ -49,13 +47,13 @@ OTHER_OPS: Mapping[str, frozenset[str]] = {
 }
 
 
-def assert_same(shapes: Trace, real: Trace, *, other_ways: frozenset[str] = frozenset()) -> None:
+def assert_same(shapes, real, *, other_ways=frozenset()):
     """Fail with one line for each difference."""
     lines = differences(shapes, real, other_ways=other_ways)
     assert not lines, "\n".join(lines)
 
 
-def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] = frozenset()) -> Trace:
+def run_both(case, *, backward=False, other_ways=frozenset()):
     """Record a case in shape execution and real execution, compare, and return the trace of shape execution."""
     model, args, kwargs = case
     loss = add_up if backward else None
@@ -65,7 +63,7 @@ def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] =
     return shapes
 
 
-def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: frozenset[str] = frozenset()) -> None:
+def assert_both(shapes, real, *, backward, other_ways=frozenset()):
     """Check that two traces are of shape execution and of real execution, and equal."""
     assert (shapes.about["execution"], real.about["execution"]) == ("shapes", "real")
     assert_same(shapes, real, other_ways=other_ways)
@@ -73,10 +71,10 @@ def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: froze
         assert any(phase == "backward" for _, _, phase in shapes.calls)
 
 
-def on_meta(model: nn.Module) -> nn.Module:
+def on_meta(model):
     """Return a copy of a model on the meta device with tied parameters, which `Module.to` would untie."""
     meta_copy = copy.deepcopy(model)
-    moved: dict[int, nn.Parameter] = {}
+    moved = {}
     for module in meta_copy.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -93,28 +91,28 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def zoo_case(request: pytest.FixtureRequest) -> Case:
+def zoo_case(request):
     """A model of MODELS, built once for all tests, since a recording does not change it."""
     model, args = build_case(request.param)
     return model, args, {}
 
 
 @pytest.fixture(scope="module", params=[None, add_up], ids=["forward", "backward"])
-def zoo_run(zoo_case: Case, request: pytest.FixtureRequest) -> tuple[Any, Trace]:
+def zoo_run(zoo_case, request):
     """The loss, if any, and the trace of shape execution to compare with."""
     model, args, kwargs = zoo_case
     loss = request.param
     return loss, record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
 
 
-def test_zoo_model_has_the_same_costs_in_shape_execution(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+def test_zoo_model_has_the_same_costs_in_shape_execution(zoo_case, zoo_run):
     model, args, kwargs = zoo_case
     loss, shapes = zoo_run
     real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
     assert_both(shapes, real, backward=loss is not None)
 
 
-def test_zoo_model_has_the_same_costs_on_the_meta_device(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+def test_zoo_model_has_the_same_costs_on_the_meta_device(zoo_case, zoo_run):
     model, args, kwargs = zoo_case
     assert isinstance(model, nn.Module)
     loss, expected = zoo_run
@@ -128,19 +126,19 @@ def test_zoo_model_has_the_same_costs_on_the_meta_device(zoo_case: Case, zoo_run
 # ---- small models
 
 
-def after_linear(function: Callable[..., Any], *more: Any) -> Case:
+def after_linear(function, *more):
     """Return a model that applies a function to the (2, 4) result of a linear layer and further arguments."""
     model = Applied(lambda self, x, *rest: function(self.fc(x), *rest), fc=nn.Linear(4, 4))
     return model, (torch.randn(2, 4), *more), {}
 
 
-def before_linear(layer: nn.Module, *shape: int) -> Case:
+def before_linear(layer, *shape):
     """Return a layer whose input requires a gradient, since it is multiplied by a parameter."""
     model = Applied(lambda self, x: self.layer(x * self.scale), layer=layer, scale=nn.Parameter(torch.ones(1)))
     return model, (torch.randn(shape),), {}
 
 
-def attend(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any) -> Case:
+def attend(*shapes, dtype=torch.float32, **options):
     """Return a scaled dot product attention on query, key and value of these shapes."""
     model = Applied(
         lambda self, q, k, v, **more: F.scaled_dot_product_attention(q * self.scale, k, v, **more),
@@ -150,7 +148,7 @@ def attend(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, **optio
     return model, (q, k, v), options
 
 
-def of_layer(make: Callable[[], Any]) -> Case:
+def of_layer(make):
     """Return a layer whose inputs require gradients, as results of ops: it may write to them."""
     layer, inputs = make()
     model = Applied(
@@ -161,14 +159,14 @@ def of_layer(make: Callable[[], Any]) -> Case:
     return model, inputs, {}
 
 
-def encode(training: bool, *, masked: bool = False) -> Case:
+def encode(training, *, masked=False):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     kwargs = {"src_key_padding_mask": mask} if masked else {}
     return nn.TransformerEncoder(layer, 2).train(training), (torch.randn(2, 5, 16),), kwargs
 
 
-def translate(training: bool) -> Case:
+def translate(training):
     mask = nn.Transformer.generate_square_subsequent_mask(4)
     args = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
     return (
@@ -179,13 +177,13 @@ def translate(training: bool) -> Case:
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant):
         super().__init__()
         self.reentrant = reentrant
         self.first = nn.Linear(4, 4)
         self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
 
 
@@ -208,7 +206,7 @@ def thrice(x: torch.Tensor) -> torch.Tensor:
 
 
 @thrice.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
+def _(x):
     return torch.empty_like(x)
 
 
@@ -221,7 +219,7 @@ def fill(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @fill.register_fake
-def _(x: torch.Tensor, out: torch.Tensor) -> None:
+def _(x, out):
     return None
 
 
@@ -230,13 +228,13 @@ def ruleless(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def fill_and_use(x: torch.Tensor) -> torch.Tensor:
+def fill_and_use(x):
     out = torch.empty_like(x)
     fill(x.detach(), out)
     return x + out
 
 
-def write_through_views(x: torch.Tensor) -> torch.Tensor:
+def write_through_views(x):
     x = x.clone()
     x[:, 1:3] = 0
     x[0] += 1
@@ -244,42 +242,42 @@ def write_through_views(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def write_where(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def write_where(x, mask):
     x = x.clone()
     x[mask] = 0
     return x
 
 
-def continue_cache(self: Any, x: torch.Tensor, cache: dict[str, torch.Tensor]) -> torch.Tensor:
+def continue_cache(self, x, cache):
     end = 2 + x.shape[1]
     cache["k"][:, 2:end] = self.key(x)
     cache["v"][:, 2:end].copy_(self.value(x))
     return F.scaled_dot_product_attention(self.query(x), cache["k"][:, :end], cache["v"][:, :end])
 
 
-def cached() -> Case:
+def cached():
     parts = {name: nn.Linear(4, 4) for name in ("query", "key", "value")}
     cache = {"k": torch.zeros(1, 8, 4), "v": torch.zeros(1, 8, 4)}
     return Applied(continue_cache, **parts), (torch.randn(1, 3, 4), cache), {}
 
 
-def index_copied() -> Case:
+def index_copied():
     model = Applied(lambda self, x, cache, at: self.fc(x) @ cache.index_copy_(1, at, x).mT, fc=nn.Linear(4, 4))
     return model, (torch.randn(1, 3, 4), torch.zeros(1, 8, 4), torch.tensor([2, 3, 4])), {}
 
 
-def tie() -> Case:
+def tie():
     model = Applied(lambda self, ids: self.head(self.embedding(ids)), embedding=nn.Embedding(10, 4))
     model.head = nn.Linear(4, 10, bias=False)
     model.head.weight = model.embedding.weight
     return model, (torch.tensor([[1, 2, 3]]),), {}
 
 
-def bag(mode: str, *args: Any) -> Case:
+def bag(mode, *args):
     return nn.EmbeddingBag(10, 4, mode=mode), args, {}
 
 
-def normalise(layer: nn.Module, training: bool) -> Case:
+def normalise(layer, training):
     return before_linear(layer.train(training), 3, 4, 5, 5)
 
 
@@ -348,12 +346,12 @@ FACTORISATIONS = (
 )
 
 
-def each(functions: tuple[Callable[..., Any], ...], x: torch.Tensor) -> list[Any]:
+def each(functions, x):
     return [function(x) for function in functions]
 
 
 # By name. Each result depends on a parameter or an input that has a gradient, so that there is a backward pass.
-CASES: dict[str, Callable[[], Case]] = {
+CASES = {
     **{name: partial(of_layer, make) for name, make in LAYERS.items()},
     "LSTM with dropout": lambda: (nn.LSTM(4, 6, num_layers=2, dropout=0.5), (torch.randn(5, 3, 4),), {}),
     "LSTM in eval mode": lambda: (nn.LSTM(4, 6).eval(), (torch.randn(5, 3, 4),), {}),
@@ -490,7 +488,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", CASES)
-def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: bool):
+def test_small_model_has_the_same_costs_in_shape_execution(name, backward):
     if VERSION < (2, 9) and backward and name == "FFT":
         pytest.skip("this torch's transforms refuse an expanded gradient")
     if OLDER and backward and name in ("lstm without biases", "rnn, deep", "gru, deep"):
@@ -508,7 +506,7 @@ def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: 
         *("conv transpose 2d", "spectral norm, train", "losses", "key-value cache"),
     ],
 )
-def test_small_model_has_the_same_costs_on_the_meta_device(name: str, backward: bool):
+def test_small_model_has_the_same_costs_on_the_meta_device(name, backward):
     loss = add_up if backward else None
     model, args, kwargs = CASES[name]()
     assert isinstance(model, nn.Module)
@@ -518,7 +516,7 @@ def test_small_model_has_the_same_costs_on_the_meta_device(name: str, backward: 
 
 
 @pytest.mark.parametrize("name", ["zoo:llama_tiny", "torchvision:resnet18", "transformers:BertModel"])
-def test_model_built_on_the_meta_device_has_the_same_costs(name: str):
+def test_model_built_on_the_meta_device_has_the_same_costs(name):
     with torch.device("meta"):
         model = MODELS[name]()[0].eval()
     real, args = build_case(name)
@@ -546,7 +544,7 @@ def test_forward_mode_derivatives_have_the_same_costs():
 
 
 def test_op_that_changes_the_shape_of_its_argument_is_recorded_with_both_shapes():
-    def transpose(x: torch.Tensor) -> torch.Tensor:
+    def transpose(x):
         return (x + 1).transpose_(0, 1)
 
     for execution in ("shapes", "real"):
@@ -562,7 +560,7 @@ def test_op_that_changes_the_shape_of_its_argument_is_recorded_with_both_shapes(
 
 
 def test_comparison_detects_each_difference():
-    def run(model: nn.Module, x: torch.Tensor, **options: Any) -> Trace:
+    def run(model, x, **options):
         return record_call(model, (x,), stops_at=PRICER.stops_at, **options)
 
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
@@ -583,7 +581,7 @@ def test_comparison_detects_each_difference():
 
 
 @pytest.mark.parametrize("op", OPEN)
-def test_ops_with_ignored_arguments_are_zero_flop(op: str):
+def test_ops_with_ignored_arguments_are_zero_flop(op):
     """Otherwise a difference in their arguments would be a difference in the totals."""
     inputs, outputs = OPEN[op]
     packet, _, overload_name = op.removeprefix("aten::").partition(".")
@@ -598,7 +596,7 @@ def test_ops_with_ignored_arguments_are_zero_flop(op: str):
 ReadValue = Callable[[torch.Tensor], Any]
 
 # Ways to read values, each with the op names of which the message contains one.
-VALUE_READS: dict[str, tuple[ReadValue, str]] = {
+VALUE_READS = {
     "item": (lambda y: y.sum().item(), "item|_local_scalar_dense"),
     "bool": (lambda y: bool(y.sum()), "item|_local_scalar_dense|is_nonzero|bool"),
     "if": (lambda y: 1 if y.sum() > 0 else 2, "item|_local_scalar_dense|is_nonzero|bool"),
@@ -632,31 +630,31 @@ VALUE_READS: dict[str, tuple[ReadValue, str]] = {
 class ReadsValue(nn.Module):
     """A layer that reads values of its input, and returns the input."""
 
-    def __init__(self, read_value: ReadValue) -> None:
+    def __init__(self, read_value):
         super().__init__()
         self.read_value = read_value
 
-    def forward(self, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, y):
         self.read_value(y)
         return y
 
 
-def make_reader(read_value: ReadValue) -> nn.Module:
+def make_reader(read_value):
     return nn.Sequential(nn.Linear(4, 4), ReadsValue(read_value), nn.Linear(4, 3)).eval()
 
 
-def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog):
     return [item.getMessage() for item in caplog.records if item.name == "fvflops"]
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def log(caplog):
     with caplog.at_level(logging.DEBUG, "fvflops"):
         yield caplog
 
 
 @pytest.mark.parametrize("name", VALUE_READS)
-def test_model_that_reads_values_falls_back_or_raises_with_a_message(name: str, log: pytest.LogCaptureFixture):
+def test_model_that_reads_values_falls_back_or_raises_with_a_message(name, log):
     read_value, ops = VALUE_READS[name]
     model, x = make_reader(read_value), torch.randn(2, 4)
     with pytest.raises(ExecutionError, match=rf"(?s)(?=.*'1')(?=.*execution=.auto.).*({ops})"):
@@ -674,7 +672,7 @@ def test_model_that_reads_values_falls_back_or_raises_with_a_message(name: str, 
         assert ("assume=" in message) == can_be_assumed(message.partition(" in module ")[0])
 
 
-def test_analysis_logs_the_fallback_once(log: pytest.LogCaptureFixture):
+def test_analysis_logs_the_fallback_once(log):
     model, x = make_reader(lambda y: y.sum().item()), torch.randn(2, 4)
     flops = FlopCountAnalysis(model, x)
     assert flops.total() == flops.total("0") + flops.total("2") == 2 * 4 * 4 + 2 * 4 * 3
@@ -687,7 +685,7 @@ def test_analysis_logs_the_fallback_once(log: pytest.LogCaptureFixture):
 
 def test_data_dependent_loop_runs_as_often_as_its_values_say():
     class Gated(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             for _ in range(int(self.gate(x).round())):
                 x = self.body(x)
             return x
@@ -702,11 +700,11 @@ def test_data_dependent_loop_runs_as_often_as_its_values_say():
 
 # torch.tensor reads the address of its arguments itself, so that an error that the model catches is not recorded.
 @pytest.mark.parametrize("name", [name for name in VALUE_READS if name != "tensor of tensors"])
-def test_model_that_catches_the_error_falls_back_to_real_execution(name: str, log: pytest.LogCaptureFixture):
+def test_model_that_catches_the_error_falls_back_to_real_execution(name, log):
     read_value, _ = VALUE_READS[name]
 
     class Catching(Parts):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             x = self.fc(x)
             try:
                 read_value(x)
@@ -723,7 +721,7 @@ def test_model_that_catches_the_error_falls_back_to_real_execution(name: str, lo
         record_call(model, (x,), execution="shapes")
 
 
-KNOWN_READS: dict[str, Callable[..., Any]] = {
+KNOWN_READS = {
     "item of ids": lambda y, ids, mask: ids.max().item(),
     "list of ids": lambda y, ids, mask: (ids + 1).tolist(),
     "numpy of ids": lambda y, ids, mask: (ids * 2).numpy(),
@@ -747,8 +745,8 @@ KNOWN_READS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", KNOWN_READS)
-def test_values_of_small_integer_inputs_are_known(name: str, loss: Any, log: pytest.LogCaptureFixture):
-    def forward(self: Any, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def test_values_of_small_integer_inputs_are_known(name, loss, log):
+    def forward(self, x, ids, mask):
         y = self.fc(x)
         self.read_value(y, ids, mask)
         return y
@@ -766,19 +764,19 @@ def test_values_of_a_float_buffer_are_unknown_after_a_write():
     """Shape execution does not update a float buffer, so that its values differ from real execution's."""
 
     class Counting(nn.Module):
-        def __init__(self, read_value: Callable[[torch.Tensor], float]) -> None:
+        def __init__(self, read_value):
             super().__init__()
             self.fc = nn.Linear(4, 4)
             self.read_value = read_value
             self.register_buffer("steps", torch.zeros(1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.steps += 3
             for _ in range(int(self.read_value(self.steps))):
                 x = self.fc(x)
             return x
 
-    reads: tuple[Callable[[torch.Tensor], float], ...] = (
+    reads = (
         lambda steps: steps.item(),
         lambda steps: steps.tolist()[0],
         lambda steps: steps.numpy()[0],
@@ -794,12 +792,12 @@ def test_values_of_a_float_buffer_are_unknown_after_a_write():
 
 def test_values_of_small_integer_buffers_are_updated():
     class Counting(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 4)
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.steps += 2
             for _ in range(self.steps.item()):
                 x = self.fc(x)
@@ -815,11 +813,11 @@ class OwnError(Exception):
     pass
 
 
-def _raise_value_error(x: torch.Tensor) -> None:
+def _raise_value_error(x):
     raise ValueError(f"no image of size {tuple(x.shape)}")
 
 
-def _raise_own_error(x: torch.Tensor) -> None:
+def _raise_own_error(x):
     raise OwnError("mine")
 
 
@@ -838,7 +836,7 @@ def _raise_own_error(x: torch.Tensor) -> None:
     ids=["ValueError", "own error", "linear", "convolution", "view", "add", "attribute", "index"],
 )
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
-def test_errors_of_the_model_are_raised_unchanged(model: nn.Module, loss: Any, log: pytest.LogCaptureFixture):
+def test_errors_of_the_model_are_raised_unchanged(model, loss, log):
     x = torch.randn(2, 4)
     with pytest.raises(Exception) as real:
         record_call(model, (x,), execution="real", loss=loss)
@@ -861,7 +859,7 @@ def test_invalid_execution_raises():
 # ---- memory
 
 
-def count_bytes(function: Callable[[], Any]) -> int:
+def count_bytes(function):
     """Return the bytes of CPU memory that torch allocates while a function runs, including freed ones."""
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         function()
@@ -872,7 +870,7 @@ def count_bytes(function: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:vit_tiny_patch16_224", "timm:mobilevit_xxs"])
-def test_activations_need_no_memory(name: str, training: bool, loss: Any):
+def test_activations_need_no_memory(name, training, loss):
     model, args = build_case(name)
     model.train(training)
     model(*args)  # allocates what torch allocates once per process
@@ -893,7 +891,7 @@ def test_batch_larger_than_memory_is_counted():
 
 
 def test_masks_larger_than_memory_are_counted():
-    def model(x: torch.Tensor) -> torch.Tensor:
+    def model(x):
         tokens = x.shape[1]
         positions = torch.arange(tokens)
         mask = positions[None] <= positions[:, None]
@@ -920,7 +918,7 @@ def test_weights_larger_than_memory_are_counted():
     ["zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "torchvision:efficientnet_b0", "torchvision:swin_t",
      "timm:levit_128s", "transformers:BertModel", "transformers:LlamaModel"],
 )  # fmt: skip
-def test_device_cuda_is_emulated_without_cuda(name: str):
+def test_device_cuda_is_emulated_without_cuda(name):
     model, args = build_case(name)
     on_cpu = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
     on_cuda = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
@@ -933,8 +931,8 @@ def test_device_cuda_is_emulated_without_cuda(name: str):
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
-def test_a_number_may_be_the_first_operand(device: str | None):
-    def run(x: torch.Tensor) -> torch.Tensor:
+def test_a_number_may_be_the_first_operand(device):
+    def run(x):
         return torch.add(0.5, x.relu(), alpha=2)
 
     trace = record_call(run, (torch.ones(3, 4),), execution="shapes", device=device)
@@ -942,7 +940,7 @@ def test_a_number_may_be_the_first_operand(device: str | None):
 
 
 def test_a_kernel_that_only_a_missing_device_has_gives_unknown_values():
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(x):
         numbers = torch.arange(6, device=x.device)
         return x.relu(), torch.histc(numbers.int(), bins=3, min=0, max=5).cumsum(0)
 
@@ -959,14 +957,14 @@ def test_a_kernel_that_only_a_missing_device_has_gives_unknown_values():
 def test_a_kernel_that_the_cpu_lacks_altogether_gives_unknown_values_and_no_branch_reads_them():
     """A plan for a GPU chooses such kernels for tensors on the CPU."""
 
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(x):
         rows = torch.arange(12).view(2, 6).float()
-        gradients: tuple[torch.Tensor, ...] = torch.ops.aten._fused_rms_norm_backward(
+        gradients = torch.ops.aten._fused_rms_norm_backward(
             rows, rows, [6], torch.ones(2, 1), torch.ones(6), [True, True]
         )
         return x.relu(), *gradients
 
-    def branch(x: torch.Tensor) -> torch.Tensor:
+    def branch(x):
         result, gradient, _ = run(x)
         return result if gradient.sum() > 0 else gradient
 
@@ -982,7 +980,7 @@ def test_default_device_is_that_of_the_inputs():
         model = nn.Linear(4, 4)
     assert record_call(model, (torch.ones(1, 4),)).about["device"] == "cpu"
     assert record_call(model, (torch.ones(1, 4, device="meta"),)).about["device"] == "cpu"
-    devices: list[Any] = []
+    devices = []
     model = Applied(lambda self, x: devices.append(self.fc(x).device) or self.fc(x), fc=model)
     record_call(model, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
     assert devices == [torch.device("cuda:1")]
@@ -992,7 +990,7 @@ def test_default_device_is_that_of_the_inputs():
 
 
 @pytest.fixture
-def eight_ranks() -> Iterator[Any]:
+def eight_ranks():
     """Initialize a fake process group of eight ranks, of which this process is rank 0."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -1007,14 +1005,14 @@ def eight_ranks() -> Iterator[Any]:
 class Block(nn.Module):
     """Attention and an MLP as in a language model, with 8 heads."""
 
-    def __init__(self, heads: int = 8, width: int = 32) -> None:
+    def __init__(self, heads=8, width=32):
         super().__init__()
         self.size = width // heads
         self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         parts = (
             layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -1023,7 +1021,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
+def parallelize(model, mesh):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()) | dict.fromkeys(
@@ -1034,7 +1032,7 @@ def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
 
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
-def test_rank_counts_its_own_shard(eight_ranks: Any, on_meta: bool, loss: Any):
+def test_rank_counts_its_own_shard(eight_ranks, on_meta, loss):
     # DTensor infers once per process how to split a call of some shape, by running it. Since the first analysis could
     # therefore differ, each of these tests has its own shape.
     x = torch.randn(2, 6 + 2 * on_meta + (loss is None), 32)
@@ -1053,19 +1051,19 @@ def test_rank_counts_its_own_shard(eight_ranks: Any, on_meta: bool, loss: Any):
         assert totals_of(real) == totals_of(first)
 
 
-def test_rank_counts_its_own_shard_in_real_execution(eight_ranks: Any):
+def test_rank_counts_its_own_shard_in_real_execution(eight_ranks):
     model, x = parallelize(Block(), eight_ranks), torch.randn(3, 7, 32)
     first, second = (record_call(model, (x,), stops_at=PRICER.stops_at, execution="real") for _ in range(2))
     assert totals_of(first) == totals_of(second)
 
 
 @pytest.mark.parametrize("execution", ["real", "shapes"])
-def test_ops_with_which_dtensor_searches_for_shardings_are_not_recorded(eight_ranks: Any, execution: str):
+def test_ops_with_which_dtensor_searches_for_shardings_are_not_recorded(eight_ranks, execution):
     # DTensor has no rule for attention: it runs the op's decomposition for each sharding, once per process and shape.
     pytest.importorskip("torch.distributed.tensor._decompositions", reason="this torch's DTensor refuses attention")
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    def attend(x: torch.Tensor) -> torch.Tensor:
+    def attend(x):
         return F.scaled_dot_product_attention(x, x, x)
 
     x = torch.randn(2, 2, 5 + (execution == "real"), 4)
@@ -1082,7 +1080,7 @@ def test_ops_with_which_dtensor_searches_for_shardings_are_not_recorded(eight_ra
 
 @pytest.mark.parametrize("name", ["zoo:resnet50", "zoo:gpt2", "torchvision:swin_t", "transformers:LlamaModel"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_second_analysis_adds_no_outcomes(name: str, backward: bool):
+def test_second_analysis_adds_no_outcomes(name, backward):
     model, args = build_case(name)
     loss = add_up if backward else None
     first = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
@@ -1095,7 +1093,7 @@ def test_second_analysis_adds_no_outcomes(name: str, backward: bool):
     assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
 
 
-VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any]]] = {
+VARIANTS = {
     "True and 1": (lambda x: x * True, lambda x: x * 1),
     "1 and 1.0": (lambda x: x.long() * 1, lambda x: x.long() * 1.0),
     "True and 1.0": (lambda x: x.long() + True, lambda x: x.long() + 1.0),
@@ -1126,14 +1124,14 @@ VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_similar_calls_have_different_outcomes(name: str):
+def test_similar_calls_have_different_outcomes(name):
     x = torch.randn(2, 4)
     clear_cache()
     for order in (VARIANTS[name], VARIANTS[name][::-1]):
         for model in order:
-            layouts: list[list[Any]] = []
+            layouts = []
 
-            def store_layouts(x: torch.Tensor, model: Any = model, layouts: Any = layouts) -> Any:
+            def store_layouts(x, model=model, layouts=layouts):
                 out = model(x)
                 layouts.append([(t.dtype, t.shape, t.stride()) for t in tensors_of(out)])
                 return out
@@ -1152,9 +1150,9 @@ def test_concurrent_analyses_are_independent():
     cases = [build_case(name) for name in ("torchvision:resnet18", "zoo:llama_tiny")]
     expected = [record_call(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
     clear_cache()
-    traces: list[list[Trace]] = [[], []]
+    traces = [[], []]
 
-    def analyse(index: int) -> None:
+    def analyse(index):
         for _ in range(3):
             traces[index].append(record_call(*cases[index], stops_at=PRICER.stops_at, execution="shapes"))
 

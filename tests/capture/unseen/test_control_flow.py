@@ -1,12 +1,8 @@
 """Models whose control flow follows random draws or values of the data: each is named with its module and line."""
 
-from __future__ import annotations
-
 import inspect
 import random
-from collections.abc import Callable
 from random import random as draw
-from typing import Any
 
 import numpy
 import pytest
@@ -24,7 +20,7 @@ READ = "# read"  # marks the line that a note names
 class Layers(nn.Module):
     """Layers, and generators of its own."""
 
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, layers=3):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
         self.head = nn.Linear(4, 4)
@@ -182,7 +178,7 @@ class BranchOfCond(Layers):
 class Nested(Layers):
     """The module that reads is not the root."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder = TorchLayerDrop()
 
@@ -200,19 +196,19 @@ DATA = (
 )
 
 
-def inputs_of(cls: type) -> torch.Tensor:
+def inputs_of(cls):
     with seeded(5):
         return torch.arange(3) if cls is Halting else torch.randn(6, 4)
 
 
-def line_of(cls: type) -> str:
+def line_of(cls):
     """Return the file and number of the marked line of a class."""
     lines, first = inspect.getsourcelines(cls)
     (offset,) = (index for index, line in enumerate(lines) if line.rstrip().endswith(READ))
     return f"tests/capture/unseen/test_control_flow.py:{first + offset}"
 
 
-def reads(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def reads(trace):
     return trace.info.random, trace.info.data_dependent
 
 
@@ -275,12 +271,12 @@ def test_a_training_step_names_random_control_flow(cls):
     assert reads(step.trace()) == ((f"{cls.__name__} at {line_of(cls)}",), ())
 
 
-def noise(model: Layers, x: torch.Tensor) -> torch.Tensor:
+def noise(model, x):
     hidden = F.dropout(model.head(x) + torch.randn(4), 0.5, True)
     return torch.where(torch.rand(4) > 0.5, hidden, F.gumbel_softmax(hidden))
 
 
-def masks(model: Layers, ids: torch.Tensor) -> torch.Tensor:
+def masks(model, ids):
     mask = ids > 0
     if mask.all() or int(ids.max()) > 2 or (ids == 1).sum().item():
         ids = ids[mask.nonzero()[:, 0]]
@@ -289,11 +285,11 @@ def masks(model: Layers, ids: torch.Tensor) -> torch.Tensor:
     return F.embedding(ids, model.head.weight) * len(lengths) + packed.data.sum()
 
 
-def state(model: Layers, x: torch.Tensor) -> torch.Tensor:
+def state(model, x):
     return model.head(x) * model.scale.item() if (model.head.weight.abs() >= 0).all() else x
 
 
-def printed(model: Layers, x: torch.Tensor) -> torch.Tensor:
+def printed(model, x):
     y = model.head(x)
     assert f"{y}" and repr(y)
     return torch.distributions.Normal(y, y.exp()).rsample()
@@ -302,11 +298,11 @@ def printed(model: Layers, x: torch.Tensor) -> torch.Tensor:
 ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
 
 
-def causal(model: Layers, x: torch.Tensor) -> torch.Tensor:
+def causal(model, x):
     return ENCODER(model.head(x)[None], mask=x @ x.T)
 
 
-def switched_off(model: Layers, x: torch.Tensor) -> torch.Tensor:
+def switched_off(model, x):
     positions = F.dropout(torch.arange(4.0), 0.5, training=False)
     return model.head(x) if positions.max() > 2 else x
 
@@ -315,7 +311,7 @@ def switched_off(model: Layers, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "forward", (noise, masks, state, printed, causal, switched_off), ids=lambda item: item.__name__
 )
-def test_what_control_flow_does_not_follow_is_no_note(forward: Callable[..., Any], execution: str):
+def test_what_control_flow_does_not_follow_is_no_note(forward, execution):
     class Model(Layers):
         def forward(self, x):
             return forward(self, x)
@@ -339,7 +335,7 @@ def test_a_run_without_draws_is_recorded_once():
 class MixedLayerDrop(Layers):
     """Layers kept by low and by high draws are not told apart: with one polarity the peak is of all layers."""
 
-    def __init__(self, drawn: Callable[[], Any], probability: float) -> None:
+    def __init__(self, drawn, probability):
         super().__init__(8)
         self.drawn, self.probability = drawn, probability
 

@@ -1,7 +1,5 @@
 """Writes by an op's kernel are the op's, declared or not; other writes to the same memory are reported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -50,7 +48,7 @@ WRITES = {
 TENSORS = (torch.linspace(-1, 1, 12).reshape(4, 3), torch.full((3,), 2.0), torch.full((3,), 3.0))
 
 
-def tensors() -> tuple[torch.Tensor, ...]:
+def tensors():
     x, mean, variance = (tensor.clone() for tensor in TENSORS)
     return x, mean, variance, x + 1, x + 2
 
@@ -58,7 +56,7 @@ def tensors() -> tuple[torch.Tensor, ...]:
 class Buffers(nn.Module):
     """A module that writes to its buffers."""
 
-    def __init__(self, compute) -> None:
+    def __init__(self, compute):
         super().__init__()
         for index, tensor in enumerate(tensors()):
             self.register_buffer(f"tensor_{index}", tensor)
@@ -69,7 +67,7 @@ class Buffers(nn.Module):
         return sum(buffer.sum() for buffer in self.buffers()) + x  # reads what was written
 
 
-def unseen(analysis) -> list[str]:
+def unseen(analysis):
     analysis.unsupported_ops_warnings(False)
     return [op for op in analysis.unsupported_ops() if op.startswith("unseen::")]
 

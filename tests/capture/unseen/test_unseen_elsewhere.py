@@ -1,11 +1,8 @@
 """Work on inputs and constants, in threads and processes, and of unfinished results is counted or reported."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,15 +29,15 @@ def no_grad():
     RELEASED.set()
 
 
-def sine() -> torch.Tensor:
+def sine():
     return torch.linspace(-1, 1, 32).reshape(SHAPE)
 
 
-def unseen(analysis) -> dict[str, int]:
+def unseen(analysis):
     return {op: calls for op, calls in analysis.unsupported_ops().items() if op.startswith("unseen::")}
 
 
-def calls_of_the_layer(analysis) -> float:
+def calls_of_the_layer(analysis):
     return analysis.by_module().get("scan.layer", 0) / LAYER
 
 
@@ -52,7 +49,7 @@ async def wait_for(item):
     return await item
 
 
-def use(value) -> None:
+def use(value):
     """Use a result as a program does."""
     if hasattr(value, "__next__"):
         for item in value:
@@ -139,7 +136,7 @@ def test_work_that_does_not_end_is_reported_after_seconds(kind):
 
 
 def test_a_loss_uses_an_unfinished_result():
-    def loss(steps: Iterator[torch.Tensor]) -> torch.Tensor:
+    def loss(steps):
         return sum(step.sum() for step in steps)
 
     with torch.enable_grad():
@@ -150,7 +147,7 @@ def test_a_loss_uses_an_unfinished_result():
 
 
 def test_a_result_is_awaited_where_an_event_loop_runs():
-    async def notebook() -> FlopCountAnalysis:
+    async def notebook():
         analysis = FlopCountAnalysis(Net(RESULTS["coroutine_with_tasks"].compute), sine())
         analysis.total()
         return analysis
@@ -172,7 +169,7 @@ def test_an_event_loop_of_the_program_stays():
 def test_a_thread_that_waits_for_tasks_is_not_reported():
     tasks = unseen_elsewhere.queue.Queue()
 
-    def work() -> None:
+    def work():
         while (task := tasks.get()) is not None:
             task()
 

@@ -1,7 +1,5 @@
 """Work of a compiled extension is reported for every kind of output; compiling it takes a minute."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

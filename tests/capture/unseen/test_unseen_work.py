@@ -1,7 +1,5 @@
 """Work outside the dispatcher is reported with its module and line, fails --strict, and can get a formula."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -20,12 +18,12 @@ PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
 LINEAR = 512
 
 
-def analyse(model: nn.Module, execution: str = "auto", **options) -> FlopCountAnalysis:
+def analyse(model, execution="auto", **options):
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
     return FlopCountAnalysis(model, x, execution=execution, **options).unsupported_ops_warnings(False)
 
 
-def unseen(analysis) -> dict[str, int]:
+def unseen(analysis):
     return {op: calls for op, calls in analysis.unsupported_ops().items() if op.startswith(PREFIXES)}
 
 
@@ -128,22 +126,22 @@ CONSTANT = torch.arange(8.0)
 RECURRENT = nn.LSTM(8, 8)
 
 
-def _uninitialised_but_never_read(x: torch.Tensor) -> torch.Tensor:
+def _uninitialised_but_never_read(x):
     torch.empty_like(x)
     return x.type_as(torch.empty(1)).expand_as(torch.empty_like(x))
 
 
-def _partly_written(x: torch.Tensor) -> torch.Tensor:
+def _partly_written(x):
     cache = torch.empty(8, 8)
     cache[:4] = x
     return cache[:4]
 
 
-def _random_in_place(x: torch.Tensor) -> torch.Tensor:
+def _random_in_place(x):
     return x * x.new_empty(x.shape[0], 1).bernoulli_(0.5)
 
 
-def _lists_of_numbers(x: torch.Tensor) -> torch.Tensor:
+def _lists_of_numbers(x):
     lengths = torch.tensor([4, 8]).tolist()
     return x.reshape(lengths) + torch.tensor([1.0] * lengths[1])
 
@@ -169,11 +167,11 @@ class _Scale(torch.autograd.Function):
 
 
 class _WithTable(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = torch.linspace(0, 1, 8)  # not a buffer
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x * self.table
 
 

@@ -1,7 +1,5 @@
 """Cross entropy in chunks of tokens: its numbers, its memory and its FLOPs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -18,7 +16,7 @@ TOKENS, WIDTH, VOCABULARY = 128, 32, 512
 TINY = ("memory", "zoo:llama_tiny", "--no-savings", "--format", "json")
 
 
-def hidden_states() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def hidden_states():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
@@ -42,10 +40,10 @@ def test_chunks_and_memory_are_those_of_torch():
         assert size_of_chunk(*sizes) == options._compute_batch_chunk_size(*sizes)
     hidden, weight, labels = hidden_states()
 
-    def torchs() -> None:
+    def torchs():
         F.linear_cross_entropy(hidden, weight, labels, options=options).backward()
 
-    def ours() -> None:
+    def ours():
         ChunkedLoss.apply(hidden, weight, labels).backward()
 
     (theirs,), (peak,) = measure_steps(torchs), measure_steps(ours)
@@ -74,7 +72,7 @@ def cross_entropy(logits):
 def test_the_command_saves_the_logits_and_their_gradients(capsys, tmp_path):
     (tmp_path / "loss.py").write_text(LOSS)
 
-    def predict(*options: str) -> tuple[int, dict[str, str]]:
+    def predict(*options):
         assert main([*TINY, *options]) == 0
         data = json.loads(capsys.readouterr().out)
         phases = {row["phase"]: row["bytes"] for row in data["tables"]["phases"]["rows"]}

@@ -567,7 +567,7 @@ def test_a_forward_pass_leaves_what_it_gets_as_it_was():
 
 
 class NeedsValues(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 

@@ -4,8 +4,6 @@ Of each model the first and the second training step of a program, and of some a
 figures are bytes over what is there before: parameters, buffers and inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,36 +39,36 @@ class Case(NamedTuple):
 class Recurrent(nn.Module):
     """A language model of recurrent layers, as in torch's word_language_model example."""
 
-    def __init__(self, layers: Callable[..., nn.RNNBase]) -> None:
+    def __init__(self, layers):
         super().__init__()
         self.embedding = nn.Embedding(5000, 256)
         self.layers = layers(256, 512, 2, batch_first=True)
         self.head = nn.Linear(512, 5000)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         return self.head(self.layers(self.embedding(tokens))[0])
 
 
-def classify(logits: torch.Tensor) -> torch.Tensor:
+def classify(logits):
     logits = logits.flatten(0, -2)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
 
-def recurrent(layers: type[nn.RNNBase]) -> Case:
+def recurrent(layers):
     return Case(Recurrent(layers), (torch.randint(0, 5000, (8, 64)),), {}, classify, SGD)
 
 
-def images(name: str, optimizer: Any) -> Case:
+def images(name, optimizer):
     library, _, model = name.partition(":")
     build = pytest.importorskip(library).create_model if library == "timm" else _torchvision
     return Case(build(model), (torch.randn(4, 3, 224, 224),), {}, classify, optimizer)
 
 
-def _torchvision(name: str) -> nn.Module:
+def _torchvision(name):
     return pytest.importorskip("torchvision").models.get_model(name, weights=None)
 
 
-def tokens(kind: str, head: str, shape: tuple[int, int], labels: torch.Tensor | None = None, **config: Any) -> Case:
+def tokens(kind, head, shape, labels=None, **config):
     """Return a model of transformers with its own loss of its labels, by default its tokens."""
     transformers = pytest.importorskip("transformers")
     model = getattr(transformers, f"{kind}{head}")(getattr(transformers, f"{kind}Config")(**config))
@@ -99,7 +97,7 @@ llama = partial(
 )
 
 
-def variant(make: Callable[[], Case], *, autocast: bool = False, blocks: str = "", **changes: Any) -> Case:
+def variant(make, *, autocast=False, blocks="", **changes):
     """Return another way to train: under autocast, with checkpointed blocks of a class, or other fields of its case."""
     case = make()._replace(forward=False, **changes)
     classes = {type(module) for module in case.model.modules() if type(module).__name__ == blocks}
@@ -107,12 +105,12 @@ def variant(make: Callable[[], Case], *, autocast: bool = False, blocks: str = "
     return case._replace(model=Autocast(case.model) if autocast else case.model, checkpointed=tuple(classes))
 
 
-def halved_llama() -> Case:
+def halved_llama():
     case = variant(llama, optimizer=MixedPrecisionAdam)
     return case._replace(model=case.model.bfloat16())
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES = {
     "ResNet-50": resnet,
     "MobileNetV3-L": partial(images, "torchvision:mobilenet_v3_large", SGD),
     "ViT-S/16": vit,

@@ -1,7 +1,5 @@
 """Memory of a step whose optimizer, gradients or activations are on the host: as torch's and DeepSpeed's."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -49,26 +47,26 @@ def test_states_are_those_of_deepspeeds_formulas(ranks):
     assert plain.peak - offloaded.peak > 0.9 * state
 
 
-def perceptron() -> nn.Sequential:
+def perceptron():
     layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
     return nn.Sequential(*layers)
 
 
 def test_activations_are_on_the_device_as_with_save_on_cpu():
     class Offloading(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body = perceptron()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             with save_on_cpu():
                 return self.body(x)
 
-    def predict(model: nn.Module, *offload: str):
+    def predict(model, *offload):
         step = TrainingStepAnalysis(model.to("meta"), torch.ones(512, 64), loss=torch.sum, device="cuda")
         return predict_memory(step, granularity=1, offload=offload)
 
-    def first(timeline, phase: str) -> int:
+    def first(timeline, phase):
         return next(index for index, event in enumerate(timeline.trace.events) if event.phase == phase)
 
     plain, offloaded, recorded = predict(perceptron()), predict(perceptron(), "activations"), predict(Offloading())

@@ -60,7 +60,7 @@ def plan_case(name, ranks, rank):
 
 def transfers(communication):
     """Return (collective, ranks, dtype) → calls and bytes, without DDP's map of used parameters (int32)."""
-    volumes: dict[tuple[object, ...], Volume] = {}
+    volumes = {}
     for key, volume in communication.by_collective_and_group().items():
         if key.dtype != "int32":
             short = key.collective, key.size, key.dtype

@@ -1,9 +1,6 @@
 """Modules of the page's script, each called in a headless Chromium."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ ENTRY = "page/comparison.js"
 
 
 @pytest.fixture(scope="module")
-def evaluate(browser) -> Any:
+def evaluate(browser):
     """Return what evaluates an expression over `modules`."""
     page = browser.new_page()
     page.set_content('<svg id="svg"></svg>')
@@ -67,7 +64,7 @@ RECORD = """{schema: 1, title: 'net', strings: ['', 'a', 'b', 'c', 'd', 'Net', '
                {key: 'time', title: 'Time', unit: 'ns', note: '', values: [1, 2, 3, 4], unsupported: []}]}"""
 
 
-def labels(evaluate: Any, last: str = "7", unknown: str = "[]") -> list[str]:
+def labels(evaluate, last="7", unknown="[]"):
     """Return the labels of the nodes below the root of four modules, of which the last has `last` FLOPs."""
     record = RECORD.replace("LAST", last).replace("UNKNOWN", unknown)
     return evaluate(f"""(() => {{

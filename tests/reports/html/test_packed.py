@@ -1,7 +1,5 @@
 """Packed columns: what is packed and unpacked is as before."""
 
-from __future__ import annotations
-
 import random
 import time
 
@@ -11,7 +9,7 @@ from tests.support.reports.breakdowns import unpack
 KINDS = [0, 1, 7, 2**52, str(2**60), 1.5]
 
 
-def draw_column(numbers: random.Random) -> list[object]:
+def draw_column(numbers):
     """Return a pattern that repeats, with steps, between values that do not."""
     pattern = [numbers.choice(KINDS) for _ in range(numbers.randint(1, 7))]
     steps = [numbers.choice([0, 0, 1, 3]) if isinstance(value, int) else 0 for value in pattern]

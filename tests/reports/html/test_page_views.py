@@ -1,25 +1,22 @@
 """Views of the page in a headless Chromium: equal modules, top costs, timeline, memory, roofline, comparison, files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from fvflops.reports.html import render_comparison
 from fvflops.views.breakdown import Peaks
 from tests.support.reports.breakdowns import break_run_down, break_stack_down, column
 
 
-def paths(page: Any) -> list[str]:
+def paths(page):
     return page.eval_on_selector_all(".icicle .cell.module", "(cells) => cells.map((cell) => cell.dataset.path)")
 
 
-def download(page: Any, selector: str) -> str:
+def download(page, selector):
     with page.expect_download() as found:
         page.click(selector)
     return Path(found.value.path()).read_text(encoding="utf-8")

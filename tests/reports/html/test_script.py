@@ -1,7 +1,5 @@
 """The modules of the page's script, without a browser: that they are small, how they are joined and made short."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -17,17 +15,17 @@ LARGEST_FOLDER = 16
 WORD = re.compile(r"(?:(?<=\.\.\.)|(?<![.\w]))([A-Za-z_]\w*)")
 
 
-def exports(text: str) -> set[str]:
+def exports(text):
     return set(re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", text, re.MULTILINE))
 
 
-def imports(text: str) -> dict[str, str]:
+def imports(text):
     """Return the imported names with the paths that they are from."""
     lines = re.findall(r'^import \{ (.+) \} from "(.+)";$', text, re.MULTILINE)
     return {name: path for names, path in lines for name in names.split(", ")}
 
 
-def code_of(text: str) -> str:
+def code_of(text):
     return re.sub(r"^import .*$|//.*|/\*[\s\S]*?\*/", "", text, flags=re.MULTILINE)
 
 

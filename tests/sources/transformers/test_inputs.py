@@ -2,14 +2,12 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from fvflops import FlopCountAnalysis
 from fvflops.sources import SourceOptions, load_model, load_source
-from fvflops.sources.loaded_model import LoadedModel
 from fvflops.sources.options import read_settings
 from fvflops.sources.transformers.configurations import make_config, merge_settings, own_config, read_tables
 from fvflops.sources.transformers.shrink_config import shrink
@@ -57,20 +55,20 @@ SPECIAL_TYPES = [
 SINCE = {"kimi_k25_vision": "5.13", "minicpmv4_7_vision": "5.18", "musicgen": "5.20"}
 
 
-def load(name: str, settings: dict[str, Any] | None = None, **options: Any) -> LoadedModel:
+def load(name, settings=None, **options):
     config = None if settings is None else json.dumps(settings)
     return load_model(f"transformers:{name}", SourceOptions(device="meta", config=config, **options))
 
 
-def shapes(loaded: LoadedModel) -> dict[str, tuple[int, ...]]:
+def shapes(loaded):
     return {name: tuple(value.shape) for name, value in loaded.kwargs.items() if isinstance(value, torch.Tensor)}
 
 
-def total(loaded: LoadedModel) -> int:
+def total(loaded):
     return cost(FlopCountAnalysis(loaded.model.eval(), None, kwargs=loaded.kwargs, warn=False))
 
 
-def cost(analysis: FlopCountAnalysis) -> int:
+def cost(analysis):
     """Return the total without the angles of rotary positions, which are computed once for all rows of a batch.
 
     Before transformers 5.19 that was a matrix product.
@@ -79,7 +77,7 @@ def cost(analysis: FlopCountAnalysis) -> int:
     return analysis.total() - sum(angles)
 
 
-def build_base(model_type: str) -> Any:
+def build_base(model_type):
     """Return the base model of a type, on meta and with few layers."""
     if is_older("transformers", since := SINCE.get(model_type, "0")):
         pytest.skip(f"{model_type} needs transformers {since}")

@@ -1,7 +1,5 @@
 """Cases for which CUDA has kernels of its own, and what each comes to when recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from tests.support.cuda_cases.case import Case

@@ -1,7 +1,5 @@
 """Cases to count: a model or function with its inputs, and the ways in which it is run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple

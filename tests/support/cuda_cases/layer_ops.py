@@ -1,7 +1,5 @@
 """Cases of attention, recurrence, convolution and normalisation, for which CUDA has kernels of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Cases of single ops and small nets, of which CUDA has kernels of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Describe a recorded run as plain data, and compare two such descriptions."""
 
-from __future__ import annotations
-
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -47,7 +47,7 @@ def shown_files(text: str) -> dict[str, str]:
 
 def collect(pages: dict[str, str]) -> list[Case]:
     """Return the commands of all pages, each once; that two pages show it with different outputs is a ValueError."""
-    cases: dict[object, Case] = {}
+    cases = {}
     for page, text in pages.items():
         for command, shown in console_blocks(text):
             files = tuple((name, content) for name, content in shown_files(text).items() if name in command)

@@ -1,7 +1,5 @@
 """Answer one case: its result, and all that was said meanwhile."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -31,7 +29,7 @@ def find_case(name: str) -> Case:
 
 def cases_of(kind: str) -> dict[str, Case]:
     module = importlib.import_module(f"tests.support.first_answers.{kind}")
-    found: dict[str, Case] = module.CASES
+    found = module.CASES
     return found
 
 
@@ -43,7 +41,7 @@ def answer(name: str) -> dict[str, Any]:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     torch.set_warn_always(True)  # what torch's kernels say once per process
-    logs: list[str] = []
+    logs = []
     out, err = io.StringIO(), io.StringIO()
     with (
         _empty_folder(),
@@ -73,7 +71,7 @@ def answer(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _empty_folder() -> Iterator[None]:
+def _empty_folder():
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -1,9 +1,6 @@
 """Commands, formats and files, by the command line's own function."""
 
-from __future__ import annotations
-
 import gzip
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +47,7 @@ def run(*lines: str) -> Any:
 
     Path("toy.py").write_text(TOY)
     Path("budget.yaml").write_text("budgets:\n")
-    codes: list[Any] = []
+    codes = []
     for line in lines:
         try:
             codes.append(main(line.split()))
@@ -64,7 +61,7 @@ def _read(path: Path) -> str:
     return (gzip.decompress(contents) if path.suffix == ".gz" else contents).decode("latin-1")
 
 
-LINES: dict[str, Sequence[str]] = {
+LINES = {
     **{
         f"format {name}": (f"count {MODEL} --format {name} --output report.{name}",)
         for name in (

@@ -1,7 +1,5 @@
 """Ways to count a model in a case, each with all of its results."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, load_table, 
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 
 
-def count(model: Any, *inputs: Any, **options: Any) -> dict[str, Any]:
+def count(model, *inputs, **options):
     """Return all that the default and the exact convention say of a forward pass."""
     return {table: describe(FlopCountAnalysis(model, inputs, table=table, **options)) for table in ("default", "exact")}
 
@@ -23,7 +21,7 @@ def count_function(function: Callable[..., Any], *shapes: tuple[int, ...], **opt
     return count(function, *(torch.rand(shape) for shape in shapes), **options)
 
 
-def train(model: Any, *inputs: Any, optimizer: Any = None, **options: Any) -> dict[str, Any]:
+def train(model, *inputs, optimizer=None, **options):
     return describe(TrainingStepAnalysis(model, inputs, loss=sum_all, optimizer=optimizer, **options))
 
 
@@ -34,7 +32,7 @@ def differentiate(function: Callable[..., Any], *shapes: tuple[int, ...], **opti
     return describe_trace(trace)
 
 
-def sum_all(results: Any) -> torch.Tensor:
+def sum_all(results):
     """Return the sum of all floating-point results."""
     leaves = torch.utils._pytree.tree_leaves(results)
     total = torch.zeros(())
@@ -44,7 +42,7 @@ def sum_all(results: Any) -> torch.Tensor:
     return total
 
 
-def describe(analysis: Any) -> dict[str, Any]:
+def describe(analysis):
     return {
         "total": analysis.total(),
         "operators": dict(analysis.by_operator()),
@@ -72,7 +70,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
     return {"trace": data}
 
 
-def without_trace(told: Any) -> Any:
+def without_trace(told):
     """Return an answer without Traces: threads run at the same time, in any order."""
     if isinstance(told, dict):
         return {key: without_trace(value) for key, value in told.items() if key != "trace"}

@@ -1,12 +1,10 @@
 """Cases that answer differently, which a comparison has to see."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 
-_calls: list[None] = []
-_warned: list[None] = []
+_calls = []
+_warned = []
 
 
 def count_calls() -> int:
@@ -20,7 +18,7 @@ def depend_on_import() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def warn_once() -> None:
+def warn_once():
     """Warn at the first call."""
     if not _warned:
         _warned.append(None)

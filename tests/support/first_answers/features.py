@@ -1,7 +1,5 @@
 """Features of the Python interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,36 +23,36 @@ def llama() -> tuple[nn.Module, tuple[Any, ...]]:
     return build("llama_tiny").eval(), (torch.zeros(1, 8, dtype=torch.long),)
 
 
-def _analyse(**options: Any) -> Any:
+def _analyse(**options):
     return fvflops.FlopCountAnalysis(*network(), **options)
 
 
-def _step() -> Any:
+def _step():
     return fvflops.TrainingStepAnalysis(*network(), loss=torch.sum, optimizer=torch.optim.AdamW)
 
 
-def _handle() -> Any:
+def _handle():
     analysis = _analyse().set_op_handle("aten::relu", lambda inputs, outputs: 7)
     return dict(analysis.by_operator())
 
 
-def _communicate() -> Any:
+def _communicate():
     model, inputs = llama()
     plan = fvflops.plan_rank(model, inputs, mesh={"fsdp": 2}, loss=lambda y: y.sum())
     return [str(plan), fvflops.read_communication(plan.trace).total()]
 
 
-def _estimate() -> Any:
+def _estimate():
     model, inputs = llama()
     plan = fvflops.plan_step(model, inputs, mesh={"dp": 2}, loss=lambda y: y.sum())
     return str(fvflops.estimate_step(plan, device="H100"))
 
 
-def _profile(measure: Callable[[Any], Any]) -> Any:
+def _profile(measure):
     return measure(fvflops.ProfileAnalysis(*network()))
 
 
-def _meter() -> Any:
+def _meter():
     model, inputs = network()
     meter = fvflops.StepMeter(model)
     for _ in range(3):
@@ -68,12 +66,12 @@ def _load(text: str) -> Any:
     return dict(fvflops.FlopCountAnalysis.from_trace(trace, table=text).by_operator())
 
 
-def _table() -> Any:
+def _table():
     table = fvflops.load_table("exact")
     return [table.price(signature).flops for signature in _analyse().trace().signatures]
 
 
-FUNCTIONS: dict[str, Callable[[], Any]] = {
+FUNCTIONS = {
     "totals": lambda: [_analyse().total(), dict(_analyse().by_module())],
     "activations": lambda: fvflops.ActivationCountAnalysis(*network()).total(),
     "bytes": lambda: fvflops.ByteCountAnalysis(*network()).total(),

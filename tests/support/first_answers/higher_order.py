@@ -1,10 +1,6 @@
 """Higher-order ops, and functions that torch would compile."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,57 +15,57 @@ def product(x: torch.Tensor) -> tuple[torch.Tensor]:
     return (x @ x.mT,)
 
 
-def graph() -> Any:
+def graph():
     return torch.fx.symbolic_trace(product)
 
 
-def _flex(q: torch.Tensor, **options: Any) -> Any:
+def _flex(q, **options):
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention(q, q, q, **options)
 
 
-def _flex_scores(q: torch.Tensor) -> Any:
+def _flex_scores(q):
     return _flex(q, score_mod=lambda score, batch, head, query, key: score + query - key)
 
 
-def _flex_mask(q: torch.Tensor) -> Any:
+def _flex_mask(q):
     from torch.nn.attention.flex_attention import create_block_mask
 
     mask = create_block_mask(lambda b, h, query, key: query >= key, None, None, 128, 128, device="cpu", BLOCK_SIZE=32)
     return _flex(q, block_mask=mask)
 
 
-def _flex_compiled(q: torch.Tensor) -> Any:
+def _flex_compiled(q):
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)(q, q, q)
 
 
-def _while_loop(x: torch.Tensor) -> Any:
+def _while_loop(x):
     loop = torch._higher_order_ops.while_loop
     return loop(lambda turn, x: turn < 3, lambda turn, x: (turn + 1, x @ torch.ones(4, 4)), (torch.tensor(0), x))
 
 
-def _map(x: torch.Tensor) -> Any:
+def _map(x):
     from functorch.experimental.control_flow import map as map_over
 
     return map_over(lambda row: row @ torch.ones(4, 4), x)
 
 
-def _combined_scan(x: torch.Tensor) -> Any:
+def _combined_scan(x):
     return torch.ops.higher_order.associative_scan(lambda a, b: a @ b, [x], ())
 
 
-def _functionalised(x: torch.Tensor) -> Any:
+def _functionalised(x):
     class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return torch.cond(x.sum() > 0, lambda x: x @ x.mT, lambda x: x.mT.mT @ x.mT + 1, (x,))
 
     return torch.export.export(Model(), (torch.rand(X),)).module()(x)
 
 
-FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+FUNCTIONS = {
     "cond": (lambda x: torch.cond(x.sum() > 0, lambda x: x @ x.mT, lambda x: x @ x.mT @ x @ x.mT, (x,)), X),
     "while loop": (_while_loop, X),
     "scan": (lambda x: torch._higher_order_ops.scan(lambda carry, row: (carry + row, row * carry), x[0], x), X),

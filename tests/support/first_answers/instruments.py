@@ -1,9 +1,6 @@
 """Code that a recording instruments: autograd, checkpoints, optimizers, hooks, threads, exports of data."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,12 +22,12 @@ X = (3, 4)
 
 class Swish(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x * torch.sigmoid(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         (x,) = ctx.saved_tensors
         return grad * torch.sigmoid(x)
 
@@ -39,72 +36,72 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4))
 
 
-def _checkpointed(x: torch.Tensor, **options: Any) -> Any:
+def _checkpointed(x, **options):
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(layers(), x, **options)
 
 
-def _selective(x: torch.Tensor) -> Any:
+def _selective(x):
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
     return checkpoint(layers(), x, use_reentrant=False, context_fn=context)
 
 
-def _autocast(x: torch.Tensor) -> Any:
+def _autocast(x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return layers()(x)
 
 
-def _inference(x: torch.Tensor) -> Any:
+def _inference(x):
     with torch.inference_mode():
         return layers()(x)
 
 
-def _threaded(x: torch.Tensor) -> Any:
-    results: list[torch.Tensor] = []
+def _threaded(x):
+    results = []
     thread = threading.Thread(target=lambda: results.append(layers()(x)))
     thread.start()
     thread.join()
     return results[0]
 
 
-def _pooled(x: torch.Tensor) -> Any:
+def _pooled(x):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
         return sum(pool.map(layers(), [x, x]))
 
 
-def _known_numpy(x: torch.Tensor) -> Any:
+def _known_numpy(x):
     import numpy
 
     return x @ torch.from_numpy(numpy.ones((4, 4), dtype="float32"))
 
 
-def _default_device(x: torch.Tensor) -> Any:
+def _default_device(x):
     with torch.device("cpu"):
         return x + torch.ones(3, 4)
 
 
-def _profiled(x: torch.Tensor) -> Any:
+def _profiled(x):
     with torch.profiler.record_function("part"):
         return layers()(x)
 
 
-def _saved_on_cpu(x: torch.Tensor) -> Any:
+def _saved_on_cpu(x):
     with torch.autograd.graph.save_on_cpu():
         return layers()(x)
 
 
-def _statistics(x: torch.Tensor) -> Any:
+def _statistics(x):
     import statistics
 
     return x * statistics.fmean([1.0, 2.0])
 
 
-def _imported_constants(x: torch.Tensor) -> Any:
+def _imported_constants(x):
     """Import a module whose body computes."""
     import sys
     from pathlib import Path
@@ -120,7 +117,7 @@ def _imported_constants(x: torch.Tensor) -> Any:
     return x @ constants.TABLE if bool((constants.TABLE == 4).all()) else x
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS = {
     "function": Swish.apply,
     "checkpoint": partial(_checkpointed, use_reentrant=False),
     "reentrant checkpoint": partial(_checkpointed, use_reentrant=True),
@@ -142,30 +139,30 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class Hooked(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = layers()
         self.layers[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
         self.layers[0].register_forward_hook(lambda module, args, result: result + 1)
         self.layers[2].register_full_backward_hook(lambda module, inputs, outputs: None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layers(x)
 
 
-def _lazy() -> nn.Module:
+def _lazy():
     model = nn.Sequential(nn.LazyLinear(5))
     model(torch.rand(X))
     return model
 
 
-def _tied() -> nn.Module:
+def _tied():
     model = layers()
     model[2].weight = nn.Parameter(model[0].weight.detach().T.clone())
     return model
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "hooks": Hooked,
     "lazy": _lazy,
     "tied": _tied,
@@ -176,7 +173,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "data parallel": lambda: nn.DataParallel(layers()),
     "frozen": lambda: layers().requires_grad_(False).append(nn.Linear(4, 2)),
 }
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
+OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, momentum=0.9),
     "AdamW": torch.optim.AdamW,
     "AdamW, foreach": partial(torch.optim.AdamW, foreach=True),
@@ -187,7 +184,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _optimise(optimizer: Callable[..., Any]) -> Any:
+def _optimise(optimizer):
     return train(layers(), torch.rand(X), optimizer=optimizer)
 
 

@@ -1,7 +1,5 @@
 """Layers of torch.nn, forward and in a training step."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ops, by kind: each in a function of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,11 +17,11 @@ BATCH, ROWS, IMAGE = (2, 3, 4), (6, 4), (2, 4, 9, 7)
 HEADS = (1, 2, 16, 8)
 
 
-def whole(x: torch.Tensor) -> torch.Tensor:
+def whole(x):
     return (x * 4).long().clamp(0, 3)
 
 
-FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
+FUNCTIONS = {
     "einsum of three": (lambda x, y, z: torch.einsum("ij,jk,kl->il", x, y, z), ((3, 4), (4, 5), (5, 6))),
     "chain of products": (lambda x, y, z: torch.linalg.multi_dot([x, y, z]), ((3, 4), (4, 5), (5, 6))),
     "softmax": (lambda x: x.softmax(-1) + F.log_softmax(x, 0) + F.gumbel_softmax(x), (BATCH,)),
@@ -41,26 +39,26 @@ FUNCTIONS: dict[str, tuple[Function, Shapes]] = {
 }
 
 
-def quantise(x: torch.Tensor) -> torch.Tensor:
+def quantise(x):
     """Round a tensor to 8 bits in three ways."""
     fake = torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
     whole = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
     return fake + whole + torch._int_mm(torch.ones(32, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8))[0, 0]
 
 
-def use_nested(x: torch.Tensor) -> Any:
+def use_nested(x):
     """Multiply a jagged tensor."""
     nested = torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
     return (nested @ x.T).to_padded_tensor(0.0)
 
 
-def use_strided_nested(x: torch.Tensor) -> Any:
+def use_strided_nested(x):
     """Multiply a nested tensor of strided layout."""
     nested = torch.nested.nested_tensor([x[:2], x[2:]])
     return torch.nested.to_padded_tensor(F.linear(nested, torch.ones(5, 4)), 0.0)
 
 
-def use_custom_op(x: torch.Tensor) -> Any:
+def use_custom_op(x):
     """Define an op, if it is not, and call it."""
     if not hasattr(torch.ops.first_answers, "double"):
 
@@ -72,7 +70,7 @@ def use_custom_op(x: torch.Tensor) -> Any:
     return torch.ops.first_answers.double(x) @ x.T
 
 
-def use_masked(x: torch.Tensor) -> Any:
+def use_masked(x):
     """Sum a masked tensor."""
     from torch.masked import masked_tensor
 
@@ -88,7 +86,7 @@ FUNCTIONS |= {
 }
 
 
-def _count_low_precision() -> Any:
+def _count_low_precision():
     x = torch.rand(16, 16).to(torch.float8_e4m3fn)
     scale = torch.ones(())
     return count(lambda x: torch._scaled_mm(x, x.T, scale, scale, out_dtype=torch.bfloat16), x)

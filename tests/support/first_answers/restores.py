@@ -1,7 +1,5 @@
 """State that a count restores: a model that keeps tensors in some place, before and after it is counted."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Sources of models: files, made by another process, and libraries."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ LLAMA = {
 }
 
 
-def _network() -> nn.Module:
+def _network():
     return nn.Sequential(nn.Conv1d(4, 5, 3), nn.BatchNorm1d(5), nn.ReLU()).eval()
 
 
@@ -73,7 +71,7 @@ def count_library(*lines: str) -> Any:
     return run(*lines)
 
 
-FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
+FILES = {
     "program": ("x.pt2", _write_program, "count x.pt2 --unpickle"),
     "program, by operator": ("x.pt2", _write_program, "count x.pt2 --unpickle --by op"),
     "script": ("x.pt", lambda path: torch.jit.script(_network()).save(path), "count x.pt --unpickle --input 2,4,9"),
@@ -93,7 +91,7 @@ FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
     "missing factory": ("net.py", lambda path: Path(path).write_text(TOY), "count net.py:nothing"),
     "missing file": ("x.pt", lambda path: None, "count x.pt"),
 }
-LIBRARIES: dict[str, Sequence[str]] = {
+LIBRARIES = {
     "list": ("list", "list zoo", "list devices", "list conventions"),
     "zoo": ("count zoo:gpt2 --seq 16 --build-on meta",),
     "torchvision": ("count torchvision:squeezenet1_1 --build-on meta",),

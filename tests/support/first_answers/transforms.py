@@ -1,10 +1,6 @@
 """Transforms of functions: torch.func, torch.autograd, tracing, compilation and scripts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,83 +10,83 @@ from tests.support.first_answers.counts import count, count_function, differenti
 X, WEIGHT = (3, 4), (4, 4)
 
 
-def square(x: torch.Tensor) -> torch.Tensor:
+def square(x):
     return (x @ x.mT).sum()
 
 
-def _linearised(x: torch.Tensor) -> Any:
+def _linearised(x):
     output, jvp = torch.func.linearize(lambda x: x @ x.mT, x)
     return output + jvp(x)
 
 
-def _functional(x: torch.Tensor) -> Any:
+def _functional(x):
     layer = nn.Linear(4, 5)
     return torch.func.functional_call(layer, {"weight": torch.ones(5, 4)}, (x,))
 
 
-def _ensemble(x: torch.Tensor) -> Any:
+def _ensemble(x):
     layers = [nn.Linear(4, 5) for _ in range(3)]
     weights, buffers = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
 
-    def call(weights: Any, buffers: Any, x: torch.Tensor) -> Any:
+    def call(weights, buffers, x):
         return torch.func.functional_call(layers[0], (weights, buffers), (x,))
 
     return torch.vmap(call, in_dims=(0, 0, None))(weights, buffers, x)
 
 
-def _dual(x: torch.Tensor) -> Any:
+def _dual(x):
     import torch.autograd.forward_ad as forward_ad
 
     with forward_ad.dual_level():
         return forward_ad.unpack_dual((lambda x: x @ x.mT)(forward_ad.make_dual(x, x * 2))).tangent
 
 
-def _gradient(x: torch.Tensor) -> Any:
+def _gradient(x):
     x = x.detach().requires_grad_()
     return torch.autograd.grad(square(x), x, create_graph=True)
 
 
-def _traced(x: torch.Tensor) -> Any:
+def _traced(x):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(lambda x: x @ x.mT)(x)(x)
 
 
-def _compile_by(backend: Any, **options: Any) -> Callable[..., Any]:
-    def forward(x: torch.Tensor) -> Any:
+def _compile_by(backend, **options):
+    def forward(x):
         return torch.compile(lambda x: x @ x.mT, backend=backend, **options)(x)
 
     return forward
 
 
-def _fail(graph: Any, inputs: Any) -> Any:
+def _fail(graph, inputs):
     raise AssertionError("a count compiles nothing")
 
 
-def _imported_compiler(x: torch.Tensor) -> Any:
+def _imported_compiler(x):
     import torch._dynamo
 
     return torch.compile(lambda x: x @ x.mT, backend=_fail)(x)
 
 
-def _named_compiler(x: torch.Tensor) -> Any:
+def _named_compiler(x):
     from importlib import import_module
 
     return import_module("torch._dynamo").optimize(_fail)(lambda x: x @ x.mT)(x)
 
 
-def _reset_compiler(x: torch.Tensor) -> Any:
+def _reset_compiler(x):
     torch._dynamo.reset()
     return torch.compile(lambda x: x @ x.mT, backend=_fail, fullgraph=True)(x)
 
 
-def _queried_compiler(x: torch.Tensor) -> Any:
+def _queried_compiler(x):
     torch._dynamo.mark_dynamic(x, 0)
     torch._dynamo.graph_break()
     return x @ x.mT if torch.compiler.list_backends() else x
 
 
-def _compiled_module(x: torch.Tensor) -> Any:
+def _compiled_module(x):
     layer = nn.Linear(4, 5)
     layer.compile(backend=_fail)
     return layer(x)
@@ -104,7 +100,7 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+FUNCTIONS = {
     "vmap": (torch.vmap(lambda row: torch.ones(4, 4) @ row), X),
     "vmap, random": (torch.vmap(lambda row: row * torch.rand(4), randomness="different"), X),
     "vmap, chunked": (torch.vmap(lambda row: torch.ones(4, 4) @ row, chunk_size=2), X),
@@ -139,28 +135,28 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }
 
 
-def _exported() -> Any:
+def _exported():
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).eval()
     return count(torch.export.export(model, (torch.rand(X),)).module(), torch.rand(X))
 
 
-def _train_script() -> Any:
+def _train_script():
     return train(torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU())), torch.rand(X))
 
 
-def _script_in_forward() -> Any:
+def _script_in_forward():
     # torch compiles a class once, and what it leaves then keeps the weights until a garbage collection.
     return without_trace(count_function(lambda x: torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.ReLU()))(x), X))
 
 
-def _fake() -> Any:
+def _fake():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         return count(nn.Linear(4, 5), torch.rand(X))
 
 
-def _optimised() -> Any:
+def _optimised():
     from torch.fx.experimental.optimization import fuse
 
     return count(fuse(nn.Sequential(nn.Conv1d(4, 5, 3), nn.BatchNorm1d(5)).eval()), torch.rand(2, 4, 9))

@@ -5,8 +5,6 @@ results. A job is a list of names of cases, which one child answers one after th
 A result has the `answers` and the `modules` that are imported at the end.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import importlib
@@ -57,11 +55,11 @@ def run_forked(names: list[str]) -> dict[str, Any]:
         if status:
             raise RuntimeError(f"{names} ended with status {status}")
         file.seek(0)
-        result: dict[str, Any] = json.loads(file.read())
+        result = json.loads(file.read())
         return result
 
 
-def main() -> None:
+def main():
     """Run the jobs."""
     jobs = json.load(sys.stdin)
     forked = sys.argv[1:] != ["alone"]

@@ -1,12 +1,9 @@
 """What a block is: a module for tensors of a layout, and the multiply-adds that a forward pass of it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from random import Random
-from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +51,7 @@ class Draw:
         """Return yes or no."""
         return self.rng.random() < 0.5
 
-    def of(self, *choices: Any) -> Any:
+    def of(self, *choices):
         """Return one of several values."""
         return self.rng.choice(choices)
 
@@ -84,7 +81,7 @@ class Function(nn.Module):
         self.function = function
         self.weights = nn.ParameterList(parameters)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.function(x, *self.weights)
 
 
@@ -99,7 +96,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.before, self.after = before, after
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         axes = AXES[self.after]
         if self.before == "sequence":
             x = x.transpose(1, 2)

@@ -1,7 +1,5 @@
 """What a network costs in each of the ways to count it, laid side by side."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ def compare(plan: Plan) -> list[str]:
 
 def compare_ways(network: Network) -> list[str]:
     """Return what `compare` does, of a network."""
-    lines: list[str] = []
+    lines = []
     with warnings.catch_warnings(), quiet_log():
         warnings.simplefilter("ignore")
         for part in (_compare_forward, _compare_training):
@@ -135,7 +133,7 @@ def _lay_side_by_side(way: str, trace: Trace, real: Trace) -> Iterator[str]:
 
 def _values(analysis: ModelAnalysis) -> Counter[tuple[str, str, str]]:
     """Return (op, module, phase) → what is counted, without the ops of which a real run alone knows all sizes."""
-    values: Counter[tuple[str, str, str]] = Counter()
+    values = Counter()
     for entry in analysis.counts().entries:
         if entry.op not in OPEN:
             values[entry.op, entry.scope[-1] if entry.scope else "", entry.phase] += entry.value
@@ -143,7 +141,7 @@ def _values(analysis: ModelAnalysis) -> Counter[tuple[str, str, str]]:
 
 
 def _macs_by_block(analysis: FlopCountAnalysis, phase: str) -> Counter[str]:
-    macs: Counter[str] = Counter()
+    macs = Counter()
     for entry in analysis.counts().entries:
         if entry.scope and entry.phase == phase:
             macs[entry.scope[-1].partition(".")[0]] += entry.macs

@@ -1,9 +1,5 @@
 """Blocks of blocks: added, joined, called twice, checkpointed, frozen, without a graph, with state and with hooks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,29 +23,29 @@ def _part(draw: Draw, without: str = "") -> Made:
 class Around(nn.Module):
     """A block called by a function, which gets it and its input."""
 
-    def __init__(self, around: Any, block: nn.Module) -> None:
+    def __init__(self, around, block):
         super().__init__()
         self.around = around
         self.block = block
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.around(self.block, x)
 
 
-def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _add(x, y):
     return x + (y if y.shape == x.shape else y.mean())
 
 
-def _join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _join(x, y):
     return torch.cat([x, y], -1) if y.shape[:-1] == x.shape[:-1] else x * y.mean()
 
 
-def residual(draw: Draw) -> Made:
+def residual(draw):
     part = _part(draw)
     return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, part.backward)
 
 
-def dense(draw: Draw) -> Made:
+def dense(draw):
     part = _part(draw)
     return Made(Around(lambda block, x: _join(x, block(x)), part.module), part.macs, part.backward)
 
@@ -57,15 +53,15 @@ def dense(draw: Draw) -> Made:
 class Branches(nn.Module):
     """Two blocks side by side, in a dict of lists of modules."""
 
-    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+    def __init__(self, one, other):
         super().__init__()
         self.paths = nn.ModuleDict({"left": nn.ModuleList([one]), "right": nn.ModuleList([nn.Sequential(other)])})
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return sum((_add(x, path[0](x)) for path in self.paths.values()), torch.zeros((), device=x.device))
 
 
-def branches(draw: Draw) -> Made:
+def branches(draw):
     one, other = _part(draw), _part(draw)
     if one.macs is None or other.macs is None:
         return Made(Branches(one.module, other.module), None)
@@ -73,18 +69,18 @@ def branches(draw: Draw) -> Made:
     return Made(Branches(one.module, other.module), one.macs + other.macs, backward or None)
 
 
-def checkpointed(draw: Draw) -> Made:
+def checkpointed(draw):
     part = _part(draw, without="scripted")  # TorchScript does not let pass the exception by which torch ends a rerun
     reentrant = draw.flag()
     run = lambda block, x: _add(x, checkpoint(block, x, use_reentrant=reentrant))  # noqa: E731
     return Made(Around(run, part.module), part.macs, part.backward)
 
 
-def without_gradient(draw: Draw) -> Made:
+def without_gradient(draw):
     """A block under no_grad: nothing of it is in the backward pass."""
     part = _part(draw)
 
-    def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def run(block, x):
         with torch.no_grad():
             y = block(x)
         return _add(x, y)
@@ -92,19 +88,19 @@ def without_gradient(draw: Draw) -> Made:
     return Made(Around(run, part.module), part.macs, (0,))
 
 
-def frozen(draw: Draw) -> Made:
+def frozen(draw):
     part = _part(draw)
     part.module.requires_grad_(False)
     return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, None)
 
 
-def detached(draw: Draw) -> Made:
+def detached(draw):
     """A block of which the input wants no gradient, and some of its weights do."""
     part = _part(draw)
     return Made(Around(lambda block, x: _add(x, block(x.detach())), part.module), part.macs, None)
 
 
-def called_twice(draw: Draw) -> Made:
+def called_twice(draw):
     part = _part(draw)
     macs = None if part.macs is None else 2 * part.macs
     backward = [2 * times for times in part.backward_macs()] or None
@@ -119,9 +115,9 @@ class Stateful(nn.Module):
         self.block = block
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.kept: list[torch.Tensor] = []
+        self.kept = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         y = _add(x, self.block(x))
         with torch.no_grad():
             self.mean.lerp_(y.mean((0, 1)), 0.1)
@@ -130,12 +126,12 @@ class Stateful(nn.Module):
         return y + self.mean
 
 
-def stateful(draw: Draw) -> Made:
+def stateful(draw):
     part = _part(draw)
     return Made(Stateful(part.module, draw.shape[-1]), part.macs, part.backward)
 
 
-def hooked(draw: Draw) -> Made:
+def hooked(draw):
     """A block with hooks that change what goes in and what comes out."""
     part = _part(draw)
     part.module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))

@@ -1,21 +1,18 @@
 """Blocks of images, signals and volumes: convolutions, pooling and resampling."""
 
-from __future__ import annotations
-
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
+from tests.support.fuzz.block import Function, Kind, Made, weight
 
-_CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
-def convolution(draw: Draw) -> Made:
+def convolution(draw):
     """Multiply-adds: one for each output, input channel of its group and tap of the kernel."""
     n, c, *sizes = draw.shape
     groups = draw.divisor(c)
@@ -48,7 +45,7 @@ def convolution(draw: Draw) -> Made:
     return Made(made, n * out * prod(outputs) * (c // groups) * prod(kernel))
 
 
-def transposed_convolution(draw: Draw) -> Made:
+def transposed_convolution(draw):
     """Multiply-adds: one for each input, output channel of its group and tap of the kernel."""
     n, c, *sizes = draw.shape
     groups = draw.divisor(c)
@@ -71,26 +68,26 @@ def transposed_convolution(draw: Draw) -> Made:
 class ChannelsLast(nn.Module):
     """A convolution of a tensor whose channels are next to each other in memory."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer):
         super().__init__()
         self.layer = layer.to(memory_format=torch.channels_last)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.layer(x.contiguous(memory_format=torch.channels_last))
         return x if x.is_contiguous(memory_format=torch.channels_last) else x.relu()
 
 
-def channels_last(draw: Draw) -> Made:
+def channels_last(draw):
     made = convolution(draw)
     return Made(ChannelsLast(made.module), made.macs)
 
 
-def pool(draw: Draw) -> Made:
+def pool(draw):
     axes = len(draw.shape) - 2
     kind = draw.of("Max", "Avg", "AdaptiveMax", "AdaptiveAvg", "LP")
-    options: dict[str, Any] = {}
+    options = {}
     if kind.startswith("Adaptive"):
-        arguments: list[Any] = [draw.of(1, 2, 3)]
+        arguments = [draw.of(1, 2, 3)]
     else:
         arguments = [2, draw.of(1, 2)] if kind != "LP" else [2.0, 2]
         options = {"ceil_mode": draw.flag()}
@@ -101,21 +98,21 @@ def pool(draw: Draw) -> Made:
     return Made(getattr(nn, f"{kind}Pool{axes}d")(*arguments, **options))
 
 
-def unpool(draw: Draw) -> Made:
-    def forward(x: torch.Tensor) -> torch.Tensor:
+def unpool(draw):
+    def forward(x):
         pooled, indexes = F.max_pool2d(x, 2, return_indices=True)
         return F.max_unpool2d(pooled, indexes, 2, output_size=x.shape[2:])
 
     return Made(Function(forward))
 
 
-def resample(draw: Draw) -> Made:
+def resample(draw):
     axes = len(draw.shape) - 2
     mode = draw.of("nearest", "nearest-exact", "area", {1: "linear", 2: "bilinear", 3: "trilinear"}[axes])
     if axes == 2:
         mode = draw.of(mode, "bicubic")
     smooth = mode not in ("nearest", "nearest-exact", "area")
-    options: dict[str, Any] = {"align_corners": draw.flag()} if smooth else {}
+    options = {"align_corners": draw.flag()} if smooth else {}
     if mode in ("bilinear", "bicubic"):
         options["antialias"] = draw.flag()
     by_size = draw.flag()
@@ -123,7 +120,7 @@ def resample(draw: Draw) -> Made:
     return Made(Function(lambda x: F.interpolate(x, mode=mode, **to, **options)))
 
 
-def shuffle(draw: Draw) -> Made:
+def shuffle(draw):
     _, c, h, w = draw.shape
     if c % 4 == 0 and draw.flag():
         return Made(nn.PixelShuffle(2))
@@ -132,14 +129,14 @@ def shuffle(draw: Draw) -> Made:
     return Made(nn.ChannelShuffle(draw.divisor(c)))
 
 
-def unfold_and_fold(draw: Draw) -> Made:
+def unfold_and_fold(draw):
     """A convolution by hand: patches, a product, and patches put back."""
     n, c, h, w = draw.shape
     k, padding = draw.of(2, 3), 1
     out = draw.size(1, 3)
     places = (h + 2 * padding - k + 1) * (w + 2 * padding - k + 1)
 
-    def forward(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    def forward(x, kernel):
         patches = F.unfold(x, k, padding=padding)
         # torch's kernel leaves a storage larger than the result, by which bytes of a real run would be bounded later.
         return F.fold(kernel @ patches, x.shape[2:], k, padding=padding) * 2
@@ -147,19 +144,19 @@ def unfold_and_fold(draw: Draw) -> Made:
     return Made(Function(forward, weight(out * k * k, c * k * k)), n * out * k * k * c * k * k * places)
 
 
-def sample_grid(draw: Draw) -> Made:
+def sample_grid(draw):
     """A grid, 2 × 3 numbers by three coordinates of each place, and values between those at the places it names."""
     n, _, h, w = draw.shape
     mode, edges, corners = draw.of("bilinear", "nearest"), draw.of("zeros", "border", "reflection"), draw.flag()
 
-    def forward(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    def forward(x, turn):
         grid = F.affine_grid(turn.expand(n, 2, 3), list(x.shape), align_corners=corners)
         return F.grid_sample(x, grid, mode=mode, padding_mode=edges, align_corners=corners)
 
     return Made(Function(forward, weight(1, 2, 3)), n * h * w * 3 * 2, backward=None)
 
 
-def squeeze_and_excite(draw: Draw) -> Made:
+def squeeze_and_excite(draw):
     """Two linear layers on the means of the channels, and a gate."""
     n, c = draw.shape[:2]
     hidden = draw.size(1, 6)
@@ -178,11 +175,11 @@ def squeeze_and_excite(draw: Draw) -> Made:
 class Gated(nn.Module):
     """A tensor times what a module makes of it."""
 
-    def __init__(self, gate: nn.Module) -> None:
+    def __init__(self, gate):
         super().__init__()
         self.gate = gate
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x * self.gate(x)
 
 

@@ -1,7 +1,5 @@
 """Damage a file as disks, interrupted copies and editors do."""
 
-from __future__ import annotations
-
 import random
 
 

@@ -1,7 +1,5 @@
 """Blocks of functions: products, norms, activations, indexing, in-place ops, and torch's ways of calling functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,14 +7,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
+from tests.support.fuzz.block import Function, Kind, Made, weight
 
 
-def _chain(draw: Draw, *functions: Any) -> Any:
+def _chain(draw, *functions):
     """Return a function that calls two or three of several one after the other."""
     chosen = draw.rng.sample(functions, draw.size(2, 3))
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(x):
         for function in chosen:
             x = function(x)
         return x
@@ -27,7 +25,7 @@ def _chain(draw: Draw, *functions: Any) -> Any:
 # ---- products
 
 
-def matmul(draw: Draw) -> Made:
+def matmul(draw):
     """Products of matrices, vectors and batches of them, of which some broadcast."""
     n, t, c = draw.shape
     out = draw.size(1, 6)
@@ -58,7 +56,7 @@ def matmul(draw: Draw) -> Made:
     return Made(Function(function, weight(c, 1), weight(1, out)), macs, backward=None)
 
 
-def einsum(draw: Draw) -> Made:
+def einsum(draw):
     n, t, c = draw.shape
     o = draw.size(1, 6)
     equation, shapes, macs = draw.of(
@@ -77,7 +75,7 @@ class Product(torch.autograd.Function):
     """A product with a backward pass of its own."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    def forward(context, x, kernel):
         context.save_for_backward(x, kernel)
         return x @ kernel
 
@@ -87,7 +85,7 @@ class Product(torch.autograd.Function):
         return gradient @ kernel.mT, x.flatten(0, -2).mT @ gradient.flatten(0, -2)
 
 
-def autograd_function(draw: Draw) -> Made:
+def autograd_function(draw):
     c, out = draw.shape[-1], draw.size(1, 6)
     return Made(Function(Product.apply, weight(c, out)), draw.positions * c * out)
 
@@ -99,34 +97,34 @@ def _scripted(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def scripted(draw: Draw) -> Made:
+def scripted(draw):
     c = draw.shape[-1]
     return Made(Function(_scripted, weight(c, c)), 2 * draw.positions * c * c)
 
 
-def vmap(draw: Draw) -> Made:
+def vmap(draw):
     c, out = draw.shape[-1], draw.size(1, 6)
     return Made(
         Function(torch.vmap(lambda row, w: row @ w, in_dims=(0, None)), weight(c, out)), draw.positions * c * out
     )
 
 
-def loop_over_shape(draw: Draw) -> Made:
+def loop_over_shape(draw):
     """Control flow on shapes: one product a token, with one of two weights by the token's parity."""
     n, t, c = draw.shape
 
-    def forward(x: torch.Tensor, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+    def forward(x, even, odd):
         rows = [x[:, place] @ (odd if place % 2 else even) for place in range(x.shape[1])]
         return torch.stack(rows, 1) if x.size(0) > 1 else torch.stack(rows[::-1], 1)
 
     return Made(Function(forward, weight(c, c), weight(c, c)), n * t * c * c)
 
 
-def autocast(draw: Draw) -> Made:
+def autocast(draw):
     c, out = draw.shape[-1], draw.size(1, 6)
     layer = nn.Linear(c, out)
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(x):
         with torch.autocast("cpu", torch.bfloat16):
             return layer(x).float()
 
@@ -135,19 +133,19 @@ def autocast(draw: Draw) -> Made:
     return Made(module, draw.positions * c * out)
 
 
-def complex_numbers(draw: Draw) -> Made:
-    def forward(x: torch.Tensor) -> torch.Tensor:
+def complex_numbers(draw):
+    def forward(x):
         z = torch.view_as_complex(torch.stack([x, x.flip(1)], -1))
         return torch.view_as_real(z * z.conj() + torch.polar(x.abs(), x)).flatten(2)
 
     return Made(Function(forward), backward=None)
 
 
-def fourier(draw: Draw) -> Made:
+def fourier(draw):
     _, t, c = draw.shape
     name = draw.of("rfft", "fft", "fft2", "filter")
 
-    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def forward(x, w):
         if name == "rfft":
             return torch.fft.irfft(torch.fft.rfft(x, dim=1), n=t, dim=1)
         if name == "fft":
@@ -159,7 +157,7 @@ def fourier(draw: Draw) -> Made:
     return Made(Function(forward, weight(t // 2 + 1, c)), None)
 
 
-def distances(draw: Draw) -> Made:
+def distances(draw):
     name = draw.of("cosine", "cdist", "pairwise")
     if name == "cosine":
         return Made(Function(lambda x: x * F.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1)), None)
@@ -168,7 +166,7 @@ def distances(draw: Draw) -> Made:
     return Made(Function(lambda x: F.pairwise_distance(x, x.roll(1, 1), keepdim=True) * x), None)
 
 
-def bilinear(draw: Draw) -> Made:
+def bilinear(draw):
     c = draw.shape[-1]
     layer = nn.Bilinear(c, c, draw.size(1, 4))
     module = Function(lambda x: layer(x, x.flip(0).contiguous()))
@@ -179,12 +177,12 @@ def bilinear(draw: Draw) -> Made:
 # ---- norms and activations
 
 
-def batch_norm(draw: Draw) -> Made:
+def batch_norm(draw):
     options = {"affine": draw.flag(), "track_running_stats": draw.flag(), "momentum": draw.of(0.1, None)}
     return Made({2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(draw.shape)](draw.shape[1], **options))
 
 
-def other_norm(draw: Draw) -> Made:
+def other_norm(draw):
     c = draw.shape[1]
     return Made(
         draw.of(
@@ -196,7 +194,7 @@ def other_norm(draw: Draw) -> Made:
     )
 
 
-def norm_of_tokens(draw: Draw) -> Made:
+def norm_of_tokens(draw):
     c = draw.shape[-1]
     return Made(
         draw.of(
@@ -214,24 +212,24 @@ _ACTIVATIONS = (
 )
 
 
-def activation(draw: Draw) -> Made:
+def activation(draw):
     return Made(nn.Sequential(*[getattr(nn, name)() for name in draw.rng.sample(_ACTIVATIONS, 2)]))
 
 
-def softmax(draw: Draw) -> Made:
+def softmax(draw):
     dim = draw.of(1, 2)
     glu = draw.shape[dim] % 2 == 0 and draw.flag()
     return Made(nn.GLU(dim) if glu else draw.of(nn.Softmax, nn.LogSoftmax, nn.Softmin)(dim))
 
 
-def dropout(draw: Draw) -> Made:
+def dropout(draw):
     return Made(draw.of(nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)(draw.of(0.1, 0.5)))
 
 
 # ---- indexing, sorting, shapes, in-place
 
 
-def sorting(draw: Draw) -> Made:
+def sorting(draw):
     dim = draw.of(1, -1)
     size = draw.shape[dim]
     return Made(
@@ -249,7 +247,7 @@ def sorting(draw: Draw) -> Made:
     )
 
 
-def indexing(draw: Draw) -> Made:
+def indexing(draw):
     n, t, c = draw.shape
     rows = torch.arange(t).flip(0)
     return Made(
@@ -268,7 +266,7 @@ def indexing(draw: Draw) -> Made:
     )
 
 
-def reshaping(draw: Draw) -> Made:
+def reshaping(draw):
     return Made(
         _chain(
             draw,
@@ -287,12 +285,12 @@ def reshaping(draw: Draw) -> Made:
     )
 
 
-def in_place(draw: Draw) -> Made:
-    def assign(x: torch.Tensor) -> torch.Tensor:
+def in_place(draw):
+    def assign(x):
         x[:, 0] = x[:, -1] * 2
         return x
 
-    def write(x: torch.Tensor) -> torch.Tensor:
+    def write(x):
         x[:, :1].mul_(3)
         return x
 
@@ -310,7 +308,7 @@ def in_place(draw: Draw) -> Made:
     )
 
 
-def reduction(draw: Draw) -> Made:
+def reduction(draw):
     return Made(
         _chain(
             draw,
@@ -329,12 +327,12 @@ def reduction(draw: Draw) -> Made:
 # ---- parametrised weights
 
 
-def weight_norm(draw: Draw) -> Made:
+def weight_norm(draw):
     c, out = draw.shape[-1], draw.size(1, 6)
     return Made(parametrizations.weight_norm(nn.Linear(c, out), dim=draw.of(0, 1)), draw.positions * c * out)
 
 
-def spectral_norm(draw: Draw) -> Made:
+def spectral_norm(draw):
     """A weight by its largest singular value: two products a step of the power method; one and a dot for the value."""
     c, out = draw.shape[-1], draw.size(2, 6)
     steps = draw.of(1, 2)

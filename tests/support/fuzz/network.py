@@ -6,23 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Any
 
 import torch
 from torch import nn
 
 from tests.support.fuzz import composites, convolutions, functions, sequences
-from tests.support.fuzz.block import Adapter, Draw, Made, Shape
+from tests.support.fuzz.block import Adapter, Draw
 
 KINDS = {**convolutions.KINDS, **sequences.KINDS, **functions.KINDS, **composites.KINDS}
-_STARTS: dict[str, Shape] = {
+_STARTS = {
     "vector": (3, 6),
     "sequence": (2, 5, 8),
     "signal": (2, 4, 9),
     "image": (2, 4, 7, 6),
     "volume": (2, 2, 4, 5, 3),
 }
-_OPTIMIZERS: dict[str, Any] = {
+_OPTIMIZERS = {
     "none": None,
     "SGD": partial(torch.optim.SGD, lr=0.01),
     "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -70,8 +69,8 @@ class Network(nn.Module):
         self.optimizer = _OPTIMIZERS[optimizer]
         # What comes of small inputs alone is computed in a run by shapes too; what comes of a weight is not.
         self.scale = nn.Parameter(torch.ones(()))
-        self.made: dict[str, Made] = {}
-        self.shapes: dict[str, Shape] = {}
+        self.made = {}
+        self.shapes = {}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(plan.seed)
             self.input = x = torch.randn(_STARTS[layout])
@@ -88,7 +87,7 @@ class Network(nn.Module):
                 x, layout = made.module(x), kind.gives or kind.takes
         self.train(training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = x * self.scale
         for module in self.children():
             x = module(x)

@@ -1,9 +1,5 @@
 """Blocks of sequences: linear layers, recurrences, attention and transformers, embeddings."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +9,7 @@ from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
-def linear(draw: Draw) -> Made:
+def linear(draw):
     c, out = draw.shape[-1], draw.size(1, 12)
     return Made(nn.Linear(c, out, bias=draw.flag()), draw.positions * c * out)
 
@@ -21,21 +17,21 @@ def linear(draw: Draw) -> Made:
 class First(nn.Module):
     """A module of which the first result goes on."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.module(x)[0]
 
 
-def recurrence(draw: Draw) -> Made:
+def recurrence(draw):
     """Multiply-adds of a step: gates by hidden, times what comes in and what comes back; and a projection's."""
     n, t, c = draw.shape
     kind = draw.of("LSTM", "GRU", "RNN")
     hidden, layers, bidirectional = draw.size(2, 6), draw.size(1, 3), draw.flag()
     projected = draw.of(0, hidden - 1) if kind == "LSTM" else 0
-    options: dict[str, Any] = {"proj_size": projected} if projected else {}
+    options = {"proj_size": projected} if projected else {}
     if kind == "RNN":
         options["nonlinearity"] = draw.of("tanh", "relu")
     if layers > 1:
@@ -53,11 +49,11 @@ def recurrence(draw: Draw) -> Made:
 class Cells(nn.Module):
     """A cell called in a loop over the tokens."""
 
-    def __init__(self, cell: nn.Module) -> None:
+    def __init__(self, cell):
         super().__init__()
         self.cell = cell
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         state, outputs = None, []
         for token in x.unbind(1):
             state = self.cell(token, state)
@@ -65,7 +61,7 @@ class Cells(nn.Module):
         return torch.stack(outputs, 1)
 
 
-def cell(draw: Draw) -> Made:
+def cell(draw):
     n, t, c = draw.shape
     kind, hidden = draw.of("LSTM", "GRU", "RNN"), draw.size(2, 6)
     made = getattr(nn, f"{kind}Cell")(c, hidden, bias=draw.flag())
@@ -80,7 +76,7 @@ class SelfAttention(nn.Module):
         self.attention = attention
         self.keys, self.weights, self.causal = keys, weights, causal
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         memory = x if self.keys == x.shape[1] else x[:, : self.keys]
         mask = None
         if self.causal:
@@ -92,7 +88,7 @@ def heads_of(draw: Draw, width: int) -> int:
     return draw.divisor(width)
 
 
-def multi_head_attention(draw: Draw) -> Made:
+def multi_head_attention(draw):
     """Four projections, and two products of every query with every key, of which two options add one each."""
     n, t, c = draw.shape
     keys = draw.of(t, draw.size(1, t))
@@ -116,7 +112,7 @@ def multi_head_attention(draw: Draw) -> Made:
     return Made(SelfAttention(attention, keys, draw.flag(), causal), macs, backward)
 
 
-def attention(draw: Draw) -> Made:
+def attention(draw):
     """Scaled dot-product attention, its heads the channels: grouped queries, masks, and keys of another number."""
     n, t, c = draw.shape
     groups, heads, width = draw.of(1, 1, 2), draw.size(1, 3), draw.of(4, 8)
@@ -124,7 +120,7 @@ def attention(draw: Draw) -> Made:
     kind = draw.of("none", "causal", "bool", "float")
     dropout, scale = draw.of(0.0, 0.0, 0.3), draw.of(None, 0.7)
 
-    def forward(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(x, q, k, v):
         query = (x @ q).unflatten(-1, (queries, width)).transpose(1, 2)
         key, value = ((x @ w).unflatten(-1, (heads, width)).transpose(1, 2) for w in (k, v))
         mask = None
@@ -150,7 +146,7 @@ def attention(draw: Draw) -> Made:
     return Made(module, projections + products, (2 * (projections + products), 2 * projections + products * 5 // 2))
 
 
-def encoder_layer(draw: Draw) -> Made:
+def encoder_layer(draw):
     n, t, c = draw.shape
     ffn = draw.size(2, 9)
     layer = nn.TransformerEncoderLayer(
@@ -177,12 +173,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.layer, self.keys = layer, keys
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         return self.layer(x, x[:, : self.keys], tgt_mask=mask, tgt_is_causal=True)
 
 
-def decoder_layer(draw: Draw) -> Made:
+def decoder_layer(draw):
     n, t, c = draw.shape
     ffn, keys = draw.size(2, 9), draw.size(1, t)
     layer = nn.TransformerDecoderLayer(
@@ -200,20 +196,20 @@ def decoder_layer(draw: Draw) -> Made:
 class LookedUp(nn.Module):
     """A table looked up by what the model computes, times a number by which gradients reach what is in front of it."""
 
-    def __init__(self, table: nn.Module) -> None:
+    def __init__(self, table):
         super().__init__()
         self.table = table
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.table(x.argmax(-1)) * x.mean()
 
 
-def embedding(draw: Draw) -> Made:
+def embedding(draw):
     table = nn.Embedding(draw.shape[-1], draw.size(1, 8), padding_idx=draw.of(None, 0), scale_grad_by_freq=draw.flag())
     return Made(LookedUp(table))
 
 
-def embedding_bag(draw: Draw) -> Made:
+def embedding_bag(draw):
     bag = nn.EmbeddingBag(draw.shape[-1], draw.size(1, 8), mode=draw.of("sum", "mean", "max"))
     return Made(LookedUp(bag))
 
@@ -226,11 +222,11 @@ class Tied(nn.Module):
         self.layer = layer
         self.again = layer
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return F.linear(self.again(self.layer(x)), self.layer.weight.t())
 
 
-def tied(draw: Draw) -> Made:
+def tied(draw):
     c = draw.shape[-1]
     return Made(Tied(nn.Linear(c, c)), 3 * draw.positions * c * c)
 

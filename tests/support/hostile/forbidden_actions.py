@@ -1,7 +1,5 @@
 """What loading a hostile file must not do: run a program, open a connection, or write a file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from typing import Any
 # Audit events that are one of these whatever their arguments.
 _FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pty.spawn")
 _CONNECTIONS = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname")
-_seen: list[str] | None = None  # None: not watching
+_seen = None  # None: not watching
 
 
 class ForbiddenAction(BaseException):
@@ -39,7 +37,7 @@ def _list_files(folder: Path) -> set[tuple[str, int]]:
 
 
 @cache
-def _install() -> None:
+def _install():
     sys.addaudithook(_hook)  # it cannot be removed
 
 

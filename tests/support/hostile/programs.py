@@ -1,7 +1,5 @@
 """Saved programs of torch.export with one entry changed, so that torch would run code that the file contains."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -23,22 +21,22 @@ Entries = dict[str, bytes]
 class Opens:
     """Opens a file for writing where it is unpickled."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = str(path)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return open, (self.path, "w")
 
 
 class Net(nn.Module):
     """A layer, a constant, sizes that are expressions, and a keyword argument."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 3)
         self.scale = torch.ones(3)
 
-    def forward(self, x: torch.Tensor, *, shift: torch.Tensor) -> torch.Tensor:
+    def forward(self, x, *, shift):
         return self.layer(x)[: x.shape[0] // 2] * self.scale + shift
 
 
@@ -78,7 +76,7 @@ def list_texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield from list_texts(item, (*path, key))
 
 
-def put(value: Any, path: tuple[Any, ...], text: Any) -> None:
+def put(value, path, text):
     """Replace what is at a path inside parsed JSON."""
     for key in path[:-1]:
         value = value[key]
@@ -109,7 +107,7 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
             "name": "called",
         }
 
-        def change(value: Any) -> None:
+        def change(value):
             graph = value["graph_module"]["graph"]
             graph["nodes"].insert(0, node)
             graph["tensor_values"]["called"] = graph["tensor_values"]["linear"]

@@ -2,19 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 # Pipeline → component → library, class and configuration.
-PIPELINES: dict[str, dict[str, tuple[str, str, dict[str, Any]]]] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)["pipelines"]
+PIPELINES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))["pipelines"]
 
 
 def write_pipeline(folder: Path, name: str) -> Path:
     """Write a pipeline's model_index.json and its components' configurations; return the folder."""
-    index: dict[str, Any] = {"_class_name": name, "_diffusers_version": "0.42.1", "feature_extractor": [None, None]}
+    index = {"_class_name": name, "_diffusers_version": "0.42.1", "feature_extractor": [None, None]}
     for component, (library, class_name, settings) in PIPELINES[name].items():
         index[component] = [library, class_name]
         path = folder / component / "config.json"

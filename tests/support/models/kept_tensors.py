@@ -1,14 +1,12 @@
 """Kinds of places in which a model keeps tensors, each as a module's source, and the comparison of twins."""
 
-from __future__ import annotations
-
 import array
 import functools
 import io
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
@@ -87,10 +85,10 @@ def seed(number: int) -> None:
 
 def picture(module: ModuleType, model: nn.Module) -> list[Any]:
     """Return what is in a module's globals and in a model, in plain values that can be compared."""
-    seen: dict[int, int] = {}
-    kept: list[Any] = []
+    seen = {}
+    kept = []
 
-    def draw(item: Any) -> Any:
+    def draw(item):
         kind = type(item)
         if item is None or kind in (bool, int, float, complex, str, bytes, bytearray):
             return item
@@ -111,7 +109,7 @@ def picture(module: ModuleType, model: nn.Module) -> list[Any]:
             return dense.tolist(), item.requires_grad, draw(item.grad) if item.is_leaf else None
         for base in (dict, list, deque, tuple, set, frozenset):
             if issubclass(kind, base):
-                items: Any = dict.items(item) if base is dict else base.__iter__(item)
+                items = dict.items(item) if base is dict else base.__iter__(item)
                 return [tuple(map(draw, value)) if base is dict else draw(value) for value in items]
         if kind is MethodType:
             return draw(item.__self__), draw(item.__func__)
@@ -134,7 +132,7 @@ def picture(module: ModuleType, model: nn.Module) -> list[Any]:
 
 
 _OPEN = (FunctionType, torch.Tensor, nn.Parameter)
-_SHOWN: dict[type, Callable[[Any], Any]] = {
+_SHOWN = {
     np.ndarray: lambda item: str(item.tolist()),
     torch.Generator: lambda item: item.get_state().tolist(),
     np.random.Generator: lambda item: str(item.bit_generator.state),

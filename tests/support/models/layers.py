@@ -1,7 +1,5 @@
 """Layers of the classes that `tests.support.models.whole_models` lacks, in the variants that peers know."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

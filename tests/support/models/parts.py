@@ -1,8 +1,5 @@
 """Modules whose parts are given by name, for models that a test defines by their forward alone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,7 +8,7 @@ from torch import nn
 class Parts(nn.Module):
     """A base class: `Net(fc=nn.Linear(4, 4))` has the attribute `fc`."""
 
-    def __init__(self, **parts: Any) -> None:
+    def __init__(self, **parts):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
@@ -24,8 +21,8 @@ class Parts(nn.Module):
 class Applied(Parts):
     """A module whose forward is a function of the module and its inputs."""
 
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+    def __init__(self, function, **parts):
         super().__init__(function=function, **parts)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         return self.function(self, *args, **kwargs)

@@ -1,7 +1,5 @@
 """Small models for what neither whole models nor layers hold, and builders for all three by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,33 +20,33 @@ class OfOne(nn.Module):
     Its results hold a parameter, because torch_flops asks the first one in a graph for its device.
     """
 
-    def __init__(self, layer: Callable[..., Any]) -> None:
+    def __init__(self, layer):
         super().__init__()
         self.layer = layer
         self.parameter = nn.Parameter(torch.ones(1))
 
-    def forward(self, first: torch.Tensor) -> Any:
+    def forward(self, first):
         return self.layer(first), self.parameter
 
 
 class OfTwo(OfOne):
     """A layer that is called with two tensors."""
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> Any:
+    def forward(self, first, second):
         return self.layer(first, second), self.parameter
 
 
 class OfThree(OfOne):
     """A layer that is called with three tensors."""
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Any:
+    def forward(self, first, second, third):
         return self.layer(first, second, third), self.parameter
 
 
 class PaddedLeNet5(Parts):
     """LeNet-5 on 32x32 images, its third layer a convolution and its result probabilities, as DeepSpeed measures it."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         return functional.softmax(self.classifier(torch.flatten(self.features(images), 1)), dim=1)
 
 
@@ -60,7 +58,7 @@ class AddOne(nn.Module):
         self.layer = nn.Linear(5, 4)
         self.adds = adds
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.layer(x)
         if self.adds:
             x += 1.0
@@ -106,7 +104,7 @@ def _resize(x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _arithmetic(x: torch.Tensor) -> torch.Tensor:
+def _arithmetic(x):
     x = x + 1
     x = 2 - x
     x = x * x
@@ -116,7 +114,7 @@ def _arithmetic(x: torch.Tensor) -> torch.Tensor:
     return x.exp().sum(1, keepdim=True) + x.sum() + (x @ x.transpose(1, 2)).sum(-1, keepdim=True).sum() + equal
 
 
-def _resize_for_fx(x: torch.Tensor) -> torch.Tensor:
+def _resize_for_fx(x):
     resize = functional.interpolate
     x = resize(x, scale_factor=2)
     x = resize(x, size=(9, 8), mode="bilinear")
@@ -124,7 +122,7 @@ def _resize_for_fx(x: torch.Tensor) -> torch.Tensor:
     return resize(x, (5, 6))
 
 
-def _call_functions(x: torch.Tensor) -> torch.Tensor:
+def _call_functions(x):
     weight = torch.ones(6, 2, 3, 3)
     x = functional.conv2d(x, weight, torch.ones(6), 1, 1, 1, 2)
     x = functional.leaky_relu(x)
@@ -133,13 +131,13 @@ def _call_functions(x: torch.Tensor) -> torch.Tensor:
     return functional.linear(x, torch.ones(4, 3))
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _attend(query, key, value):
     attend = functional.scaled_dot_product_attention
     masked = attend(query, key, value, torch.ones(6, 5))
     return masked + attend(query, key, value) + attend(query, key, value, is_causal=True)
 
 
-def _unfused_vit() -> nn.Module:
+def _unfused_vit():
     import timm
 
     timm.layers.set_fused_attn(False)
@@ -150,7 +148,7 @@ def _unfused_vit() -> nn.Module:
         timm.layers.set_fused_attn(True)
 
 
-def _resnet50() -> nn.Module:
+def _resnet50():
     import torchvision
 
     return torchvision.models.resnet50(weights=None)
@@ -167,7 +165,7 @@ def _one(layer: Callable[..., Any], *shape: int) -> Case:
 _SIZES = (2, 4, 9, 8)
 
 # For peers that put their own functions in place of torch's.
-PIECES: dict[str, Callable[[], Case]] = {
+PIECES = {
     "lenet5 on 32x32": lambda: _case(
         PaddedLeNet5(
             features=nn.Sequential(
@@ -232,7 +230,7 @@ PIECES: dict[str, Callable[[], Case]] = {
 }
 
 # For peers that trace a model with torch.fx: each holds what is looked at, and is itself looked into.
-TRACEABLE: dict[str, Callable[[], Case]] = {
+TRACEABLE = {
     "published: vit_base_patch16_224": lambda: _case(_unfused_vit(), (1, 3, 224, 224)),
     "published: resnet50": lambda: _case(_resnet50(), (1, 3, 224, 224)),
     "published: linear": lambda: _case(AddOne(False), (1, 5)),

@@ -1,7 +1,5 @@
 """Random weights made quickly, for runs whose numbers do not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps

@@ -19,7 +19,7 @@ _SIZES = {
 }
 _HEADS = {"num_key_value_heads": KEY_HEADS, "head_dim": HEAD_WIDTH}
 # Name → the class without "ForCausalLM" and "Config", and sizes.
-_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+_MODELS = {
     "llama": ("Llama", _HEADS),
     "qwen3": ("Qwen3", _HEADS),
     "mixtral": (

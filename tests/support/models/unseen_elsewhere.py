@@ -55,7 +55,7 @@ class Scan(nn.Module):
         self.array = self.table.numpy()
         self.compute = compute
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self.compute(self, x)
 
 
@@ -66,7 +66,7 @@ class Net(nn.Module):
         super().__init__()
         self.scan = Scan(compute)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self.scan(x)
 
 
@@ -87,13 +87,13 @@ def into(write: Callable[[torch.Tensor], Any], make: Callable[..., torch.Tensor]
     return written
 
 
-def _write_items(y: torch.Tensor) -> None:
+def _write_items(y):
     storage = y.untyped_storage()
     for index, byte in enumerate(WAVE.tobytes()):
         storage[index] = byte
 
 
-WRITES: dict[str, Any] = {
+WRITES = {
     "numpy_into_zeros": into(lambda y: np.copyto(y.numpy(), WAVE)),
     "numpy_into_empty": into(lambda y: np.cos(WAVE, out=y.numpy()), torch.empty),
     "numpy_into_a_part": into(lambda y: y.numpy()[1, 3:5].fill(1)),
@@ -177,7 +177,7 @@ def shared_memory_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
     return result
 
 
-BLOCKS: list[Any] = []
+BLOCKS = []
 
 
 def array_in_another_module(scan: Scan, x: torch.Tensor) -> Any:
@@ -207,7 +207,7 @@ EXECUTOR = ThreadPoolExecutor(2)
 POOL = ThreadPool(2)
 
 
-def _tanh(x: torch.Tensor) -> torch.Tensor:
+def _tanh(x):
     return torch.from_numpy(np.tanh(x.numpy()))
 
 
@@ -228,7 +228,7 @@ def numpy_beside_an_op(scan: Scan, x: torch.Tensor) -> Any:
 
 
 def raw_thread(scan: Scan, x: torch.Tensor) -> Any:
-    results: list[torch.Tensor] = []
+    results = []
     lock = _thread.allocate_lock()
     lock.acquire()
     _thread.start_new_thread(lambda: (results.append(scan.layer(x)), lock.release()), ())
@@ -269,7 +269,7 @@ def timer(scan: Scan, x: torch.Tensor) -> Any:
 RELEASED = threading.Event()
 
 
-def wait_for_release() -> None:
+def wait_for_release():
     RELEASED.wait(60)
 
 
@@ -281,17 +281,17 @@ def thread_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
 class _Worker(Executor):
     """An executor whose thread exists before the run."""
 
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def __init__(self):
+        self._tasks = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def _work(self) -> None:
+    def _work(self):
         while True:
             future, function, args = self._tasks.get()
             future.set_result(function(*args))
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+        future = Future()
         self._tasks.put((future, function, args))
         return future
 
@@ -343,7 +343,7 @@ def process_pool(scan: Scan, x: torch.Tensor) -> Any:
         return scan.layer(torch.from_numpy(pool.map(np.tanh, [WAVE])[0]))
 
 
-def _fill(y: torch.Tensor) -> None:
+def _fill(y):
     y.numpy()[:] = WAVE
 
 
@@ -381,13 +381,13 @@ def fork(scan: Scan, x: torch.Tensor) -> Any:
     return scan.layer(x)
 
 
-def _serve(connection: Any) -> None:
+def _serve(connection):
     while True:
         connection.send(np.tanh(connection.recv()))
 
 
 @functools.cache
-def start_server() -> Any:
+def start_server():
     """Start the process that computes what it is sent, before a run; return the connection to it."""
     ours, theirs = _FORK.Pipe()
     _FORK.Process(target=_serve, args=(theirs,), daemon=True).start()
@@ -417,11 +417,11 @@ class _Steps(Iterator[torch.Tensor]):
     def __init__(self, scan: Scan, x: torch.Tensor) -> None:
         self.scan, self.x, self.left = scan, x, 2
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         if not self.left:
             raise StopIteration
         self.left -= 1
-        result: torch.Tensor = self.scan.layer(self.x)
+        result = self.scan.layer(self.x)
         return result
 
 
@@ -447,7 +447,7 @@ class _Awaitable:
     def __init__(self, scan: Scan, x: torch.Tensor) -> None:
         self.scan, self.x = scan, x
 
-    def __await__(self) -> Any:
+    def __await__(self):
         return coroutine(self.scan, self.x).__await__()
 
 
@@ -458,11 +458,11 @@ class _AsyncSteps:
     def __aiter__(self) -> _AsyncSteps:
         return self
 
-    async def __anext__(self) -> torch.Tensor:
+    async def __anext__(self):
         if not self.left:
             raise StopAsyncIteration
         self.left -= 1
-        result: torch.Tensor = self.scan.layer(self.x)
+        result = self.scan.layer(self.x)
         return result
 
 
@@ -476,8 +476,8 @@ class _Lazy:
         self.scan, self.x = scan, x
 
     @functools.cached_property
-    def result(self) -> torch.Tensor:
-        result: torch.Tensor = self.scan.layer(self.x)
+    def result(self):
+        result = self.scan.layer(self.x)
         return result
 
 
@@ -491,7 +491,7 @@ _WITHOUT_THE_LAYER = (
     pipe_to_a_process,
 )
 # What runs in threads, or when the result is used.
-KINDS: dict[str, Kind] = {
+KINDS = {
     **{function.__name__: Kind(function, 1, f"unseen::{function.__name__}") for function in _UNSEEN},
     **{function.__name__: Kind(function, 0, f"unseen::{function.__name__}") for function in _WITHOUT_THE_LAYER},
     **{name: Kind(compute, 1, "unseen::lambda") for name, compute in WRITES.items()},
@@ -516,7 +516,7 @@ KINDS: dict[str, Kind] = {
     "forked_by_torch": Kind(lambda scan, x: torch.jit.fork(scan.layer, x), 1),
 }
 # Results that compute when they are used: how often, and the name of those that are not used.
-RESULTS: dict[str, Kind] = {
+RESULTS = {
     "generator": Kind(generator, 3, "unseen::generator"),
     "generator_expression": Kind(lambda scan, x: (scan.layer(item) for item in (x, x, x)), 3, "unseen::genexpr"),
     "generator_of_generators": Kind(lambda scan, x: (generator(scan, x) for _ in range(2)), 6, "unseen::genexpr"),
@@ -538,7 +538,7 @@ RESULTS: dict[str, Kind] = {
     "async_iterator_class": Kind(_AsyncSteps, 2, "unseen::_AsyncSteps"),
 }
 # Results whose work cannot be run.
-ENDLESS: dict[str, Kind] = {
+ENDLESS = {
     "thread_that_does_not_end": Kind(thread_that_does_not_end, 1, "unseen::wait_for_release"),
     "endless_generator": Kind(lambda scan, x: (scan.layer(x) for _ in itertools.count()), 4096, "unseen::genexpr"),
     "coroutine_that_does_not_end": Kind(coroutine_that_does_not_end, 0, "unseen::coroutine_that_does_not_end"),

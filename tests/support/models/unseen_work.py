@@ -1,7 +1,5 @@
 """Ways to compute outside torch's dispatcher: each is a function of a tensor, and what its work is reported as."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import io
@@ -9,7 +7,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,94 +25,94 @@ class Kind(NamedTuple):
     op: str
 
 
-def _copy_memory(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _copy_memory(target, source):
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
     return target
 
 
-def _double_memory(tensor: torch.Tensor) -> torch.Tensor:
+def _double_memory(tensor):
     numbers = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
     numbers[:] = [2 * number for number in numbers]
     return tensor
 
 
-def from_numpy(x: torch.Tensor) -> torch.Tensor:
+def from_numpy(x):
     return torch.from_numpy(np.tanh(x.numpy()))
 
 
-def ufunc_into_empty(x: torch.Tensor) -> torch.Tensor:
+def ufunc_into_empty(x):
     out = torch.empty_like(x)
     np.tanh(x.numpy(), out=out.numpy())
     return out
 
 
-def ufunc_into_zeros(x: torch.Tensor) -> torch.Tensor:
+def ufunc_into_zeros(x):
     out = torch.zeros_like(x)
     np.tanh(x.numpy(), out=out.numpy())
     return out
 
 
-def numpy_in_place(x: torch.Tensor) -> torch.Tensor:
+def numpy_in_place(x):
     y = x.clone()
     y.numpy()[...] *= 2
     return y
 
 
-def numpy_in_place_on_the_argument(x: torch.Tensor) -> torch.Tensor:
+def numpy_in_place_on_the_argument(x):
     np.multiply(x, 2, out=x.numpy())
     return x
 
 
-def scipy_filter(x: torch.Tensor) -> torch.Tensor:
+def scipy_filter(x):
     return torch.from_numpy(ndimage.gaussian_filter(x.numpy(), sigma=1))
 
 
-def saved_and_loaded(x: torch.Tensor) -> torch.Tensor:
+def saved_and_loaded(x):
     file = io.BytesIO()
     np.save(file, np.tanh(x.numpy()))
     file.seek(0)
     return torch.from_numpy(np.load(file))
 
 
-def frombuffer_of_array(x: torch.Tensor) -> torch.Tensor:
+def frombuffer_of_array(x):
     numbers = array.array("f", [2 * number for row in x.tolist() for number in row])
     return torch.frombuffer(numbers, dtype=torch.float32).view_as(x)
 
 
-def dlpack_capsule(x: torch.Tensor) -> torch.Tensor:
+def dlpack_capsule(x):
     copy = torch.zeros(x.shape)
     view = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(copy))
     _copy_memory(view, x)
     return copy
 
 
-def ctypes_in_place(x: torch.Tensor) -> torch.Tensor:
+def ctypes_in_place(x):
     return _double_memory(x + 1)
 
 
-def ctypes_in_place_on_the_argument(x: torch.Tensor) -> torch.Tensor:
+def ctypes_in_place_on_the_argument(x):
     return _double_memory(x)
 
 
-def libc_memcpy(x: torch.Tensor) -> torch.Tensor:
+def libc_memcpy(x):
     out = torch.empty(x.shape)
     pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(x.data_ptr())
     _LIBC.memcpy(*pointers, ctypes.c_size_t(x.nbytes))
     return out
 
 
-def storage_pointer(x: torch.Tensor) -> torch.Tensor:
+def storage_pointer(x):
     out = torch.empty_like(x)
     ctypes.memmove(out.untyped_storage().data_ptr(), x.untyped_storage().data_ptr(), x.nbytes)
     return out
 
 
-def dispatch_disabled(x: torch.Tensor) -> torch.Tensor:
+def dispatch_disabled(x):
     with _disable_current_modes():
         return x * 2 + 1
 
 
-def worker_that_waits(x: torch.Tensor) -> torch.Tensor:
+def worker_that_waits(x):
     _TASKS.put(x)
     result = _RESULTS.get(timeout=30)
     if isinstance(result, Exception):
@@ -122,11 +120,11 @@ def worker_that_waits(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-_TASKS: queue.Queue[torch.Tensor] = queue.Queue()
-_RESULTS: queue.Queue[torch.Tensor | Exception] = queue.Queue()
+_TASKS = queue.Queue()
+_RESULTS = queue.Queue()
 
 
-def _work() -> None:
+def _work():
     while True:
         try:
             _RESULTS.put(_TASKS.get() * 2)
@@ -139,41 +137,41 @@ threading.Thread(target=_work, daemon=True).start()
 
 class NumpyFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return torch.from_numpy(np.tanh(x.detach().numpy()))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         return torch.from_numpy(2 * grad.numpy())
 
 
 class PointerFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return _copy_memory(torch.empty_like(x), x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         return _copy_memory(torch.empty_like(grad), grad)
 
 
 class InPlaceFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return _double_memory(x.clone())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         return grad
 
 
 class PythonFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return torch.tensor([[2 * number for number in row] for row in x.tolist()])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         return grad
 
 
@@ -181,7 +179,7 @@ _PLAIN = (
     *(from_numpy, scipy_filter, ufunc_into_empty, ufunc_into_zeros, numpy_in_place, numpy_in_place_on_the_argument),
     *(saved_and_loaded, frombuffer_of_array),
 )
-_SHORT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_SHORT = {
     "as_tensor": lambda x: torch.as_tensor(np.tanh(np.asarray(x))),
     "tensor_of_array": lambda x: torch.tensor(np.tanh(x.detach().cpu().numpy())),
     "tensor_class_of_array": lambda x: torch.FloatTensor(np.tanh(x.numpy())),
@@ -193,7 +191,7 @@ _SHORT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dlpack_to_numpy_and_back": lambda x: torch.from_dlpack(np.tanh(np.from_dlpack(x))),
 }
 # Those that compute in a function of this file that others share.
-_SHARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_SHARED = {
     "dlpack_capsule": dlpack_capsule,
     "ctypes_into_empty": lambda x: _copy_memory(torch.empty_like(x), x),
     "ctypes_into_new_empty": lambda x: _copy_memory(x.new_empty(x.shape), x),
@@ -201,7 +199,7 @@ _SHARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ctypes_into_zeros": lambda x: _copy_memory(torch.zeros_like(x), x),
     "ctypes_into_full": lambda x: _copy_memory(torch.full_like(x, 7.0), x),
 }
-KINDS: dict[str, Kind] = {
+KINDS = {
     **{function.__name__: Kind(function, f"unseen::{function.__name__}") for function in _PLAIN},
     **{name: Kind(compute, "unseen::lambda") for name, compute in _SHORT.items()},
     **{name: Kind(compute, "unseen::_copy_memory") for name, compute in _SHARED.items()},
@@ -225,7 +223,7 @@ class Unseen(nn.Module):
         super().__init__()
         self.compute = compute
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.compute(x)
 
 
@@ -238,5 +236,5 @@ class Net(nn.Module):
         self.scan = Unseen(compute)
         self.last = nn.Linear(8, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.last(self.scan(self.first(x)))

@@ -1,7 +1,5 @@
 """Models that tests count: real ones, with random weights, on inputs small enough for two cores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The algebra programs: factorisations, solves and Fourier transforms, as textbook loops over counting numbers."""
 
-from __future__ import annotations
-
 import cmath
 import math
 from typing import Any
@@ -13,7 +11,7 @@ from tests.support.oracle.products import Matrix, transpose
 def cholesky(tally: Tally, matrix: Matrix) -> Matrix:
     """Return L of L L^H, row by row; the diagonal is real."""
     n = len(matrix)
-    lower: Matrix = [[tally.zero()] * n for _ in range(n)]
+    lower = [[tally.zero()] * n for _ in range(n)]
     for i in range(n):
         for j in range(i + 1):
             rest = matrix[i][j]
@@ -26,7 +24,7 @@ def cholesky(tally: Tally, matrix: Matrix) -> Matrix:
     return lower
 
 
-def _conjugate(number: Any) -> Any:
+def _conjugate(number):
     # The multiply-add that it goes into takes the sign.
     return (
         Complex(number.real, Number(-number.imag.value, number.imag.tally)) if isinstance(number, Complex) else number
@@ -86,7 +84,7 @@ def unpack(tally: Tally, packed: Matrix, order: list[int]) -> tuple[Matrix, Matr
 def solve_triangular(tally: Tally, matrix: Matrix, right: Matrix, upper: bool, unitriangular: bool) -> Matrix:
     """Return X of A X = B by substitution; a diagonal of ones divides nothing."""
     n = len(matrix)
-    solved: list[Any] = [None] * n
+    solved = [None] * n
     for i in reversed(range(n)) if upper else range(n):
         row = []
         for column in range(len(right[0])):
@@ -129,7 +127,7 @@ def determinant(tally: Tally, matrix: Matrix) -> Any:
     """Return the determinant: elimination, then the product of the diagonal, an accumulator that begins at 1."""
     packed, order = lu(tally, matrix)
     swaps = sum(order[i] > order[j] for i in range(len(order)) for j in range(i + 1, len(order)))
-    result: Any = tally.number(-1.0 if swaps % 2 else 1.0)
+    result = tally.number(-1.0 if swaps % 2 else 1.0)
     if isinstance(packed[0][0], Complex):
         result = Complex(result, tally.zero())
     for i, row in enumerate(packed):

@@ -1,7 +1,5 @@
 """The attention programs: forward, backward, and the layers that hold one, as loops over counting numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +91,7 @@ def attention_backward(
 
     Query heads share key heads evenly: the gradient of a shared one is one sum over all their queries.
     """
-    gradients: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    gradients = ([], [], [])
     for b, heads in enumerate(query):
         share = len(heads) // len(key[b])
         slopes, kept = [], []
@@ -114,7 +112,7 @@ def math_attention_backward(
     Query and key were both multiplied by the root of the scale, and so their gradients are.
     """
     root = math.sqrt(1 / math.sqrt(len(query[0][0][0])) if scale is None else scale)
-    gradients: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    gradients = ([], [], [])
     for b in range(len(query)):
         slopes = []
         for h, rows in enumerate(weights[b]):
@@ -125,7 +123,7 @@ def math_attention_backward(
             [[[Number(number.value * root, tally) for number in row] for row in head] for head in tensor[b]]
             for tensor in (query, key)
         )
-        own: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        own = ([], [], [])
         _collect(tally, own, 0, slopes, weights[b], [grad[b]], [met_query], [met_key])
         for target, (part,), scaled in zip(gradients, own, (True, True, False), strict=True):
             target.append([[[x * root for x in row] for row in head] for head in part] if scaled else part)
@@ -228,7 +226,7 @@ def multi_head_attention(
     )
     results, averages = [], []
     for b in range(len(query)):
-        rows: list[list[Number]] = [[] for _ in query[b]]
+        rows = [[] for _ in query[b]]
         all_weights = []
         for h in range(heads):
             own = slice(h * size, (h + 1) * size)
@@ -281,17 +279,17 @@ def encoder_layer(
             for rows in x
         ]
 
-    def attended(x: Any) -> Any:
+    def attended(x):
         names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
         weights = [parameters[f"self_attn.{name}"] for name in names]
         return multi_head_attention(tally, x, x, x, *weights, heads, scale_query=False, average=False)[0]
 
-    def fed(x: Any) -> Any:
+    def fed(x):
         hidden = linear(tally, x, parameters["linear1.weight"], parameters["linear1.bias"])
         active = [[[number.max(0.0) for number in row] for row in rows] for rows in hidden]
         return linear(tally, active, parameters["linear2.weight"], parameters["linear2.bias"])
 
-    def plus(x: Any, y: Any) -> Any:
+    def plus(x, y):
         return [
             [[a + b for a, b in zip(one, other, strict=True)] for one, other in zip(left, right, strict=True)]
             for left, right in zip(x, y, strict=True)

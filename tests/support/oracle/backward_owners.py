@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,17 +22,17 @@ class Witness(TorchDispatchMode):
     is its own. Nodes that it cannot reach are what a write through a view wrapped, and those that no module returned.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._homes: dict[int, str] = {}
+        self._homes = {}
         for module, name in self._names.items():
             for parameter in module.parameters(recurse=False):
                 self._homes.setdefault(id(parameter), name)
-        self._owners: dict[Any, str] = {}
-        self._open: list[tuple[str, Any]] = []
-        self._hooks: list[Any] = []
-        self.ops: list[tuple[str, str | None, str]] = []  # op, owner, and the node's name
+        self._owners = {}
+        self._open = []
+        self._hooks = []
+        self.ops = []  # op, owner, and the node's name
 
     def __enter__(self) -> Witness:
         for module in self._names:
@@ -41,7 +40,7 @@ class Witness(TorchDispatchMode):
             self._hooks.append(module.register_forward_hook(self._end, with_kwargs=True, always_call=True))
         return super().__enter__()  # type: ignore[return-value]
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         super().__exit__(*error)
         for hook in self._hooks:
             hook.remove()
@@ -93,11 +92,11 @@ class Witness(TorchDispatchMode):
         assert found
         return found
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(self, module, args, kwargs):
         self.give((args, kwargs), self._open[-1][0] if self._open else "")
         self._open.append((self._names[module], torch._C._current_autograd_node()))
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def _end(self, module, args, kwargs, result):
         name, _ = self._open.pop()
         self.give(result, name)
 

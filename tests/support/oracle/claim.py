@@ -1,7 +1,5 @@
 """The claim: a program computes what an op computes, and the tables count what the program does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +36,7 @@ class Source:
     seed: int
     generator: torch.Generator = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def __call__(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -79,7 +77,7 @@ def check_product(
     return tally
 
 
-def compare_results(mine: Any, expected: Any) -> None:
+def compare_results(mine, expected):
     """Assert that a program's numbers, rounded to its dtype, equal torch's tensor, or its several tensors."""
     pairs = [(mine, expected)] if isinstance(expected, torch.Tensor) else zip(mine, expected, strict=True)
     for own, other in pairs:

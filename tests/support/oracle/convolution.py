@@ -1,7 +1,5 @@
 """The convolution programs: plain, transposed, backward and deformable, as loops over counting numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -193,7 +191,7 @@ def deformable_convolution(
     out_of_group = len(weight) // window.groups
     results = []
     for b, image in enumerate(images):
-        columns: dict[tuple[int, Places, Places], Number] = {}
+        columns = {}
         per_offset = len(image) // offset_groups
         for g, p, (i, k) in itertools.product(range(offset_groups), indexes(sizes), enumerate(indexes(kernel))):
             start = window.meet(p, k)

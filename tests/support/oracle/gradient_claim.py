@@ -1,7 +1,5 @@
 """The gradient claim: a program computes the gradients that autograd does, and the tables count its backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +23,7 @@ class _Trained(nn.Module):
         super().__init__()
         self.layer = Function(function)
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(self, *tensors):
         return self.layer(*tensors)
 
 

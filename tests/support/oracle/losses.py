@@ -1,7 +1,5 @@
 """The loss programs: how far predictions are from what was expected, an element or a row at a time; and derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

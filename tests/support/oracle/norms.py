@@ -3,8 +3,6 @@
 A group is a row of n numbers; `weight` and `bias` hold one number for each of them, or are None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.support.oracle.number import Number, Tally
@@ -131,7 +129,7 @@ def groups_backward(
 
     `statistics` holds the mean and 1/deviation of each group, `places` which of so many `scales` each number meets.
     """
-    of_groups: list[list[Number]] = []
+    of_groups = []
     of_weight, of_bias = ([tally.zero() for _ in range(scales)] for _ in range(2))
     for gradient, group, (mean, inverse), where in zip(gradients, groups, statistics, places, strict=True):
         normal = standardise(group, mean, inverse) if mask[0] or mask[1] else []
@@ -191,7 +189,7 @@ def batch_norm_eval_backward(
 ) -> tuple[list[Number], Number, Number]:
     """Return the gradients of a channel that running statistics normalised, of its weight and of its bias."""
     inverse = 1 / (variance + eps).sqrt() if mask[0] or mask[1] else tally.zero()
-    own: list[Number] = []
+    own = []
     inner = total = tally.zero()
     if mask[0]:
         factor = inverse if weight is None else inverse * weight

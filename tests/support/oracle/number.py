@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 # Operations that are more than one flop each.
 _FLOPS = {"mac": 2}
 
@@ -20,8 +18,8 @@ class Tally:
     A product that is added to a sum, or taken from one, is a `mac`: a multiply-add, not a `mul` and an `add`.
     """
 
-    def __init__(self) -> None:
-        self.done: Counter[str] = Counter()
+    def __init__(self):
+        self.done = Counter()
 
     def flops(self, costs: dict[str, int]) -> int:
         """Return the sum of all operations: a multiply-add is two flops, another one, or what `costs` says."""
@@ -31,7 +29,7 @@ class Tally:
     def macs(self) -> int:
         return self.done["mac"]
 
-    def numbers(self, tensor: torch.Tensor) -> Any:
+    def numbers(self, tensor):
         """Return a tensor as nested lists of counting numbers, a scalar tensor as one."""
         return self._wrap(tensor.tolist())
 
@@ -56,12 +54,12 @@ class Tally:
 
     def dot(self, left: Iterable[Any], right: Iterable[Any]) -> Any:
         """Return a sum of products: one multiply-add for each pair."""
-        total: Any = self.zero()
+        total = self.zero()
         for x, y in zip(left, right, strict=True):
             total = total.plus_product(x, y)
         return total
 
-    def _wrap(self, value: Any) -> Any:
+    def _wrap(self, value):
         if isinstance(value, list):
             return [self._wrap(item) for item in value]
         if isinstance(value, complex):
@@ -124,7 +122,7 @@ class Number:
         """Return the square root: one flop."""
         return self._tell("sqrt", math.sqrt(self.value))
 
-    def plus_product(self, left: Any, right: Any) -> Any:
+    def plus_product(self, left, right):
         """Return the number plus a product: one multiply-add; a product of complex numbers makes the sum complex."""
         if isinstance(left, Complex) or isinstance(right, Complex):
             return Complex(self, Number(0.0, self.tally)).plus_product(left, right)
@@ -190,7 +188,7 @@ class Complex:
         return Complex(self.real, -self.imag)
 
 
-def values(numbers: Any) -> Any:
+def values(numbers):
     """Return nested lists of counting numbers as nested lists of floats, to compare with torch's own result."""
     return [values(item) for item in numbers] if isinstance(numbers, (list, tuple)) else numbers.value
 

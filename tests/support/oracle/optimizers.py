@@ -3,8 +3,6 @@
 What depends on the step's number alone (bias corrections, step sizes) is no operation on the parameter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.support.oracle.number import Number

@@ -3,8 +3,6 @@
 A program that chooses by the data does the costlier side, and then selects; a selection is no operation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from tests.support.oracle.number import Complex, Number
 
 
-def each(function: Callable[..., Any], *operands: Any) -> Any:
+def each(function, *operands):
     """Return what a function makes of each element of nested lists, which broadcast as tensors do."""
     depth = max(map(depth_of, operands))
     if depth == 0:
@@ -27,7 +25,7 @@ def depth_of(operand: Any) -> int:
     return 1 + depth_of(operand[0]) if isinstance(operand, list) else 0
 
 
-def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+def elementwise(function):
     """Return the program that does the same with each element."""
     return lambda tally, *operands: each(function, *operands)
 

@@ -4,8 +4,6 @@ A window that reaches over the edge meets -inf (the largest) or 0 (the mean): it
 and the sizes of windows are known before the data, so that arithmetic on them is no operation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

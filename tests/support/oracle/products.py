@@ -1,7 +1,5 @@
 """The product programs: matrix products of every rank, and what is made of them, as loops over counting numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -91,7 +89,7 @@ def scale(factor: float, nested: Any) -> Any:
     return [scale(factor, item) for item in nested] if isinstance(nested, list) else nested * factor
 
 
-def add(product: Any, other: Any) -> Any:
+def add(product, other):
     """Return a product plus what broadcasts to its shape: an addition for each element of the product."""
     if not isinstance(product, list):
         return product + other
@@ -191,7 +189,7 @@ def einsum(tally: Tally, equation: str, *operands: Any) -> Any:
     """
     inputs, output = equation.split("->")
     terms = inputs.split(",")
-    sizes: dict[str, int] = {}
+    sizes = {}
     for term, nested in zip(terms, operands, strict=True):
         sizes.update(zip(term, shape_of(nested), strict=True))
     factors = [_entries(term, nested, sizes) for term, nested in zip(terms, operands, strict=True)]
@@ -225,7 +223,7 @@ def _sum_alone(tally: Tally, factor: Entries, other: Entries, needed: set[str]) 
     kept = tuple(name for name in names if name in needed or name in other[0])
     if kept == names:
         return factor
-    sums: dict[tuple[int, ...], Any] = {}
+    sums = {}
     for index, number in entries.items():
         place = tuple(position for name, position in zip(names, index, strict=True) if name in kept)
         sums[place] = sums.get(place, tally.zero()) + number
@@ -235,7 +233,7 @@ def _sum_alone(tally: Tally, factor: Entries, other: Entries, needed: set[str]) 
 def _multiply(tally: Tally, left: Entries, right: Entries, needed: set[str], sizes: dict[str, int]) -> Entries:
     names = tuple(dict.fromkeys((*left[0], *right[0])))
     kept = tuple(name for name in names if name in needed)
-    results: dict[tuple[int, ...], Any] = {}
+    results = {}
     for index in itertools.product(*[range(sizes[name]) for name in names]):
         place = dict(zip(names, index, strict=True))
         one = left[1][tuple(place[name] for name in left[0])]

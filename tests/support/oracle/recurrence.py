@@ -1,7 +1,5 @@
 """The recurrence programs: RNN, LSTM and GRU cells and layers, as loops over counting numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -67,9 +65,9 @@ def run(
     first state of each sample, and `weights` its weights.
     """
     directions = 2 if bidirectional else 1
-    last: list[list[tuple[Row, ...]]] = []
+    last = []
     for layer in range(len(weights) // directions):
-        outputs: list[list[list[Row]]] = []
+        outputs = []
         for direction in range(directions):
             place = layer * directions + direction
             rows, ends = [], []
@@ -102,7 +100,7 @@ def step(tally: Tally, kind: str, x: Row, state: Sequence[Row], weights: Weights
 def lstm_slopes(grad_h: Row, grad_c: Row, gates: Sequence[Row], cell: Row, before: Row) -> tuple[Row, Row]:
     """Return the gradients of the sums of an LSTM cell's gates, and of the cell before; tanh(cell) is made again."""
     i, f, g, o = gates
-    parts: list[Row] = [[], [], [], []]
+    parts = [[], [], [], []]
     carried = []
     for n in range(len(cell)):
         bent = tanh(cell[n])
@@ -139,8 +137,8 @@ def lstm_backward(
     """
     projection = weights[4] if len(weights) > 4 else None
     saved = _saved_gates(xs, state, weights, tally)
-    slopes: list[Row] = []
-    projected: list[Row] = []
+    slopes = []
+    projected = []
     grad_h, grad_c = last
     for t in reversed(range(len(xs))):
         i, f, g, o, cell, before, *_ = saved[t]
@@ -173,7 +171,7 @@ def rnn_backward(
     for x in xs:
         hidden.append(rnn_step(tally, x, (hidden[-1],), weights, activation)[0])
     tally.done = spent
-    slopes: list[Row] = []
+    slopes = []
     (grad_h,) = last
     for t in reversed(range(len(xs))):
         grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
@@ -202,8 +200,8 @@ def gru_backward(
         saved.append((r, z, new, second[2 * size :]))
         hidden.append(gru_step(tally, x, (hidden[-1],), weights)[0])
     tally.done = spent
-    of_input: list[Row] = []
-    of_hidden: list[Row] = []
+    of_input = []
+    of_hidden = []
     (grad_h,) = last
     for t in reversed(range(len(xs))):
         r, z, new, side = saved[t]
@@ -244,7 +242,7 @@ def layers_backward(
             outputs = [[x * k * factor for x, k in zip(*rows, strict=True)] for rows in zip(outputs, kept, strict=True)]
         inputs.append(outputs)
     tally.done = spent
-    found: list[Gradients] = []
+    found = []
     for layer in reversed(range(len(weights) // directions)):
         if layer < len(dropped):
             kept, factor = dropped[layer]

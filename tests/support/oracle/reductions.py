@@ -3,11 +3,8 @@
 A program gets one row, the numbers that are reduced to one result; the test moves the reduced dimensions to the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -23,7 +20,7 @@ def rows(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return tensor.permute(*kept, *dims).reshape(math.prod(tensor.shape[dim] for dim in kept), -1)
 
 
-def over(function: Callable[..., Any]) -> Callable[..., Any]:
+def over(function):
     """Return the program that reduces each row of one or several matrices."""
     return lambda tally, *matrices: [function(tally, *each) for each in zip(*matrices, strict=True)]
 

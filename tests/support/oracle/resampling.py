@@ -4,8 +4,6 @@ Where the places are known before, so are the weights: arithmetic on them is no 
 of k points: k multiplications and k − 1 additions.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Short training steps on the CPU with a planted defect, each beside its clean twin, and their chrome traces."""
 
-from __future__ import annotations
-
 import gc
 import io
 import time
@@ -62,7 +60,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         y = self.attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
@@ -70,23 +68,23 @@ class Block(nn.Module):
         return x + self.down(F.relu(self.up(self.norm(x))))
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused(q, k, v):
     """Attention in one op."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def separate(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def separate(q, k, v):
     """Attention of products and a softmax."""
     return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def masked(q, k, v):
     """Attention of products, a mask and a softmax."""
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     return torch.softmax(scores + torch.full(scores.shape[-2:], -1e9).triu(1), -1) @ v
 
 
-def looped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def looped(q, k, v):
     """Attention head by head."""
     heads = [fused(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(q.shape[1])]
     return torch.cat(heads, 1)
@@ -109,7 +107,7 @@ def train(
     optimize = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, fused=True)))(list(model.parameters()))
     x = torch.randn(*shape, width, dtype=dtype)
 
-    def step() -> None:
+    def step():
         before()
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             y = around(x)
@@ -126,7 +124,7 @@ def train(
 def infer(work: Callable[[], object]) -> Step:
     """Return a step without gradients."""
 
-    def step() -> None:
+    def step():
         with torch.no_grad():
             work()
 
@@ -156,7 +154,7 @@ def _experts(loop: bool) -> Maker:
         parts = [int((choice == expert).sum()) for expert in range(32)]
         equal = x.view(32, 128, 128)
 
-        def route() -> None:
+        def route():
             for _ in range(4):
                 for expert, part in enumerate(x.split(parts)):
                     part[: part.shape[0] - expert] @ weights[0]
@@ -167,7 +165,7 @@ def _experts(loop: bool) -> Maker:
 
 
 def _copies(kind: str) -> Callable[[Tensor], Tensor]:
-    def copy(x: Tensor) -> Tensor:
+    def copy(x):
         for _ in range(50 if kind != "clone" else 150):
             if kind == "contiguous":
                 x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
@@ -237,20 +235,20 @@ def _busy(seconds: float) -> None:
 
 
 def _named(name: str, seconds: float) -> Step:
-    def step() -> None:
+    def step():
         with record_function(name):
             _busy(seconds)
 
     return step
 
 
-def _read_items(model: nn.Module) -> None:
+def _read_items(model):
     for parameter in model.parameters():
         for row in parameter.reshape(-1)[:300]:
             row.item()
 
 
-def _index(x: Tensor) -> Tensor:
+def _index(x):
     y = x.clone()
     rows = torch.arange(x.shape[1]).flip(0)
     for _ in range(20):
@@ -258,7 +256,7 @@ def _index(x: Tensor) -> Tensor:
     return y
 
 
-def _zero(model: nn.Module) -> None:
+def _zero(model):
     for _ in range(40):
         for parameter in model.parameters():
             torch.zeros_like(parameter)
@@ -278,13 +276,13 @@ def _heads(loop: bool) -> Step:
     )
 
 
-def _save(model: nn.Module) -> None:
+def _save(model):
     for _ in range(6):
         torch.save(model.state_dict(), io.BytesIO())
 
 
 of = partial(partial, train)  # options → what makes such a training step
-_SMALL: dict[str, Any] = {"shape": (1, 16), "width": 512}
+_SMALL = {"shape": (1, 16), "width": 512}
 CPU_DEFECTS = [
     CpuDefect(
         "separate attention",

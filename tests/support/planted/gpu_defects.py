@@ -1,7 +1,5 @@
 """Defects planted in the work of planned steps on GPUs, each with the finding that must come first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +29,7 @@ def _each(change: Callable[[Op], list[Work]], wanted: str) -> Change:
     """Return a change of each op whose name matches."""
 
     def apply(work: list[Work]) -> list[Work]:
-        changed: list[Work] = []
+        changed = []
         for item in work:
             changed += change(item) if isinstance(item, Op) and re.search(wanted, item.op) else [item]
         assert changed != work, wanted
@@ -129,7 +127,7 @@ def _loop(op: Op) -> list[Work]:
     """Experts one after the other: for each an index, a product of some rows, and a sum."""
     tokens, inner = op.dims[0]
     columns = op.dims[1][-1]
-    found: list[Work] = []
+    found = []
     for expert in range(16):
         rows = max(tokens // 64 + 17 * expert % 97, 1)
         dims = ((rows, inner), (inner, columns))
@@ -201,7 +199,7 @@ def _slow_host(work: list[Work]) -> list[Work]:
 
 def _short(work: list[Work]) -> list[Work]:
     """Thousands of launches of 4 us, as of an eager model of small tensors."""
-    found: list[Work] = []
+    found = []
     for item in work:
         if isinstance(item, Op) and item.kernels:
             found += [replace(item, kernels=((item.kernels[0][0], 3e-6),), launch=8e-6)] * 10
@@ -239,7 +237,7 @@ def _not_overlapped(wanted: str) -> Change:
     """The compute stream waits for each collective right after its launch, which waits for the kernels before."""
 
     def apply(work: list[Work]) -> list[Work]:
-        found: list[Work] = []
+        found = []
         for item in work:
             if isinstance(item, Collective) and item.collective == wanted:
                 found += [replace(item, gate=None), Wait(item.number)]
@@ -254,7 +252,7 @@ def _longer(wanted: str, factor: float, first: int | None = None) -> Change:
     """Collectives that take longer, all or the first ones; after each the compute stream waits."""
 
     def apply(work: list[Work]) -> list[Work]:
-        found: list[Work] = []
+        found = []
         seen = 0
         for item in work:
             if isinstance(item, Collective) and item.collective == wanted:
@@ -286,7 +284,7 @@ def _slower_kernels(factor: float) -> Change:
 
 def _exchange(work: list[Work]) -> list[Work]:
     """All-to-alls before and after experts, which nothing hides."""
-    found: list[Work] = []
+    found = []
     for number, item in enumerate(work):
         if isinstance(item, Op) and "_grouped_mm" in item.op and number % 2:
             sent = Collective(

@@ -1,7 +1,5 @@
 """The work of a planned step as a GPU's trace shows it: kernels with their names, shapes and times, and collectives."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +9,6 @@ from typing import Any
 import torch
 
 from fvflops import estimate_step, plan_step
-from fvflops.plan.communication import CollectiveCall
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.step_time.calibration import KernelTimer, Network
 from fvflops.plan.step_time.kernel_times import kernel_of
@@ -70,7 +67,7 @@ def plan(case: str) -> tuple[StepEstimate, StepProgram]:
 
 
 # Case → model, its sizes, the shape of its token ids, options of the plan, and the device.
-CASES: Mapping[str, tuple[str, dict[str, Any], tuple[int, int], dict[str, Any], str]] = {
+CASES = {
     "one GPU": ("gpt2", {"vocab_size": 50304, "layers": 4}, (16, 1024), {"mesh": {"dp": 1}}, "H100"),
     "llama": ("llama3_8b", {"layers": 4}, (2, 4096), {"mesh": {"dp": 1}}, "H100"),
     "fsdp": ("llama3_8b", {"layers": 6}, (2, 4096), {"mesh": {"fsdp": 8}}, "H100"),
@@ -92,7 +89,7 @@ def work_of(case: str, *, rank: int = 0, launch: float = 6e-6) -> list[Work]:
     """Return the work of a rank's planned step in the order of its launches."""
     estimate, step = plan(case)
     timer = KernelTimer(estimate.device, estimate.efficiency)
-    work: list[Work] = []
+    work = []
     first, end = 0, 0.0
     for (action, index), span in zip(step.ranks[rank], estimate.simulation.spans[rank], strict=True):
         signatures = _signatures(estimate.plans[rank], action)
@@ -119,7 +116,7 @@ def _signatures(rank: RankPlan, action: Any) -> dict[tuple[Any, ...], Signature]
     recorded = rank.step.pass_of(action)
     trace = recorded.trace
     owners = [innermost(scope) for scope in trace.scopes()]
-    found: dict[tuple[Any, ...], Signature] = {}
+    found = {}
     for event in (trace.events or ())[recorded.begin : recorded.end]:
         if event.kind != "op":
             continue
@@ -142,7 +139,7 @@ def _convert(
         for number in item.items:
             yield _op(launches[number], signatures, timer, launch)
     elif isinstance(item, PlannedCollective):
-        call: CollectiveCall = item.call
+        call = item.call
         if call.group is None or call.group.size < 2:
             return
         yield Collective(

@@ -170,7 +170,7 @@ class _Layout:
         if work.sync:
             self.wait(work.sync, thread)
         end = self.host
-        args: dict[str, Any] = {"Input Dims": list(map(list, work.dims)), "Input type": list(work.types)}
+        args = {"Input Dims": list(map(list, work.dims)), "Input type": list(work.types)}
         args = args if work.dims else {}
         module = self.modules.get(work.module)
         if work.phase == "forward" and module is not None:

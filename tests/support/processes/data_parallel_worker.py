@@ -1,7 +1,5 @@
 """The work of one of two processes that train by gloo, of which one alone counts a step by shapes meanwhile."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fvflops import TrainingStepAnalysis
 
 RANKS = 2
-WRAPPERS: dict[str, dict[str, Any]] = {
+WRAPPERS = {
     "plain": {},
     "static graph": {"static_graph": True},
     "unused parameters": {"find_unused_parameters": True},
@@ -35,7 +33,7 @@ def train(rank: int, name: str, before: int, *, counted: bool) -> list[torch.Ten
     torch.manual_seed(1 + rank)
     x = torch.randn(5, 6)
 
-    def step() -> None:
+    def step():
         optimizer.zero_grad()
         model(x).pow(2).sum().backward()
         optimizer.step()

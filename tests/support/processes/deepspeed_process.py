@@ -1,7 +1,5 @@
 """Run DeepSpeed's flops profiler, which patches torch, in its own process: write its strings and profiles as JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
@@ -17,7 +15,7 @@ from fvflops import zoo
 
 FORMATS = ("number_to_string", "macs_to_string", "flops_to_string", "params_to_string", "duration_to_string")
 UNITS = (None, "T", "G", "M", "K", "", "m", "u")
-CALLS: dict[str, dict[str, Any]] = {
+CALLS = {
     "input_shape": {"input_shape": (3, 1, 28, 28)},
     "batch 1024": {"input_shape": (1024, 1, 28, 28)},
     "args": {"args": [torch.ones(2, 1, 28, 28)]},
@@ -49,7 +47,7 @@ def get_text(get_model_profile: Any, **options: Any) -> str:
     return text.getvalue()
 
 
-def main() -> None:
+def main():
     from deepspeed.profiling.flops_profiler import profiler
 
     strings = {name: [getattr(profiler, name)(*call) for call in arguments()] for name in FORMATS}

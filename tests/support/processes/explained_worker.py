@@ -1,29 +1,27 @@
 """A rank of some that train side by side under gloo, with a planted defect or without, and the trace of its steps."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from tests.support.planted.cpu_defects import Step, run, train
 
 
-def reduce_one_by_one(model: nn.Module) -> None:
+def reduce_one_by_one(model):
     """Average gradients after the backward pass, beside no compute."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
 
 
-def gather() -> None:
+def gather():
     """Gather parameters before the step, as without prefetching."""
     own = torch.ones(2**20)
     for _ in range(6):
         dist.all_gather([torch.empty_like(own) for _ in range(dist.get_world_size())], own)
 
 
-def reduce_loss(model: nn.Module) -> None:
+def reduce_loss(model):
     """Average one value."""
     dist.all_reduce(torch.ones(1))
 
@@ -32,7 +30,7 @@ def wait_for(slow: int) -> Step:
     """Return what takes longer on one rank, and waits for it on the others."""
     x = torch.ones(1024, 1024)
 
-    def step() -> None:
+    def step():
         for _ in range(12 if dist.get_rank() == slow else 1):
             x @ x
         dist.all_reduce(torch.ones(1))
@@ -41,7 +39,7 @@ def wait_for(slow: int) -> Step:
 
 
 # Case → code of the finding, "" for none, and what a step does beside training.
-CASES: dict[str, tuple[str, Callable[[], Step]]] = {
+CASES = {
     "all-reduce after the backward pass": (
         "exposed_all_reduce",
         lambda: train(after=reduce_one_by_one, shape=(1, 64), width=512),

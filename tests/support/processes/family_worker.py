@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,7 @@ def apply(model: nn.Module, mesh: Mesh, *, sequence: bool = False) -> nn.Module:
         shard(model, device_mesh["tp"], without_experts(model, sharding, mesh))
     if mesh.get("ep", 1) > 1:
         shard_experts_fully(divide(model, device_mesh, mesh, rank=dist.get_rank()))
-    blocks: Any = model.get_submodule("layers" if hasattr(model, "layers") else "model.layers")
+    blocks = model.get_submodule("layers" if hasattr(model, "layers") else "model.layers")
     for block in blocks:
         fully_shard(block, mesh=device_mesh["fsdp"])
     return fully_shard(model, mesh=device_mesh["fsdp"])
@@ -55,7 +55,7 @@ def distribute(model: Any, mesh: Mesh) -> nn.Module:
 
 
 # Name → (the model, how it is divided, the mesh, whether tp divides the sequence).
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module], Mesh, bool]] = {
+CASES = {
     "zoo ep": (lambda: build("mixtral_tiny"), apply, {"fsdp": 4, "ep": 2}, False),
     "zoo ep sequence": (lambda: build("mixtral_tiny"), apply, {"fsdp": 2, "tp": 2, "ep": 2}, True),
     "zoo ep etp": (lambda: build("mixtral_tiny"), apply, {"fsdp": 2, "tp": 2, "ep": 2, "etp": 2}, False),
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module], Mesh, 
 REDUCTION = ("_reduce_scatter_base_", "div")
 # In training steps each expert gets as many tokens, as a plan assumes.
 CHOSEN = torch.arange(MICROBATCH.numel() * TOP_K).view(-1, TOP_K) % EXPERTS
-LAYOUTS: dict[str, tuple[Mesh, dict[str, Any]]] = {
+LAYOUTS = {
     "accumulation": ({"fsdp": 2}, {"microbatches": 2}),
     "stages": ({"pp": 2, "fsdp": 2}, {"microbatches": 2}),
     "interleaved": ({"pp": 2, "fsdp": 2}, {"microbatches": 2, "schedule": "interleaved"}),
@@ -129,7 +129,7 @@ def keep_stage_of_transformers(model: Any, stage: int, counts: Sequence[int]) ->
 
 def watch_routing(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Return a dict that gets the experts that each token is sent to, and their number, by the name of the experts."""
-    chosen: dict[str, tuple[torch.Tensor, int]] = {}
+    chosen = {}
     for name, module in model.named_modules():
         if name.endswith("mlp.router"):
             key, number = f"{name.removesuffix('router')}experts", module.gate.out_features
@@ -164,11 +164,11 @@ def describe_work(trace: Trace) -> dict[str, Any]:
     return {"macs": analysis.macs(), "forward": forward, "flops": dict(flops), "transfers": sorted(transfers)}
 
 
-def sum_of(result: Any) -> torch.Tensor:
+def sum_of(result):
     return (result if isinstance(result, torch.Tensor) else result.logits).sum()
 
 
-def prepare() -> None:
+def prepare():
     define_torchvision_schemas()
     import_module("transformers.distributed.pipeline_parallel")
     for name in NAMES:
@@ -190,7 +190,7 @@ def main(rank: int, folder: str) -> None:
             model, (inputs,), kwargs, loss=sum_of, execution="real", stops_at=load_table("exact").stops_at
         )
         step = gather(trace, dst=0)
-        histograms: list[Any] = [None] * RANKS
+        histograms = [None] * RANKS
         dist.all_gather_object(histograms, {key: count_sent(*value, mesh, rank) for key, value in chosen.items()})
         if rank == 0:
             texts = {number: trace.to_json() for number, trace in step.traces.items()}

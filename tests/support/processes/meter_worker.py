@@ -24,11 +24,11 @@ def rows_of(rank: int) -> int:
 class TwoLayers(Parts):
     """Two layers, in a class of its own: torch.compile skips frames of torch.nn."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second(nn.functional.gelu(self.first(x)))
 
 
-def make_model() -> nn.Module:
+def make_model():
     """Return a model with the same parameters each time."""
     torch.manual_seed(0)
     return TwoLayers(first=nn.Linear(WIDTH, WIDTH), second=nn.Linear(WIDTH, WIDTH))
@@ -58,7 +58,7 @@ def wrap(model: nn.Module, case: str, graphs: list[str]) -> nn.Module:
 
 def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
     """Return the parameters after a training, and what the meter found."""
-    graphs: list[str] = []
+    graphs = []
     model = wrap(make_model(), case, graphs)
     optimizer = torch.optim.AdamW(model.parameters())
     meter = StepMeter(model, optimizer=optimizer, device=CHIP) if metered else None

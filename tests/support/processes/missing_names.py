@@ -4,8 +4,6 @@ torch is imported once; for each name a forked process counts a model and a trai
 of JSON. The name "" takes none away.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -21,7 +19,7 @@ from tests.support.models.parts import Parts
 class CNN(Parts):
     """A convolution with normalisation, pooling and a classifier: a loss, for a training step."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(self.features(x).flatten(1)).logsumexp(1).mean()
 
 
@@ -67,7 +65,7 @@ def count_without(name: str) -> dict[str, int | str]:
     """Return the count of each case, or its error."""
     if name:
         take_away(name)
-    said: dict[str, int | str] = {}
+    said = {}
     for case in CASES:
         try:
             said[case.__name__] = case(
@@ -82,7 +80,7 @@ def count_without(name: str) -> dict[str, int | str]:
     return said
 
 
-def main() -> None:
+def main():
     for name in sys.argv[1:]:
         child = os.fork()
         if not child:

@@ -1,11 +1,9 @@
 """Run peers that patch torch in a process of their own: write what they say of models as JSON."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -62,15 +60,11 @@ def ask_torch_flops(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, int]
     return {"flops": counter.print_total_flops(show=False)}
 
 
-PEERS: dict[str, Callable[[nn.Module, tuple[Any, ...]], dict[str, int]]] = {
-    "deepspeed": ask_deepspeed,
-    "calflops": ask_calflops,
-    "torch_flops": ask_torch_flops,
-}
+PEERS = {"deepspeed": ask_deepspeed, "calflops": ask_calflops, "torch_flops": ask_torch_flops}
 
 
 @contextmanager
-def _unpatched() -> Iterator[None]:
+def _unpatched():
     """Put back what a peer has put in the place of torch's functions, so that it does not patch its own patches."""
     spaces = (torch, nn.functional, torch.Tensor, einops)
     before = [dict(vars(space)) for space in spaces]
@@ -94,7 +88,7 @@ def _ask(peer: str, name: str) -> Numbers:
             return f"{type(error).__name__}: {error}"
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     path = Path(sys.argv[1])
     names = json.loads(path.read_text())

@@ -14,7 +14,7 @@ def run_known(tasks, on_tick):
     return (ModelCount(task.name, flops=len(task.name), table="default") for task in tasks)
 
 
-def main() -> None:
+def main():
     for line in sys.stdin:
         output, *names = parse_json(line)
         try:

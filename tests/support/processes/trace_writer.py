@@ -4,9 +4,7 @@ A rank writes FOLDER/ddp_RANK.json and FOLDER/fsdp_RANK.json. The first then wri
 FOLDER/NAME.json for each of MODELS, one of them compressed, one without shapes and one with stacks.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,15 +30,11 @@ def make_llama() -> tuple[nn.Module, torch.Tensor]:
     return Llama(config), torch.randint(0, 256, (2, 32))
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "resnet50": make_resnet50,
-    "gpt2": make_gpt2,
-    "llama": make_llama,
-}
+MODELS = {"resnet50": make_resnet50, "gpt2": make_gpt2, "llama": make_llama}
 STEPS = 2
 
 
-def write_trace(path: Path, model: nn.Module, parameters: Any, x: torch.Tensor, **options: Any) -> None:
+def write_trace(path, model, parameters, x, **options):
     """Write the chrome trace of STEPS training steps with AdamW."""
     optimizer = torch.optim.AdamW(parameters)
     steps = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
@@ -53,7 +47,7 @@ def write_trace(path: Path, model: nn.Module, parameters: Any, x: torch.Tensor, 
     profiler.export_chrome_trace(str(path))
 
 
-def write_alone(folder: Path) -> None:
+def write_alone(folder):
     """Write the traces of a single process."""
     for name, make in MODELS.items():
         model, x = make()

@@ -1,7 +1,5 @@
 """Breakdowns for the tests of the HTML report, made by hand so that every figure in them is known."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -165,7 +163,7 @@ def break_run_down() -> Breakdown:
     )
 
 
-def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
+def unpack_columns(data):
     """Return the data of a page with its columns unpacked."""
     for columns in (data["modules"], data["rows"], *data["measures"]):
         columns.update({key: unpack(value) for key, value in columns.items() if isinstance(value, dict)})
@@ -175,7 +173,7 @@ def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
 def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
     if not isinstance(column, dict):
         return list(column)
-    values: list[Any] = []
+    values = []
     for times, pattern, *steps in column["runs"]:
         for repetition in range(times):
             for index, value in enumerate(pattern):

@@ -1,7 +1,5 @@
 """Hostile names of modules, classes, parameters and ops, and a run of a model that has them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any
@@ -48,14 +46,14 @@ ALL = " ".join(NAMES)
 class Part(nn.Module):
     """A weight by which it multiplies."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, 4))
 
     def extra_repr(self) -> str:
         return "TOKEN"
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.tanh(x @ self.weight)
 
 

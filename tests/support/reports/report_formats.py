@@ -1,7 +1,5 @@
 """Run a command, and check that its report is well formed in each format."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -40,7 +38,7 @@ def compute_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     """Let a module's function run once: a command that is repeated in other formats has the same result."""
     function, results = getattr(module, name), []
 
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def compute(*args, **kwargs):
         if not results:
             results.append(function(*args, **kwargs))
         return results[0]
@@ -57,9 +55,9 @@ def take_cells(text: str) -> int:
 class _Tags(HTMLParser):
     """Fails on an end tag that closes another element than the last one opened."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.open: list[str] = []
+        self.open = []
         self.tables = 0
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
@@ -101,7 +99,7 @@ def _check_csv(text: str, kind: str) -> list[dict[str, str]]:
 
 
 def _check_json(text: str, kind: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(text)
+    record = json.loads(text)
     assert (record["format"], record["schema"]) == (f"fvflops.{kind}", SCHEMA)
     return record
 

@@ -3,8 +3,6 @@
 The reader of models is a small one of its own, so that a fault of fvflops.capture cannot hide one of a report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +21,8 @@ def walk_places(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modu
 
 
 def read_modules(model: nn.Module) -> ModuleTree:
-    canonical: dict[nn.Module, str] = {}
-    identities: dict[int, int] = {}
+    canonical = {}
+    identities = {}
     places = {}
     for name, module in walk_places(model):
         prefix = f"{name}." if name else ""
@@ -67,7 +65,7 @@ def summarise(flops: Any, activations: Any = None) -> Summary:
 
 def make_wide(blocks: int, leaves: int = 9) -> Summary:
     """Return the summary of a made-up model of `blocks` blocks with `leaves` linear layers each."""
-    paths: dict[str, list[str]] = {"": [f"block{index}" for index in range(blocks)]}
+    paths = {"": [f"block{index}" for index in range(blocks)]}
     for block in paths[""]:
         paths[block] = [f"{block}.fc{index}" for index in range(leaves)]
     return _make(paths)
@@ -75,7 +73,7 @@ def make_wide(blocks: int, leaves: int = 9) -> Summary:
 
 def make_deep(levels: int) -> Summary:
     """Return the summary of a made-up model of modules inside each other, with a layer beside each."""
-    paths: dict[str, list[str]] = {}
+    paths = {}
     name = ""
     for _ in range(levels):
         prefix = f"{name}." if name else ""
@@ -86,9 +84,9 @@ def make_deep(levels: int) -> Summary:
 
 def _make(paths: dict[str, list[str]]) -> Summary:
     """Return a summary in which every module without children has one weight of 6 elements and 60 flops."""
-    places: dict[str, ModuleInfo] = {}
-    parameters: dict[str, int] = {"": 0}
-    flops: dict[str, int] = {}
+    places = {}
+    parameters = {"": 0}
+    flops = {}
     waiting = [""]
     while waiting:
         name = waiting.pop()

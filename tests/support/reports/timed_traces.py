@@ -1,7 +1,5 @@
 """Recordings whose clock and allocator are made up, so that every figure is known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

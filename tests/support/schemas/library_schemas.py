@@ -29,12 +29,12 @@ _INSTALLED = ("bitsandbytes", "torchao", "transformers")
 _MODULES = {"torchao": "torchao.ops", "transformers": "transformers.integrations.moe"}
 
 # Namespace → schemas.
-SCHEMAS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SCHEMAS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
-_libraries: list[torch.library.Library] = []
+_libraries = []
 
 
-def define_library_schemas() -> None:
+def define_library_schemas():
     """Define what no installed library has registered, once, and let torch register what it has itself."""
     if _libraries:
         return

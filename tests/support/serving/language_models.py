@@ -1,7 +1,5 @@
 """Small language models of transformers with random weights, of every kind of cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ _SMALL = _OPTIONS.pop("small")
 NAMES = tuple(_OPTIONS)
 
 
-def _complete(options: dict[str, Any]) -> dict[str, Any]:
+def _complete(options):
     options = {name: _complete(value) if isinstance(value, dict) else value for name, value in options.items()}
     if not options.pop("small", False):
         return options
@@ -33,5 +31,5 @@ def build(name: str, **options: Any) -> nn.Module:
     define_torchvision_schemas()
     model_class = getattr(transformers, name)
     torch.manual_seed(0)
-    model: nn.Module = model_class(model_class.config_class(**_complete({**_OPTIONS[name], **options})))
+    model = model_class(model_class.config_class(**_complete({**_OPTIONS[name], **options})))
     return model.eval()
