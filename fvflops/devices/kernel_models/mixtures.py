@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -63,9 +63,9 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
     columns = (2 if mixture.gated else 1) * inner
     weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
     missed = missed_part(weights * mixture.is_repeated, figures.cache)
-    operands = {"operand_bytes": mixture.element_bytes, "column_bytes": mixture.weight_bytes}
-    up = group_seconds(rows, Product(0, columns, hidden, **operands), gpu, figures, missed)
-    down = group_seconds(rows, Product(0, hidden, inner, **operands), gpu, figures, missed)
+    each = partial(Product, 0, operand_bytes=mixture.element_bytes, column_bytes=mixture.weight_bytes)
+    up = group_seconds(rows, each(columns, hidden), gpu, figures, missed)
+    down = group_seconds(rows, each(hidden, inner), gpu, figures, missed)
     own = sum(height * count for height, count in rows)
     others = max(0, mixture.tokens * mixture.topk - own)
     moved = (figures.moves * own + figures.elsewhere * others) * (columns + inner + 2 * hidden)
