@@ -62,9 +62,8 @@ def shard_fully(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy()
-    if precision is not None:
-        policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.reduce)
+    dtypes = () if precision is None else (precision.compute, precision.reduce)
+    policy = MixedPrecisionPolicy(*dtypes)
     # For the root, None is torch's default, which does not reshard.
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if experts is not None:
@@ -100,13 +99,13 @@ def unsharded_class(module: nn.Module) -> type[nn.Module]:
 
 def materialise(model: nn.Module) -> None:
     """Give parameters uninitialised memory, never written to, so never allocated: FSDP2 rejects the meta device."""
-    model._apply(
-        lambda tensor: (torch.empty_like if isinstance(tensor, nn.Parameter) else _zeros)(tensor, device="cpu")
-    )
 
+    def allocate(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return torch.empty_like(tensor, device="cpu")
+        return torch.zeros_like(tensor, device="cpu") if tensor.device.type == "meta" else tensor
 
-def _zeros(buffer: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.zeros_like(buffer, device=device) if buffer.device.type == "meta" else buffer
+    model._apply(allocate)
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
