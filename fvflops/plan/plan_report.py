@@ -116,5 +116,4 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
 
 
 def _need(nbytes: int, settings: Mapping[str, Any]) -> Verdict:
-    """Return the memory that a rank needs, and whether that is without an optimizer."""
     return Verdict(nbytes, advice="No optimizer is included." if settings.get("optimizer", "none") == "none" else "")

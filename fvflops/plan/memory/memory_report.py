@@ -219,7 +219,6 @@ def _percent(share: float) -> str:
 
 
 def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
-    """Return the sentence on the peak as data."""
     sizes = [number_column("bytes"), number_column("before_the_run")]
     columns = [*sizes, *map(text_column, ("phase", "op", "module", "device"))]
     row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
@@ -299,7 +298,6 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
 
 
 def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
-    """Return the bytes at the peak, of each kind and of all, by module with its submodules."""
     columns: dict[str, Counter[str]] = {kind: Counter() for kind in (*moment.by_kind, "bytes")}
     for block in timeline.blocks:
         for kind in (block.kind, "bytes") if block.is_alive(moment.event) else ():
@@ -383,7 +381,6 @@ def _note(savings: MemorySavings) -> Iterator[str]:
 
 
 def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
-    """Yield a sentence for each part of the memory that is not predicted."""
     if timeline.unseen:
         yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
     yield from list_run_notes(timeline.trace.about, plain_name)

@@ -89,8 +89,6 @@ def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
 
 
 class _Walk:
-    """The blocks and events of the actions so far."""
-
     def __init__(self, before: Iterable[tuple[Block, int]], alike: Sized) -> None:
         self.events: list[Event] = []
         self._ended: list[Block] = []

@@ -223,8 +223,6 @@ def _workspaces(trace: Trace, sizes: Sequence[int]) -> Iterator[Block]:
 
 
 class _Lifetimes:
-    """Lifetime and kind of each storage on a device."""
-
     def __init__(self, trace: Trace, device: str, unit: int, run_end: int | None) -> None:
         self._trace = trace
         self._unit = unit

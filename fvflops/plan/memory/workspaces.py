@@ -54,7 +54,6 @@ def _convolution_backward_on_cpu(call: Call) -> int | None:
 
 
 def _is_onednn(call: Call) -> bool:
-    """Return whether the rules for oneDNN apply to a convolution."""
     source, weight = call.arguments["input"], call.arguments["weight"]
     if not (isinstance(source, TensorSpec) and isinstance(weight, TensorSpec)) or call.arguments.get("transposed"):
         return False

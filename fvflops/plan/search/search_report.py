@@ -75,7 +75,6 @@ def describe(candidate: Candidate) -> str:
 
 
 def _describe_policies(candidate: Candidate) -> str:
-    """Return the schedule or how parameters are sharded, and the checkpointing."""
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
@@ -154,7 +153,6 @@ def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]
 
 
 def _draw(search: LayoutSearch) -> Iterator[Part]:
-    """Yield the picture of the time and the memory of the planned layouts, if their memory differs."""
     front = {id(result) for result in search.pareto_front()}
     points = [
         Point(result.seconds, result.peak, result.candidate.command(), id(result) in front)

@@ -79,7 +79,6 @@ def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_me
 
 
 def _list_averaged(stage: StageModule, prefix: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the trainable parameters of a stage with their replicas."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
     of_experts: tuple[Value, int] = (None, 1)

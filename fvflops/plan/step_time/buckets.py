@@ -81,7 +81,6 @@ def assign_buckets(
 
 
 def _limits_of(gradient: Gradient, bucket_cap_mb: float | None, is_sharded: bool) -> tuple[float, float]:
-    """Return the bytes with which the first bucket, and each of the others, is full."""
     if bucket_cap_mb is not None:
         return (bucket_cap_mb * _MIB,) * 2
     if not is_sharded:

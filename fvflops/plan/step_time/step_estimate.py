@@ -375,7 +375,6 @@ def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
 
 
 def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
-    """Return the settings of the time that apply."""
     kinds = {action.kind for plan in plans for action in plan.step.actions}
     cap, buckets = timing.bucket_cap_mb, {}
     if "allreduce" in kinds:
@@ -397,7 +396,6 @@ def _short_names(classes: Iterable[str]) -> list[str]:
 
 
 def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str]:
-    """Yield a sentence for each thing that the times rest on besides the efficiency and the network."""
     mesh = plans[0].mesh
     kinds = {action.kind for plan in plans for action in plan.step.actions}
     if plans[0].world > len(plans):

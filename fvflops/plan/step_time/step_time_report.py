@@ -360,7 +360,6 @@ def _count_nodes(communication: Communication, network: Network | None) -> dict[
 
 
 def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
-    """Yield the memory curves of the fullest, the first and the last rank."""
     distinct = {id(memory.timeline): memory for memory in (fullest, memories[0], memories[-1])}
     for memory in distinct.values():
         chart = memory_chart(memory.timeline)
