@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from torch import nn
 from fvflops.capture.restore.torch_state import parameter_groups
 from fvflops.plan.sharding.expert_parallel import DividedExperts, shard_experts_fully
 from fvflops.text import suggest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,17 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 
 
-def find_precision(name: str | None) -> Precision | None:
-    """Return the data types by name, None for None; another name raises ValueError."""
+def find_named(name: str | None, known: Mapping[str, T], what: str) -> T | None:
+    """Return the value of a name, None for None; another name raises ValueError."""
     if name is None:
         return None
-    if name not in PRECISIONS:
-        raise ValueError(f"no precision {name!r}{suggest(name, PRECISIONS)}: they are {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
+    if name not in known:
+        raise ValueError(f"no {what} {name!r}{suggest(name, known)}: they are {', '.join(known)}")
+    return known[name]
+
+
+def find_precision(name: str | None) -> Precision | None:
+    return find_named(name, PRECISIONS, "precision")
 
 
 def shard_fully(
