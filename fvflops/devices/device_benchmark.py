@@ -78,7 +78,6 @@ def write_device(device: Device) -> str:
 
 
 def _resolve_device(where: str | torch.device | None) -> torch.device:
-    """Return a device that can be measured."""
     try:
         device = torch.device(where if where is not None else "cuda" if torch.cuda.is_available() else "cpu")
     except RuntimeError:
@@ -135,7 +134,6 @@ def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
 
 
 def _time_memory(device: torch.device, seconds: float) -> int:
-    """Return the bytes/s of a copy or a triad, whichever is faster."""
     length = min(_ARRAY_BYTES[device.type], _memory(device) // _MEMORY_FRACTION) // 4  # of float32
     a, b, c = (torch.ones(length, device=device) for _ in range(3))
     copy = 2 * a.nbytes / _best_time(device, partial(a.copy_, b), seconds / 2)
@@ -169,7 +167,6 @@ def _time(device: torch.device, run: Callable[[], Any]) -> float:
 
 @contextmanager
 def _allow_tf32(device: torch.device, enabled: bool) -> Iterator[None]:
-    """Allow or forbid tf32 for float32 products on CUDA inside, and restore the setting."""
     if device.type != "cuda":
         yield
         return

@@ -151,7 +151,6 @@ def least_seconds(
 
 
 def _count_attention(work: Work, attention: str | None) -> Work:
-    """Return the counts of an analysis or a Trace with its attention counted as `with_attention` says."""
     if attention is None:
         return work
     analysis = FlopCountAnalysis.from_trace(work, warn=False) if isinstance(work, Trace) else work
@@ -273,8 +272,6 @@ def _read_number(value: object, what: str) -> Fraction:
 
 
 class _Machine(NamedTuple):
-    """The devices of the measurement."""
-
     device: Device
     devices: int
     sparse: bool

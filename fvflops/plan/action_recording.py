@@ -44,10 +44,7 @@ Tensor = TypeVar("Tensor", bound=torch.Tensor)
 # Actions that end the step of a stage, and others of no pass, recorded after all others.
 _FINAL = ("reduce", "allreduce", "reduce_scatter", "all_gather", "tied_allreduce", "optimizer")
 # Actions that accumulate, reduce or clear gradients outside of autograd's engine and the optimizer → their phase.
-_OUTSIDE_AUTOGRAD_ENGINE = {
-    **dict.fromkeys(("reduce", "input_backward", "weight_backward"), "backward"),
-    "optimizer": "optimizer",
-}
+_PHASES = {"reduce": "backward", "input_backward": "backward", "weight_backward": "backward", "optimizer": "optimizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,9 @@ def record_actions(
         trace = relabel_devices(trace, choose_device(options.device, ()))
     # Later events are frees, such as of the graph of a forward pass without a backward pass.
     trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
-    trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **_list_phases(walks)})
+    steps = {(step.begin, step.end): action.kind for walk in walks for action, step in walk.items()}
+    phases = {events: _PHASES[kind] for events, kind in steps.items() if kind in _PHASES}
+    trace = assign_phases(trace, {**dict.fromkeys(half_steps, "backward"), **phases})
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
@@ -182,16 +181,6 @@ def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
             further = stage.shortened.expand(expansion.trace, below=f"stage{index}" if len(stages) > 1 else "")
             expansion = None if further is None else expansion.then(further)
     return expansion
-
-
-def _list_phases(walks: Iterable[Mapping[Action, _Step]]) -> dict[tuple[int, int], str]:
-    """Return the slices of events of actions outside of autograd's engine → their phase."""
-    return {
-        (step.begin, step.end): _OUTSIDE_AUTOGRAD_ENGINE[action.kind]
-        for walk in walks
-        for action, step in walk.items()
-        if action.kind in _OUTSIDE_AUTOGRAD_ENGINE
-    }
 
 
 def _make_optimizer(session: Session, root: nn.Module, options: PlanOptions, shards: Shards | None) -> Optimizer:
@@ -298,10 +287,8 @@ class _ActionRecorder:
         return describe_optimizers([optimizer])
 
     def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
-        if action.kind in ("backward", "weight_backward"):
-            return action.kind, action.stage, state, self._reduces(action)
-        if action.kind == "forward":
-            return action.kind, action.stage, state
+        if action.kind in ("forward", "backward", "weight_backward"):
+            return action.kind, action.stage, state, action.kind != "forward" and self._reduces(action)
         return action.kind, action.stage, state.gathered
 
     def _reduces(self, action: Action) -> bool:
@@ -311,26 +298,23 @@ class _ActionRecorder:
         return self._options.reduce_each_microbatch or action.microbatch == self._options.microbatches - 1
 
     def _record(self, action: Action, state: _State) -> _Step:
-        index, module = action.stage, self._stages[action.stage].module
+        index = action.stage
         if action.kind == "forward":
             return self._timed(index, state, lambda: self._awaiting_backward[index].append(self._run_forward(index)))
-        if action.kind == "unshard":
-            return self._timed(index, state, partial(unshard, module))
-        if action.kind == "reshard":
-            return self._timed(index, state, partial(reshard, module))
+        if action.kind in ("unshard", "reshard"):
+            change = unshard if action.kind == "unshard" else reshard
+            return self._timed(index, state, partial(change, self._stages[index].module))
         return self._record_backward(action, state)
 
     def _record_backward(self, action: Action, state: _State) -> _Step:
         index, kind = action.stage, action.kind
         module: Any = self._stages[index].module
-        # No forward pass is left for this backward pass: equal forward passes ran only once.
-        if not self._awaiting_backward[index] and not (
-            kind == "weight_backward" and self._awaiting_weight_gradients[index]
-        ):
+        is_half_done = kind == "weight_backward" and bool(self._awaiting_weight_gradients[index])
+        if not self._awaiting_backward[index] and not is_half_done:  # equal forward passes ran only once
             forward = Action("forward", index)
             step = self._record(forward, state)
             self._recorded.setdefault(self._key(forward, state), step)
-        if kind == "weight_backward" and not self._awaiting_weight_gradients[index]:
+        if kind == "weight_backward" and not is_half_done:
             begin = self._session.recorder.length
             self._run_backward("input_backward", index)
             self.half_steps.append((begin, self._session.recorder.length))
@@ -361,7 +345,9 @@ class _ActionRecorder:
         args, kwargs = self._inputs[index]
         graph = _Graph()
         if stage.received is not None:
-            graph.inputs = [self._receive(stage)]
+            with self._paused():
+                device = next(stage.module.parameters()).device
+                graph.inputs = [make_tensor(stage.received, device).requires_grad_()]
             kwargs = {**kwargs, stage.hidden_argument: graph.inputs[0]}
         with self._around_forward():
             result = stage.module(*args, **kwargs)
@@ -370,19 +356,13 @@ class _ActionRecorder:
         graph.result = result if self._options.is_pipelined else None
         return graph
 
-    def _receive(self, stage: StageModule) -> torch.Tensor:
-        assert stage.received is not None
-        with self._paused():
-            return make_tensor(stage.received, next(stage.module.parameters()).device).requires_grad_()
-
     def _run_backward(self, kind: str, index: int) -> None:
         """Run a backward pass, or half of it, as a stage of torch.distributed.pipelining does."""
         if kind != "backward":
             from fvflops.torch_internals import stage_backward_input, stage_backward_weight
         stage = self._stages[index]
-        graph = (self._awaiting_weight_gradients if kind == "weight_backward" else self._awaiting_backward)[index].pop(
-            0
-        )
+        awaiting = self._awaiting_weight_gradients if kind == "weight_backward" else self._awaiting_backward
+        graph = awaiting[index].pop(0)
         if kind == "input_backward":
             self._awaiting_weight_gradients[index].append(graph)
             if stage.received is not None:  # else the first stage: its backward pass is not split

@@ -129,15 +129,9 @@ def _key_of(transfer: Transfer) -> CollectiveKey:
 # (2009).
 _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda s, n: -(-2 * (n - 1) * s // n),
-    "all_gather": lambda s, n: -(-(n - 1) * s // n),
-    "reduce_scatter": lambda s, n: -(-(n - 1) * s // n),
-    "all_to_all": lambda s, n: -(-(n - 1) * s // n),
-    "broadcast": lambda s, n: s if n > 1 else 0,
-    "reduce": lambda s, n: s if n > 1 else 0,
-    "gather": lambda s, n: s if n > 1 else 0,
-    "scatter": lambda s, n: s if n > 1 else 0,
-    "send": lambda s, n: s,
-    "receive": lambda s, n: s,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), lambda s, n: -(-(n - 1) * s // n)),
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), lambda s, n: s if n > 1 else 0),
+    **dict.fromkeys(("send", "receive"), lambda s, n: s),
     "barrier": lambda s, n: 0,
 }
 
@@ -184,15 +178,11 @@ _OPS: Mapping[str, tuple[str, str]] = {
     "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
 }
 # Ops of the same namespaces without traffic.
-_NO_TRAFFIC = frozenset(
-    {
-        "_c10d_functional::wait_tensor",
-        "_c10d_functional::_wrap_tensor_autograd",
-        "_dtensor::mesh_get_process_group",
-        "c10d::check_for_nan",
-    }
+_NO_TRAFFIC = (
+    *("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"),
+    *("_dtensor::mesh_get_process_group", "c10d::check_for_nan"),
 )
-_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 
 
 class CollectiveCall(NamedTuple):
@@ -238,17 +228,15 @@ def read_communication(trace: Trace) -> Communication:
         if traffic is None:
             unsupported[packet] += calls
             continue
-        wire = None if traffic.wire is None else traffic.wire * calls
-        volume = Volume(calls, traffic.payload * calls, wire)
-        transfers.append(
-            Transfer(traffic.collective, packet, traffic.group, traffic.dtype, scopes[stack], phase, volume)
-        )
+        collective, group, dtype, payload, wire = traffic
+        volume = Volume(calls, payload * calls, None if wire is None else wire * calls)
+        transfers.append(Transfer(collective, packet, group, dtype, scopes[stack], phase, volume))
     return Communication(tuple(transfers), unsupported)
 
 
 def is_communication(packet: str) -> bool:
     """Return whether an op is one of torch's communication, with traffic."""
-    return packet.partition("::")[0] in _NAMESPACES and packet not in _NO_TRAFFIC
+    return packet.partition("::")[0] in NAMESPACES and packet not in _NO_TRAFFIC
 
 
 def collective_of(signature: Signature) -> CollectiveCall | None:

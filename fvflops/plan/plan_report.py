@@ -43,10 +43,10 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name), about=about)
 
 
-def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
-    """Return a report of the costs of each rank of a pipeline, with FLOPs by a convention."""
-    table = resolve_table(plan.ranks[0].table) if table is None else table
+def step_report(plan: StepPlan) -> Document:
+    """Return a report of the costs of each rank of a pipeline, with FLOPs by the plan's convention."""
     first = plan.ranks[0]
+    table = resolve_table(first.table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in first.mesh.items())
     columns = (
         number_column("rank"),
@@ -71,7 +71,7 @@ def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str 
     notes += [f"Estimated: {rule}." for item in plan.ranks for rule in item.derived]
     notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
-    title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
+    title = f"{plain_name(first.trace.modules.root.class_name)} on {mesh}{schedule}"
     verdict = _need(max(row[-1] for row in rows), first.settings)
     texts, about = lead(verdict, first.settings)
     parts: list[Part] = [*texts, Table("ranks", columns, rows, noun="rank"), Items("", notes)]
@@ -116,5 +116,4 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
 
 
 def _need(nbytes: int, settings: Mapping[str, Any]) -> Verdict:
-    """Return the memory that a rank needs, and whether that is without an optimizer."""
     return Verdict(nbytes, advice="No optimizer is included." if settings.get("optimizer", "none") == "none" else "")

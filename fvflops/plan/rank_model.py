@@ -71,7 +71,7 @@ class RankModel:
             inputs = cast_floats(inputs, precision.compute)
         self.model = model
         self._inputs = inputs
-        self._options = options
+        self.options = options
         self._precision = precision
         self._loss = options.loss or sum_of_result
         self._schedule, self._ranks, self._stages_per_rank = options.placement
@@ -99,7 +99,7 @@ class RankModel:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
-        index = self._options.coordinates(rank).get("pp", 0)
+        index = self.options.coordinates(rank).get("pp", 0)
         return stages_of_rank(self._schedule, index, self._ranks, self._stages_per_rank)
 
     def describe_stages(self, rank: int) -> tuple[tuple[Any, ...], ...]:
@@ -124,25 +124,24 @@ class RankModel:
 
     @cached_property
     def _checkpointed(self) -> tuple[str, ...]:
-        checkpoint = self._options.checkpoint
+        checkpoint = self.options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
         selected = {id(module) for module in checkpointed_modules(self.model, checkpoint)}
         return tuple(name for name, module in self.model.named_modules() if id(module) in selected)
 
-    def make_stages(
-        self, rank: int, device_mesh: Any, hidden: TensorSpec | None, *, shortened: bool
-    ) -> list[StageModule]:
+    def make_stages(self, rank: int, device_mesh: Any, *, shortened: bool) -> list[StageModule]:
         """Return a rank's sharded stages, without pp the whole model; `shortened`: with a few of their equal layers."""
+        self._find_hidden(device_mesh)
         numbers = (0,) if self._stages is None else self.stages_of(rank)
-        return [self._make_stage(number, device_mesh, hidden, shortened) for number in numbers]
+        return [self._make_stage(number, device_mesh, shortened) for number in numbers]
 
-    def _make_stage(self, number: int, device_mesh: Any, hidden: TensorSpec | None, shortened: bool) -> StageModule:
+    def _make_stage(self, number: int, device_mesh: Any, shortened: bool) -> StageModule:
         """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
-        options = self._options
+        options = self.options
         # Of known plans the names are patterns for all layers; other functions may name each.
         names_all = options.shard_by is not None
-        stage = self._describe_inputs(number, hidden)
+        stage = self._describe_inputs(number)
         # A mapping names each layer's experts.
         shortened = shortened and not isinstance(options.routing, Mapping)
         if shortened and not names_all:
@@ -156,11 +155,11 @@ class RankModel:
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
 
-    def _describe_inputs(self, number: int, hidden: TensorSpec | None) -> StageModule:
+    def _describe_inputs(self, number: int) -> StageModule:
         if self._stages is None:
             return StageModule(self.model, *self._inputs, loss=self._loss)
         is_last = number == len(self.layers) - 1
-        received = hidden if number > 0 else None
+        received = self._hidden if number > 0 else None
         args, kwargs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=is_last)
         loss = self._loss if is_last else None
         return StageModule(self.model, args, kwargs, self._stages.hidden_argument, received, loss)
@@ -174,7 +173,7 @@ class RankModel:
         """Return a stage with a copy of its modules, with few of its equal layers; equal stages are shortened once."""
         received = None if stage.received is None else self._whole_hidden
         specs = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of((stage.args, stage.kwargs)))
-        checkpoint = self._options.checkpoint
+        checkpoint = self.options.checkpoint
         policy = checkpoint if isinstance(checkpoint, str) else ""
         key = (*self._describe_stage(number), policy, specs, received)
         known = self._short.get(key)
@@ -194,7 +193,7 @@ class RankModel:
         inputs = stage.args, stage.kwargs_with(received)
         if self._precision is not None:  # the whole parameters are not cast
             inputs = cast_floats(inputs, self._precision.parameters)
-        found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=self._options.assume)
+        found = shorten(stage.module, *inputs, marked=stage.checkpointed, assume=self.options.assume)
         if found is None:
             return stage
         left = {id(module) for module in stage.module.modules()}
@@ -202,19 +201,19 @@ class RankModel:
         return replace(stage, shortened=found, checkpointed=kept)
 
     def _find_checkpointed(self, module: nn.Module, stage: int) -> list[nn.Module]:
-        if isinstance(self._options.checkpoint, str):
-            return find_checkpointed(module, self._options.checkpoint)
+        if isinstance(self.options.checkpoint, str):
+            return find_checkpointed(module, self.options.checkpoint)
         found = dict(module.named_modules())
         here = (found.get(name) for name in self._name_checkpointed(stage))
         return [item for item in here if item is not None and not isinstance(item, nn.Identity)]  # of another stage
 
-    def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
-        """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
+    def _find_hidden(self, device_mesh: Any) -> None:
+        """Find the hidden state that stages send by shape execution of the first layer."""
         if self._stages is None or self._hidden is not None:
-            return self._hidden
+            return
         first = self._with_precision(copy_stage(self.model, self._stages, 0, (1, sum(self.layers) - 1)))
         precision = self._precision
-        if self._options.is_fully_sharded and precision is not None:
+        if self.options.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         inputs = make_stage_inputs(self.model, self._inputs, self._stages, None, is_last=False)
 
@@ -222,14 +221,13 @@ class RankModel:
             with autocast_emulated(), self.around_forward(device_mesh)():
                 return find_hidden_state(first, inputs)
 
-        whole = find() if self._options.sequence_parallel else None
+        whole = find() if self.options.sequence_parallel else None
         first = self._split(first, device_mesh)
         self._divide_experts(first, device_mesh)
         self._hidden = find()
         self._whole_hidden = whole or self._hidden
-        return self._hidden
 
-    def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
+    def links(self, rank: int) -> dict[int, StageLinks]:
         """Return stage → the hidden states that it receives and sends, for the stages of a rank."""
         if self._stages is None:
             return {0: StageLinks()}
@@ -239,14 +237,13 @@ class RankModel:
                 rank_of_stage(self._schedule, number, self._ranks) if 0 <= number < len(self.layers) else None
                 for number in (stage - 1, stage + 1)
             )
-            links[stage] = StageLinks(
-                None if source is None else hidden, None if destination is None else hidden, source, destination
-            )
+            received, sent = (None if rank is None else self._hidden for rank in (source, destination))
+            links[stage] = StageLinks(received, sent, source, destination)
         return links
 
     def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
         """Return the factory of each forward pass's context."""
-        options = self._options
+        options = self.options
         device = choose_device(options.device, ()).type
 
         @contextmanager
@@ -264,7 +261,7 @@ class RankModel:
         return model if self._precision is None else model.to(self._precision.parameters)
 
     def _shard(self, model: nn.Module, device_mesh: Any, experts: DividedExperts | None) -> nn.Module:
-        options = self._options
+        options = self.options
         if options.is_fully_sharded:
             mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
             if options.size("dp") > 1:
@@ -275,7 +272,7 @@ class RankModel:
         return model
 
     def _split(self, model: nn.Module, device_mesh: Any) -> nn.Module:
-        options = self._options
+        options = self.options
         if options.size("tp") == 1:
             return model
         if options.shard_by is not None:
@@ -286,7 +283,7 @@ class RankModel:
 
     def _divide_experts(self, model: nn.Module, device_mesh: Any) -> DividedExperts | None:
         """Divide and route the experts of a model's mixtures, in place; return None for a model without known ones."""
-        options = self._options
+        options = self.options
         experts = divide(model, device_mesh, options.mesh, rank=dist.get_rank())
         if experts is not None:
             fix_routing(model, experts, options.mesh, options.routing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from fvflops.plan.sharding.replicas import find_replicas, with_dtype
 from fvflops.plan.trace_changes import GroupShift, allreduce, local_spec, send_recv, total_of
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
-from fvflops.trace import TensorSpec, Trace, Value
+from fvflops.trace import Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_parameters
 
@@ -192,119 +192,91 @@ def plan_ranks(
     # All stages run as one rank, for which torch finds the shardings of each op once.
     with deferred(), torch_warnings_ignored(), fake_process_group(options.world, first), model_runs():
         device_mesh = make_device_mesh(options.dense)
+        group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
         for ranks in alike.values():
             own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
             # Where equal layers do not run equally, all of them are recorded.
-            recorded = _record(rank_model, options, device_mesh, own_orders, ranks, shortened=True)
-            recorded = recorded or _record(rank_model, options, device_mesh, own_orders, ranks, shortened=False)
+            recorded = _record(rank_model, device_mesh, own_orders, ranks, shortened=True)
+            recorded = recorded or _record(rank_model, device_mesh, own_orders, ranks, shortened=False)
             assert recorded is not None
-            plans += recorded.make_plans(rank_model, options, own_orders, settings, first)
+            passes, shared = recorded
+            shared["settings"] = {**settings, **settings_of_trace(shared["recorded"], settings)}
+            for rank, order, own_passes in zip(ranks, own_orders, passes, strict=True):
+                plans.append(_make_plan(rank_model, order, own_passes, shared, rank, first, group))
     return tuple(sorted(plans, key=lambda plan: plan.rank))
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedRanks:
-    """Passes of ranks with equal stages, and the estimated parts."""
-
-    ranks: Sequence[int]
-    trace: Trace
-    passes: Sequence[Mapping[Action, Pass]]
-    hidden: TensorSpec | None
-    group: Value  # of the pipeline
-    parameters: int
-    parameter_bytes: int
-    derived: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-    def make_plans(
-        self,
-        rank_model: RankModel,
-        options: PlanOptions,
-        orders: Sequence[tuple[Action, ...]],
-        settings: Mapping[str, Any],
-        first: int,
-    ) -> Iterator[RankPlan]:
-        """Yield the plan of each rank; `first` is the rank for which the passes were recorded."""
-        settings = {**settings, **settings_of_trace(self.trace, settings)}
-        for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
-            shift = GroupShift(rank - first)
-            trace = shift.trace(self.trace)
-            by_action = {
-                action: shift.estimated(replace(own_passes[local], trace=trace))
-                for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
-            }
-            schedule = options.placement[0] if options.is_pipelined else ""
-            coordinates, links = options.coordinates(rank), rank_model.links(rank, self.hidden)
-            step = RankStep(coordinates, order, share_equal(by_action), links, schedule)
-            transfers = (
-                send_recv(links.values(), coordinates["pp"], self.group, options.microbatches) if schedule else []
-            )
-            yield RankPlan(
-                mesh=options.axes,
-                rank=rank,
-                parameters=self.parameters,
-                parameter_bytes=self.parameter_bytes,
-                model_parameters=rank_model.parameters,
-                trace=total_of(trace, step, transfers),
-                recorded=trace,
-                step=step,
-                derived=(*([_TRANSFERS] if transfers else []), *self.derived),
-                left_out=self.left_out,
-                table=options.table,
-                settings=settings,
-                offload=tuple(options.offload),
-            )
+def _make_plan(
+    rank_model: RankModel,
+    order: tuple[Action, ...],
+    passes: Mapping[Action, Pass],
+    shared: Mapping[str, Any],
+    rank: int,
+    first: int,
+    group: Value,
+) -> RankPlan:
+    """Return the plan of a rank from passes that were recorded as the rank `first`; `group` is the pipeline's."""
+    options, shift = rank_model.options, GroupShift(rank - first)
+    trace = shift.trace(shared["recorded"])
+    by_action = {
+        action: shift.estimated(replace(passes[local], trace=trace))
+        for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
+    }
+    schedule = options.placement[0] if options.is_pipelined else ""
+    coordinates, links = options.coordinates(rank), rank_model.links(rank)
+    step = RankStep(coordinates, order, share_equal(by_action), links, schedule)
+    transfers = send_recv(links.values(), coordinates["pp"], group, options.microbatches) if schedule else []
+    derived = (*([_TRANSFERS] if transfers else []), *shared["derived"])
+    total = total_of(trace, step, transfers)
+    return RankPlan(rank=rank, trace=total, step=step, **{**shared, "recorded": trace, "derived": derived})
 
 
 def _record(
     rank_model: RankModel,
-    options: PlanOptions,
     device_mesh: Any,
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
     *,
     shortened: bool,
-) -> _RecordedRanks | None:
-    """Record the stages of ranks with equal ones; if `shortened`, few of equal layers, or None if these differ."""
-    hidden = rank_model.find_hidden(device_mesh)
-    stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
+) -> tuple[list[dict[Action, Pass]], dict[str, Any]] | None:
+    """Record ranks with equal stages; return the passes of each, and what their plans have in common.
+
+    If `shortened`, few of equal layers are run; None if these differ.
+    """
+    options, numbers = rank_model.options, [rank_model.stages_of(rank) for rank in ranks]
+    stages = rank_model.make_stages(ranks[0], device_mesh, shortened=shortened)
     tensors = [parameter for stage in stages for parameter in stage.parameters()]
     local = [local_part(parameter) for parameter in tensors]
     is_unpacked = has_packed(rank_model.model) and not any(has_packed(stage.module) for stage in stages)
     packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
-    local_orders = [
-        _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
-    ]
     replicas = find_replicas(stages, options, device_mesh)
     is_sharded = options.has_sharded_optimizer
     shards = replicas.shards() if replicas is not None and is_sharded else None
+    local_orders = list(map(_number_locally, orders, numbers))
     recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
     if recording is None:
         return None
     trace, recorded = recording
-    averaged: dict[Action, dict[str, Any]] = {}
-    derived: list[str] = []
+    estimated = _estimate_tied(trace.info.device, stages, rank_model, ranks[0])
+    derived = [_TIED] if estimated else []
     if replicas is not None:
-        averaged, derived = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
-    tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
-    routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
-    group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
+        averaged, described = replicas.estimate(trace.info.device, stages, is_sharded=is_sharded)
+        estimated, derived = {**estimated, **averaged}, [*described, *derived]
+    derived += [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
     excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.model)
-    estimated = {**tied, **averaged}
+    counts = (part.numel() * packed.get(id(tensor), 1) for tensor, part in zip(tensors, local, strict=True))
     passes = [{action: replace(item, **estimated.get(action, {})) for action, item in own.items()} for own in recorded]
-    return _RecordedRanks(
-        ranks=ranks,
-        trace=trace,
-        passes=passes,
-        hidden=hidden,
-        group=group,
-        parameters=int(
-            sum(part.numel() * packed.get(id(tensor), 1) for tensor, part in zip(tensors, local, strict=True))
-        ),
-        parameter_bytes=sum(map(stored_bytes, local)),
-        derived=(*derived, *([_TIED] if tied else []), *routed),
-        left_out=(*excluded, *([_PACKING] if is_unpacked else [])),
-    )
+    return passes, {
+        "mesh": options.axes,
+        "parameters": int(sum(counts)),
+        "parameter_bytes": sum(map(stored_bytes, local)),
+        "model_parameters": rank_model.parameters,
+        "recorded": trace,
+        "derived": derived,
+        "left_out": (*excluded, *([_PACKING] if is_unpacked else [])),
+        "table": options.table,
+        "offload": tuple(options.offload),
+    }
 
 
 _TRANSFERS = "pipeline sends and receives over pp, once per microbatch"
@@ -317,10 +289,10 @@ def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Act
 
 
 def _estimate_tied(
-    device: str, stages: Sequence[StageModule], options: PlanOptions, rank_model: RankModel, rank: int
+    device: str, stages: Sequence[StageModule], rank_model: RankModel, rank: int
 ) -> dict[Action, dict[str, Any]]:
     """Return action → its Pass's all-reduces of gradients that the first and last stage share, as in Megatron-LM."""
-    numbers = rank_model.stages_of(rank)
+    options, numbers = rank_model.options, rank_model.stages_of(rank)
     schedule, ranks, stages_per_rank = options.placement
     last = ranks * stages_per_rank - 1
     ends = {0, last} & set(numbers)

@@ -74,7 +74,6 @@ class GroupShift:
 
 
 def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
-    """Return a Trace with each value of its signatures changed, including values in tuples."""
     return replace(
         trace,
         signatures=tuple(_change_signature(item, change) for item in trace.signatures),

@@ -15,7 +15,7 @@ from fvflops.devices.kernel_models.figures import KernelFigures, find_figures
 from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
 from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
-from fvflops.devices.kernel_models.products import Group, Processor, Product, group_seconds, product_seconds
+from fvflops.devices.kernel_models.products import Processor, Product, group_seconds, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
 from fvflops.formulas.yaml_document import Node, read_entries
 from fvflops.plan.step_time.calibration import Network
@@ -97,11 +97,11 @@ class EngineKernels:
         if self.figures is None:
             return max(2 * rows * columns * inner / gpu.peak, inner * columns * precision.nbytes / gpu.bandwidth)
         figures = self.figures.of("product", precision.dtype)
-        group = Group(((rows, 1),), columns, inner, row_bytes, precision.nbytes)
+        each = Product(rows, columns, inner, operand_bytes=row_bytes, column_bytes=precision.nbytes)
         # Figures of fp8 and fp4 are of a product with the kernels that scale its input; in an engine the normalisation
         # or the activation function before it does that.
         start = self.figures.of("product", "bf16").start
-        return float(start + group_seconds(group, gpu, figures))
+        return float(start + group_seconds(((rows, 1),), each, gpu, figures))
 
     def products(self, shape: Product) -> float:
         """Return the time of products in bf16 that no weight of a language model has, such as of an image's patches."""

@@ -5,14 +5,16 @@ uses 13B).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo.decoder_parts import OVER_SEQUENCE, KVCache, change_styles
-from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Attention, Llama, LlamaConfig
+from fvflops.zoo import llama
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
+from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +30,13 @@ class MixtralConfig(LlamaConfig):
             raise ValueError(f"{self}: experts_per_token must be from 1 to experts")
 
 
+_TOP2 = partial(MixtralConfig, experts_per_token=2, kv_heads=8, experts=8)
 CONFIGS = {
-    "mixtral_8x7b": MixtralConfig(
-        vocab_size=32_000,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        rope_theta=1_000_000.0,
-        experts=8,
-        experts_per_token=2,
+    "mixtral_8x7b": _TOP2(
+        vocab_size=32_000, hidden_size=4096, intermediate_size=14_336, layers=32, heads=32, rope_theta=1_000_000.0
     ),
-    "mixtral_tiny": MixtralConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=96,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        experts=4,
-        experts_per_token=2,
+    "mixtral_tiny": _TOP2(
+        vocab_size=256, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, experts=4
     ),
 }
 
@@ -121,19 +109,10 @@ class Mixture(nn.Module):
         return torch.zeros_like(tokens).index_add(0, rows, results).view_as(x)
 
 
-class Block(nn.Module):
-    """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
+class Block(llama.Block):
+    """A layer of a Llama with a mixture in place of its MLP."""
 
-    def __init__(self, config: MixtralConfig) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = Mixture(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    mlp_class = Mixture
 
 
 # As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
-from fvflops.devices.kernel_models.products import Group, Processor, Product, group_seconds, product_seconds
+from fvflops.devices.kernel_models.products import Processor, Product, group_seconds, product_seconds
 
 H100 = Processor(132, 989.4e12, 3.35e12)
 # Of vLLM 0.24 in bf16 on an H100: tools/kernel_times.py, from NVIDIA's AIConfigurator 0.12.
@@ -59,9 +59,9 @@ def test_a_power_law_of_one_is_the_limit_of_its_neighbours():
 
 @given(rows=st.integers(1, 9000), columns=st.integers(1, 9000), inner=st.integers(1, 9000))
 def test_one_group_is_a_plain_product(rows, columns, inner):
-    group = Group(((rows, 1),), columns, inner)
-    plain = product_seconds(Product(rows, columns, inner), H100, FIGURES)
-    assert FIGURES.start + group_seconds(group, H100, FIGURES) == pytest.approx(plain)
+    one = Product(rows, columns, inner)
+    plain = product_seconds(one, H100, FIGURES)
+    assert FIGURES.start + group_seconds(((rows, 1),), one, H100, FIGURES) == pytest.approx(plain)
 
 
 @given(tokens=token_counts)

@@ -145,7 +145,6 @@ def _per_cycle(device: Device, dtype: str) -> float:
 
 
 def _name_devices(devices: Mapping[str, str]) -> str:
-    """Return the GPUs that the figures of most kernels of a step come from, as text."""
     kinds: dict[str, list[str]] = {}
     for kind, name in _STEPS.items():
         kinds.setdefault(devices[kind], []).append(name)
@@ -169,7 +168,6 @@ def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_ch
 
 
 def _generation(chip: Device | KernelFigures) -> int | None:
-    """Return the first number of a chip's compute capability."""
     return chip.capability[0] if chip.capability else None
 
 

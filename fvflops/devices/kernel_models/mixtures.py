@@ -6,12 +6,12 @@ import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import NamedTuple
 
 from fvflops.devices.kernel_models.memory_bound import missed_part
-from fvflops.devices.kernel_models.products import Group, Processor, ProductFigures, group_seconds
+from fvflops.devices.kernel_models.products import Processor, Product, ProductFigures, group_seconds
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
@@ -63,14 +63,14 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
     columns = (2 if mixture.gated else 1) * inner
     weights = sum(count for height, count in rows if height) * (columns + inner) * hidden * mixture.weight_bytes
     missed = missed_part(weights * mixture.is_repeated, figures.cache)
-    operands = mixture.element_bytes, mixture.weight_bytes
-    up = Group(rows, columns, hidden, *operands, missed=missed)
-    down = Group(rows, hidden, inner, *operands, missed=missed)
+    each = partial(Product, 0, operand_bytes=mixture.element_bytes, column_bytes=mixture.weight_bytes)
+    up = group_seconds(rows, each(columns, hidden), gpu, figures, missed)
+    down = group_seconds(rows, each(hidden, inner), gpu, figures, missed)
     own = sum(height * count for height, count in rows)
     others = max(0, mixture.tokens * mixture.topk - own)
     moved = (figures.moves * own + figures.elsewhere * others) * (columns + inner + 2 * hidden)
     moving = _ACTIVATION * moved / (gpu.bandwidth * figures.bandwidth)
-    return figures.start + moving + group_seconds(up, gpu, figures) + group_seconds(down, gpu, figures)
+    return figures.start + moving + up + down
 
 
 @lru_cache(maxsize=1024)

@@ -54,24 +54,6 @@ class Product(NamedTuple):
         return int(self.batch * (operands + self.rows * self.columns * self.result_bytes))
 
 
-class Group(NamedTuple):
-    """Products of (rows, inner) by (inner, columns) in one kernel, such as of a mixture's experts.
-
-    `counts` are pairs of rows and how many products have them. Bytes are of an element of each operand, and of the
-    result. `missed` is the part of the second operands that is not in the cache, the others are as of a Product.
-    """
-
-    counts: tuple[tuple[int, float], ...]
-    columns: int
-    inner: int
-    row_bytes: float = 2.0
-    column_bytes: float = 2.0
-    result_bytes: float = 2.0
-    missed: float = 1.0
-    alignment: int = 16
-    moved: float = 0.0
-
-
 class Processor(NamedTuple):
     """A GPU for one dtype: its multiprocessors, peak in FLOP/s, and memory bandwidth in bytes/s."""
 
@@ -120,23 +102,20 @@ def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -
     """
     column_bytes = product.column_bytes or product.operand_bytes
     repeated = product.batch * product.inner * product.columns * column_bytes * product.is_repeated
-    group = Group(
-        ((product.rows, product.batch),),
-        product.columns,
-        product.inner,
-        product.operand_bytes,
-        column_bytes,
-        product.result_bytes,
-        missed=missed_part(repeated, figures.cache),
-        alignment=product.alignment,
-        moved=product.moved,
-    )
-    return figures.start + group_seconds(group, gpu, figures)
+    missed = missed_part(repeated, figures.cache)
+    return figures.start + group_seconds(((product.rows, product.batch),), product, gpu, figures, missed)
 
 
-def group_seconds(group: Group, gpu: Processor, figures: ProductFigures) -> float:
-    """Return the seconds of products in one kernel besides its start, with the fastest tiles and split."""
-    counts, columns, inner, row_bytes, column_bytes, result_bytes, missed, alignment, moved = group
+def group_seconds(
+    counts: tuple[tuple[int, float], ...], each: Product, gpu: Processor, figures: ProductFigures, missed: float = 1.0
+) -> float:
+    """Return the seconds of products in one kernel besides its start, with the fastest tiles and split.
+
+    `counts` are pairs of rows and how many products have them, all else is as of `each`. `missed` is the part of the
+    second operands that is not in the cache.
+    """
+    _, columns, inner, _, row_bytes, result_bytes, alignment, column_bytes, moved, *_ = each
+    column_bytes = column_bytes or row_bytes
     rows, matrices, rows_of_tiles = _add_up(counts)
     result = rows * columns
     if not result * inner:

@@ -20,12 +20,15 @@ _COPY_GRADIENTS, _REDUCE = "fsdp::chunk_cat", "c10d::_reduce_scatter_base_"
 class Buffers:
     """Storages that a run communicates: `sent` ones, which collectives read or write, and `gathered` ones of FSDP2.
 
-    `sources` is a buffer of FSDP2 → the storages that are copied or reduced to it.
+    `sources` is a buffer of FSDP2 → the storages that are copied or reduced to it. `streams` is storage → the CUDA
+    stream that allocates it, other than the default: FSDP2 gathers parameters to, and reduces gradients to, memory of
+    streams of their own, and copies in the default one (_fsdp_collectives.py: foreach_all_gather and foreach_reduce).
     """
 
     sent: set[int] = field(default_factory=set)
     gathered: set[int] = field(default_factory=set)
     sources: dict[int, Sequence[int]] = field(default_factory=dict)
+    streams: dict[int, str] = field(default_factory=dict)
 
     def module_of(self, storage: int, modules: Mapping[int, str], *, otherwise: str) -> str:
         """Return the innermost module that contains the modules of all sources of a buffer of FSDP2."""
@@ -49,7 +52,7 @@ def find_buffers(trace: Trace) -> Buffers:
         if op == _COPY_IN:
             *shards, target = event.reads
             buffers.gathered.update(event.reads)
-            buffers.sources[target] = shards
+            buffers.sources[target], buffers.streams[target] = shards, "all-gather"
         elif op == _COPY_OUT:
             source, *targets = event.reads
             buffers.gathered.update(event.reads)
@@ -59,22 +62,5 @@ def find_buffers(trace: Trace) -> Buffers:
             buffers.sources[target] = gradients
         elif op == _REDUCE:
             target, source = event.reads
-            buffers.sources[target] = (source,)
+            buffers.sources[target], buffers.streams[target] = (source,), "reduce-scatter"
     return buffers
-
-
-def find_streams(trace: Trace) -> dict[int, str]:
-    """Return storage → the CUDA stream that allocates it, for storages that FSDP2 does not allocate in the default one.
-
-    It gathers parameters to, and reduces gradients to, memory of streams of their own; its copies from and to these
-    buffers are in the default stream (_fsdp_collectives.py: foreach_all_gather and foreach_reduce).
-    """
-    streams: dict[int, str] = {}
-    ops = [signature.op for signature in trace.signatures]
-    for event in trace.events or ():
-        op = ops[event.item] if event.kind == "op" else ""
-        if op == _COPY_IN:
-            streams[event.reads[-1]] = "all-gather"
-        elif op == _REDUCE:
-            streams[event.reads[0]] = "reduce-scatter"
-    return streams

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fvflops.plan.memory.buffers import find_streams
+from fvflops.plan.memory.buffers import find_buffers
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
 
 # c10/cuda/CUDACachingAllocator: sizes are multiples of 512 bytes; blocks up to 1 MiB are in segments of 2 MiB, under 10
@@ -104,7 +104,7 @@ def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = Fal
     Memory that exists before the run is allocated first. Not included: memory cached from earlier steps, and freeing
     cached memory when the device is full.
     """
-    streams = find_streams(timeline.trace)
+    streams = find_buffers(timeline.trace).streams
     blocks = [block for block in timeline.blocks if block.nbytes]
     sizes = [max(-(-block.nbytes // _UNIT) * _UNIT, _UNIT) for block in blocks]
     pools: dict[tuple[str, bool], _Pool] = {}

@@ -35,7 +35,7 @@ from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Event, ModuleTree, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.records import list_run_notes, reads_of
-from fvflops.units import format_bytes, format_change, format_percent, format_quantity, format_short
+from fvflops.units import format_bytes, format_change, format_percent, format_quantity
 from fvflops.views.breakdown import MemoryCurve
 from fvflops.views.summary_rows import ITSELF, count_itself, depth_of
 
@@ -47,13 +47,8 @@ def memory_chart(timeline: MemoryTimeline) -> Chart:
     """Return the bytes of each kind of memory at each op, and the phases."""
     ops, layers = _read_ops(timeline)
     phases = groupby(_SECTIONS.get(event.phase, event.phase) for event in ops)
-    return Chart(
-        "memory",
-        layers,
-        [(name, len(list(group))) for name, group in phases],
-        title="Memory over the ops of the run, in bytes by kind",
-        form=format_short,
-    )
+    sections = [(name, len(list(group))) for name, group in phases]
+    return Chart("memory", layers, sections, title="Memory over the ops of the run, in bytes by kind")
 
 
 def _read_ops(timeline: MemoryTimeline) -> tuple[list[Event], dict[str, list[int]]]:
@@ -67,8 +62,7 @@ def _read_ops(timeline: MemoryTimeline) -> tuple[list[Event], dict[str, list[int
 
 
 def draw_memory(timeline: MemoryTimeline, title: str) -> str:
-    chart = memory_chart(timeline)
-    return svg_chart(Chart(chart.name, chart.layers, chart.sections, title, format_bytes))
+    return svg_chart(replace(memory_chart(timeline), title=title, form=format_bytes))
 
 
 def memory_curve(source: Trace | MemoryTimeline) -> MemoryCurve | None:
@@ -184,13 +178,8 @@ def memory_report(
     column = data_only((text_column("location"),), ["location"])
     for kind, locations in reads_of(timeline.trace.info).items():
         parts.append(Table(kind, column, [(location,) for location in locations]))
-    return Document(
-        "memory",
-        memory_title(timeline, subject, verdict.needed if verdict.device else None),
-        parts,
-        main="modules",
-        about=about,
-    )
+    title = memory_title(timeline, subject, verdict.needed if verdict.device else None)
+    return Document("memory", title, parts, main="modules", about=about)
 
 
 def memory_title(timeline: MemoryTimeline, subject: str, reserved: int | None = None) -> str:
@@ -219,11 +208,10 @@ def _percent(share: float) -> str:
 
 
 def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
-    """Return the sentence on the peak as data."""
     sizes = [number_column("bytes"), number_column("before_the_run")]
     columns = [*sizes, *map(text_column, ("phase", "op", "module", "device"))]
     row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
-    return Table("peak", data_only(tuple(columns), [column.key for column in columns]), [row])
+    return Table("peak", [replace(column, only_for="data") for column in columns], [row])
 
 
 def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart) -> Table:
@@ -249,15 +237,10 @@ def _tabulate_phases(timeline: MemoryTimeline) -> Table:
         text_column("op", form=_short),
         text_column("module", form=lambda name: name or "model"),
     )
-    totals, events = timeline.curve(), timeline.trace.events or ()
-    rows = []
+    totals, rows = timeline.curve(), []
     for phase, peak in sorted(timeline.by_phase().items(), key=lambda item: PHASES.index(item[0])):
-        first = next(
-            index
-            for index, event in enumerate(events)
-            if (event.kind, event.phase) == ("op", phase) and totals[index + 1] == peak
-        )
-        moment = timeline.at(first)
+        ops = (i for i, event in enumerate(timeline.trace.events or ()) if (event.kind, event.phase) == ("op", phase))
+        moment = timeline.at(next(index for index in ops if totals[index + 1] == peak))
         rows.append((phase, peak, moment.op, moment.module))
     return Table("phases", columns, rows, title="Most bytes in each phase", noun="phase")
 
@@ -265,16 +248,12 @@ def _tabulate_phases(timeline: MemoryTimeline) -> Table:
 def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int | None, collapsed: bool) -> Table:
     kinds = [kind for kind, nbytes in moment.by_kind.items() if nbytes]
     largest = [kind for kind, _ in moment.by_kind.most_common()]
+    of_kinds = [number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind)) for kind in kinds]
     columns = (
         module_column(),
         number_column("bytes", "at the peak"),
         number_column("share", form=_percent),
-        *(
-            replace(
-                number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind)), hide_order=1 + largest.index(kind)
-            )
-            for kind in kinds
-        ),
+        *(replace(column, hide_order=1 + largest.index(kind)) for kind, column in zip(kinds, of_kinds, strict=True)),
     )
     summary = _summarise_modules(timeline, moment)
     if collapsed:
@@ -299,7 +278,6 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
 
 
 def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
-    """Return the bytes at the peak, of each kind and of all, by module with its submodules."""
     columns: dict[str, Counter[str]] = {kind: Counter() for kind in (*moment.by_kind, "bytes")}
     for block in timeline.blocks:
         for kind in (block.kind, "bytes") if block.is_alive(moment.event) else ():
@@ -335,18 +313,11 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         difference_column("flops", "FLOPs"),
         difference_column("relative", form=format_change),
     )
-    rows = [
-        (
-            _describe_change(saving),
-            _join_names(saving.modules),
-            saving.peak,
-            saving.saved,
-            _share(saving.saved, savings.peak),
-            saving.flops,
-            _share(saving.flops, savings.flops),
-        )
-        for saving in savings.changes
-    ]
+    rows = []
+    for saving in savings.changes:
+        *_, modules, peak, saved, flops = saving
+        shares = _share(saved, savings.peak), _share(flops, savings.flops)
+        rows.append((_describe_change(saving), _join_names(modules), peak, saved, shares[0], flops, shares[1]))
     notes = [*_note(savings)] if savings.changes else []
     title = "What lowers the peak, in bytes, each predicted on its own"
     return Table("savings", columns, rows, title=title, notes=notes, noun="change")
@@ -383,7 +354,6 @@ def _note(savings: MemorySavings) -> Iterator[str]:
 
 
 def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
-    """Yield a sentence for each part of the memory that is not predicted."""
     if timeline.unseen:
         yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
     yield from list_run_notes(timeline.trace.about, plain_name)

@@ -212,7 +212,6 @@ def _other_dtypes(
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
-    """Return a factory of an equivalent optimizer, for a copy of its model."""
     if not isinstance(maker, Optimizer):
         return maker
     updated = {id(parameter) for group in maker.param_groups for parameter in group["params"]}

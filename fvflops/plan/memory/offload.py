@@ -81,7 +81,6 @@ def _sent(block: Block) -> Block:
 
 
 def _list_uses(timeline: MemoryTimeline) -> dict[int | None, list[int]]:
-    """Return storage → the events of ops that read or write it, in order."""
     uses: dict[int | None, list[int]] = {}
     for index, event in enumerate(timeline.trace.events or ()):
         for storage in {*event.reads, *event.writes} if event.kind == "op" else ():

@@ -107,11 +107,8 @@ def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) 
         "checkpointing": describe_checkpointed(checkpointed_modules(run.model, source.checkpoint)),
         "loss": describe_loss(options["loss"]),
     }
-    last = {
-        "step": "the first" if first_step else "any but the first",
-        "mode": "train" if run.model.training else "eval",
-    }
-    return {**settings, **settings_of_trace(trace, settings), **last}
+    last, mode = "the first" if first_step else "any but the first", "train" if run.model.training else "eval"
+    return {**settings, **settings_of_trace(trace, settings), "step": last, "mode": mode}
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:

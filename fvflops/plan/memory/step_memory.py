@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
@@ -72,25 +73,19 @@ def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
     passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()}, alike)
     before = [block for block in timeline.blocks if block.begin == _BEFORE]
     walk = _Walk([(block, _number(block, alike)) for block in before], alike)
-    actions, seen = [], set()
-    now = timeline.baseline
+    actions, seen, now = [], set(), timeline.baseline
     for action in step.actions:
         key = step.passes[action].begin, step.passes[action].end
-        item = passes[key]
-        state = walk.state(), key
+        item, state = passes[key], (walk.state(), key)
         walk.run(item, shown=state not in seen)
         seen.add(state)
         actions.append(ActionMemory(action, now, now + item.peak, now + item.change))
         now += item.change
-    return StepMemory(
-        replace(timeline, blocks=tuple(walk.blocks()), trace=replace(timeline.trace, events=walk.events)),
-        tuple(actions),
-    )
+    trace = replace(timeline.trace, events=walk.events)
+    return StepMemory(replace(timeline, blocks=tuple(walk.blocks()), trace=trace), tuple(actions))
 
 
 class _Walk:
-    """The blocks and events of the actions so far."""
-
     def __init__(self, before: Iterable[tuple[Block, int]], alike: Sized) -> None:
         self.events: list[Event] = []
         self._ended: list[Block] = []
@@ -171,23 +166,17 @@ def _read_passes(
             kept[created].append((block._replace(begin=block.begin - created[0], end=None), number))
         if ended is not None and block.end is not None:
             freed[ended].append((block.end - ended[0], block, number))
-    return {
-        key: _PassMemory(
-            events[slice(*key)],
-            tuple(within[key]),
-            tuple(kept[key]),
-            tuple(freed[key]),
-            *_measure(key[1] - key[0], within[key], kept[key], freed[key]),
-        )
-        for key in passes
-    }
+    found = {}
+    for key in passes:
+        blocks = tuple(within[key]), tuple(kept[key]), tuple(freed[key])
+        found[key] = _PassMemory(events[slice(*key)], *blocks, *_measure(key[1] - key[0], *blocks))
+    return found
 
 
 def _kind_of_kept(kind: str, phase: str) -> str:
     """Return the kind of a block alive after the action that allocates it, whatever was recorded next."""
-    if kind not in ("temporary", "activation", "input"):
-        return kind
-    return {"forward": "activation", "backward": "gradient"}.get(phase, kind)
+    kept = {"forward": "activation", "backward": "gradient"}.get(phase, kind)
+    return kept if kind in ("temporary", "activation", "input") else kind
 
 
 def _measure(
@@ -239,18 +228,11 @@ def describe_estimated(step: RankStep, *, has_buffers: bool = False) -> Iterator
     """
     if _averages(step) and not has_buffers:
         yield "DDP buckets, as large as the gradients"
-    in_flight = max(_in_flight(step.actions), default=1)
+    changes = ((item.kind == "forward") - (item.kind in ("backward", "weight_backward")) for item in step.actions)
+    in_flight = max(accumulate(changes), default=1)
     if in_flight > 1:
         yield f"activations of {in_flight} microbatches in flight (schedule {step.schedule})"
 
 
 def _averages(step: RankStep) -> bool:
     return any(action.kind == "allreduce" for action in step.actions)
-
-
-def _in_flight(actions: Iterable[Action]) -> Iterator[int]:
-    """Yield after each action the number of microbatches with activations, summed over the rank's stages."""
-    now = 0
-    for action in actions:
-        now += (action.kind == "forward") - (action.kind in ("backward", "weight_backward"))
-        yield now

@@ -106,9 +106,8 @@ class MemoryTimeline:
 
     def __repr__(self) -> str:
         unknown = f"{sum(self.unseen.values()):,} kernels with unknown workspace" if self.unseen else ""
-        return short_repr(
-            self, self.trace.modules.root.class_name, f"peak {format_bytes(self.peak)} on {self.device}", unknown
-        )
+        peak = f"peak {format_bytes(self.peak)} on {self.device}"
+        return short_repr(self, self.trace.modules.root.class_name, peak, unknown)
 
     @property
     def baseline(self) -> int:
@@ -136,14 +135,13 @@ class MemoryTimeline:
                 by_kind[block.kind] += block.nbytes
                 for name in (*modules_above(block.module), block.module):
                     by_module[name] += block.nbytes
+        op = module = phase = ""
+        if event != _BEFORE:
+            row = events[event]
+            op = self.trace.signatures[row.item].op if row.kind == "op" else row.kind
+            module, phase = _owner(self.trace, row.stack), row.phase
         ordered = Counter({kind: by_kind[kind] for kind in KINDS if kind in by_kind})
-        if event == _BEFORE:
-            return MemoryMoment(event, "", "", "", self.baseline, ordered, by_module)
-        row = events[event]
-        op = self.trace.signatures[row.item].op if row.kind == "op" else row.kind
-        return MemoryMoment(
-            event, op, _owner(self.trace, row.stack), row.phase, self._totals[event + 1], ordered, by_module
-        )
+        return MemoryMoment(event, op, module, phase, self._totals[event + 1], ordered, by_module)
 
     def by_phase(self) -> dict[str, int]:
         """Return phase → peak memory over its ops; ops without tensors, such as markers for a profiler, are ignored."""
@@ -181,7 +179,7 @@ def read_memory(
             "this Trace has no ordered events (it was merged, aggregated, or comes from a long recording); memory "
             "prediction needs them: pass the Trace of one step, such as run.steps[0]"
         )
-    devices = _devices(trace)
+    devices = _list_devices(trace)
     device = next(iter(devices), "cpu") if device is None else device
     if device not in devices and devices:
         raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
@@ -194,13 +192,13 @@ def read_memory(
     return MemoryTimeline(device, unit, tuple(blocks), kernels_with_unknown_workspace(trace, sizes), trace)
 
 
-def _devices(trace: Trace) -> dict[str, int]:
-    """Return device → bytes of its storages; first the emulated device, or in real execution the one with the most."""
+def _list_devices(trace: Trace) -> list[str]:
+    """Return the devices of storages; first the emulated device, or in real execution the one with the most bytes."""
     emulated = _emulated_device(trace)
     devices = Counter({emulated: 0} if emulated else {})
     for storage in trace.storages:
         devices[_device_of(storage, emulated)] += storage.nbytes
-    return devices if emulated else dict(devices.most_common())
+    return list(devices) if emulated else [device for device, _ in devices.most_common()]
 
 
 def _device_of(storage: Storage, emulated: str) -> str:
@@ -223,8 +221,6 @@ def _workspaces(trace: Trace, sizes: Sequence[int]) -> Iterator[Block]:
 
 
 class _Lifetimes:
-    """Lifetime and kind of each storage on a device."""
-
     def __init__(self, trace: Trace, device: str, unit: int, run_end: int | None) -> None:
         self._trace = trace
         self._unit = unit
@@ -271,9 +267,7 @@ class _Lifetimes:
             kind, module = self._kind_of_existing(index), row.name.rpartition(".")[0]
             # A storage of unknown origin that is freed in the run, such as a batch of data, was probably created in it
             # by unrecorded code; so was optimizer state that did not exist before the step, such as its step count.
-            created_in_run = (
-                row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
-            )
+            created_in_run = row.origin == "outside" and (end is not None or kind == "optimizer state")
             begin = first if created_in_run and first is not None else _BEFORE
             self._modules[index] = module
             return Block(index, nbytes, kind, module, "", begin, end)
@@ -344,27 +338,21 @@ class _Lifetimes:
             if event.kind != "op" or self._trace.signatures[event.item].op != "aten::add.Tensor" or not event.reads:
                 continue
             first, writes = event.reads[0], event.writes
-            reuses = (
-                len(writes) == 1
-                and self._first[writes[0]] == index
-                and index < self._ends.get(first, 0) <= follows[index]
-            )
-            equal_size = reuses and self._storages[first].nbytes == self._storages[writes[0]].nbytes
-            op_result = self._storages[first].origin == "op"
-            if equal_size and op_result and (event.phase == "backward" or self._is_linear(event.stack)):
+            is_new = len(writes) == 1 and self._first[writes[0]] == index
+            if not (is_new and index < self._ends.get(first, 0) <= follows[index]):
+                continue
+            source, result = self._storages[first], self._storages[writes[0]]
+            module = self._trace.modules.by_name.get(_owner(self._trace, event.stack))
+            adds_in_place = event.phase == "backward" or (module is not None and _LINEAR in module.classes)
+            if source.nbytes == result.nbytes and source.origin == "op" and adds_in_place:
                 self._ends[first] = index
-
-    def _is_linear(self, stack: int) -> bool:
-        module = self._trace.modules.by_name.get(_owner(self._trace, stack))
-        return module is not None and _LINEAR in module.classes
 
     def _in_later_step(self, block: Block) -> list[Block]:
         """Return the lifetimes of a block in a step that is preceded by an identical step."""
-        if block.begin == _BEFORE or block.end is not None:
-            return [block]
-        if block.kind == "optimizer state":
+        lasts = block.begin != _BEFORE and block.end is None
+        if lasts and block.kind == "optimizer state":
             return [block._replace(begin=_BEFORE)]
-        if block.kind in ("activation", "temporary"):
+        if lasts and block.kind in ("activation", "temporary"):
             # The program keeps a reference to the last step's result until the model returns the next.
             return [block, block._replace(begin=_BEFORE, end=self._replaced_at(block.begin))]
         return [block]

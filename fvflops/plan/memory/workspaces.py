@@ -19,6 +19,8 @@ _MAX_PLAIN_CHANNELS = 3
 # torch uses its native kernel for one input of up to this many elements (use_mkldnn in Convolution.cpp).
 _NATIVE_KERNEL_ELEMENTS = 20480
 _ARITHMETIC = ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "mkldnn_convolution")
+_CUDNN = ("convolution", "convolution_backward", "cudnn_convolution", "_cudnn_rnn", "_cudnn_rnn_backward")
 
 
 def _convolution_on_cpu(call: Call) -> int | None:
@@ -54,7 +56,6 @@ def _convolution_backward_on_cpu(call: Call) -> int | None:
 
 
 def _is_onednn(call: Call) -> bool:
-    """Return whether the rules for oneDNN apply to a convolution."""
     source, weight = call.arguments["input"], call.arguments["weight"]
     if not (isinstance(source, TensorSpec) and isinstance(weight, TensorSpec)) or call.arguments.get("transposed"):
         return False
@@ -90,10 +91,7 @@ def _reduce_scatter_on_cpu(call: Call) -> int | None:
 # Device type → op without overload → the workspace of one call in bytes, or None where the rule does not apply.
 WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     "cpu": {
-        f"aten::{name}": _convolution_on_cpu
-        for name in ("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "mkldnn_convolution")
-    }
-    | {
+        **dict.fromkeys([f"aten::{name}" for name in _CONVOLUTIONS], _convolution_on_cpu),
         **dict.fromkeys([f"aten::{name}" for name in _ARITHMETIC], _mixed_arithmetic_on_cpu),
         "aten::convolution_backward": _convolution_backward_on_cpu,
         # gloo receives into a copy of the result.
@@ -123,15 +121,7 @@ _IN_PLACE = frozenset({"bitsandbytes::optimizer_update_32bit", "bitsandbytes::op
 # Device type → ops of libraries whose workspace is not known in advance.
 UNKNOWN: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}),
-    "cuda": frozenset(
-        {
-            "aten::convolution",
-            "aten::convolution_backward",
-            "aten::cudnn_convolution",
-            "aten::_cudnn_rnn",
-            "aten::_cudnn_rnn_backward",
-        }
-    ),
+    "cuda": frozenset(f"aten::{name}" for name in _CUDNN),
 }
 
 

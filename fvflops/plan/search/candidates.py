@@ -17,11 +17,7 @@ from fvflops.plan.step_time.calibration import Efficiency, Network
 from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr, suggest
 
-_PIPELINE_RANKS = (1, 2, 4, 8, 16)
-_REPLICAS = (1, 4, 16)
-_CHECKPOINTS = ("none", "selective", "full")
 _OPTIMIZER_SHARDINGS = ("none", *OPTIMIZER_SHARDINGS)
-_SCHEDULES = ("1f1b", "interleaved")
 
 # What a search chooses, and what it tries by default.
 CHOICES: Mapping[str, str] = {
@@ -142,9 +138,9 @@ class Space:
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, number in (("gpus", self.gpus), ("global_batch", self.global_batch)):
-            if number < 1:
-                raise PlanError(f"{name} must be at least 1; got {number}")
+        for name in ("gpus", "global_batch"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} must be at least 1; got {getattr(self, name)}")
         for name, values in self.choices.items():
             if name not in CHOICES:
                 raise PlanError(f"no choice {name!r}{suggest(name, CHOICES)}: a search chooses {', '.join(CHOICES)}")
@@ -167,13 +163,12 @@ class Space:
         --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
         --mesh dp=2,tp=4 --batch 1 --microbatches 4 --optimizer-sharding dp --checkpoint full
         """
+        sizes = self._values("micro-batch", _powers_of_two(self.global_batch))
+        checkpoints = self._values("checkpoint", ("none", "selective", "full"))
         candidates = {
             candidate.command(): candidate
-            for mesh in self._list_meshes()
-            for micro_batch, checkpoint in product(
-                self._values("micro-batch", _powers_of_two(self.global_batch)), self._values("checkpoint", _CHECKPOINTS)
-            )
-            for candidate in self._with_policies(mesh, micro_batch, checkpoint)
+            for mesh, size, checkpoint in product(self._list_meshes(), sizes, checkpoints)
+            for candidate in self._with_policies(mesh, size, checkpoint)
         }
         if not candidates:
             raise PlanError(
@@ -186,16 +181,13 @@ class Space:
         return self.choices.get(name, tuple(default))
 
     def _list_meshes(self) -> Iterator[dict[str, int]]:
-        pipeline = [size for size in _PIPELINE_RANKS if size == 1 or size <= self.layers]
-        for tp, pp, cp in product(
-            self._values("tp", _powers_of_two(self.gpus_per_node)),
-            self._values("pp", pipeline),
-            self._values("cp", [1]),
-        ):
+        tensor = self._values("tp", _powers_of_two(self.gpus_per_node))
+        pipeline = self._values("pp", (size for size in (1, 2, 4, 8, 16) if size == 1 or size <= self.layers))
+        for tp, pp, cp in product(tensor, pipeline, self._values("cp", [1])):
             replicas, rest = divmod(self.gpus, tp * pp * cp)
             if rest or not replicas:
                 continue
-            for dp in dict.fromkeys(self._values("dp", (*_REPLICAS, replicas))):
+            for dp in dict.fromkeys(self._values("dp", (1, 4, 16, replicas))):
                 for ep in self._values("ep", [1]):
                     if replicas % dp == 0 and (replicas // dp * cp * tp) % ep == 0:
                         axes = {"pp": pp, "dp": dp, "fsdp": replicas // dp, "cp": cp, "tp": tp, "ep": ep}
@@ -210,7 +202,7 @@ class Space:
         is_plain = count_shares(mesh, "tokens") == 1 or mesh.get("fsdp", 1) > 1  # no replicas that could divide it
         shardings = ("none",) if is_plain else self._values("optimizer-sharding", _OPTIMIZER_SHARDINGS)
         if mesh.get("pp", 1) > 1:
-            for schedule in self._values("schedule", _SCHEDULES):
+            for schedule in self._values("schedule", ("1f1b", "interleaved")):
                 if choose_schedule(schedule, None)[1] * mesh["pp"] <= self.layers:
                     for sharding in shardings:
                         yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, False, divides, sharding)
@@ -307,19 +299,12 @@ class LayoutSearch(Displayed):
         """Return the planned layouts that fit and that no other one beats in both time and memory, fastest first."""
         front: list[LayoutResult] = []
         for result in self.fitting():
-            if not front or _peak(result) < _peak(front[-1]):
+            if not front or (result.peak or 0) < (front[-1].peak or 0):
                 front.append(result)
         return front
 
 
-def _peak(result: LayoutResult) -> int:
-    return result.peak or 0
-
-
-def in_order(results: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
-    order = {"fits": 0, "slower": 1, "does not fit": 2, "failed": 3}
-    return tuple(
-        sorted(
-            results, key=lambda item: (order[item.status], item.least_seconds if item.seconds is None else item.seconds)
-        )
-    )
+def in_order(results: Iterable[LayoutResult]) -> tuple[LayoutResult, ...]:
+    order = ("fits", "slower", "does not fit", "failed")
+    timed = [(order.index(item.status), item.seconds or item.least_seconds, item) for item in results]
+    return tuple(item for *_, item in sorted(timed, key=lambda entry: entry[:2]))

@@ -246,10 +246,9 @@ class MicrobatchCost:
 def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int, int], ...]:
     """Return the moments of a MicrobatchCost, without those at which no more is allocated than at others."""
     most: dict[int, tuple[int, int]] = {}
-    curves = [timeline.curve(kind) for kind in _STATES]
-    for total, buffers, *states in zip(timeline.curve(), timeline.curve("communication"), *curves, strict=True):
-        others = total - sum(states)
-        known = most.get(sum(states), (0, 0))
+    curves = [timeline.curve(kind) for kind in (None, "communication", *_STATES)]
+    for total, buffers, *states in zip(*curves, strict=True):
+        others, known = total - sum(states), most.get(sum(states), (0, 0))
         most[sum(states)] = max(known[0], others), max(known[1], others - buffers)
     moments: list[tuple[int, int, int]] = []
     for state, (others, without) in sorted(most.items(), reverse=True):
@@ -264,14 +263,9 @@ def _axis_of(item: Collective) -> str:
 
 def _payload(program: StepProgram, collective: str, axis: str) -> int:
     """Return the bytes of a collective along an axis in a pass, the maximum of all passes: FSDP2 may gather twice."""
-    return max(
-        sum(
-            item.call.payload
-            for item in part.items
-            if isinstance(item, Collective) and (item.call.collective, _axis_of(item)) == (collective, axis)
-        )
-        for part in program.programs
-    )
+    passes = ([item for item in part.items if isinstance(item, Collective)] for part in program.programs)
+    found = ([item.call for item in items if _axis_of(item) == axis] for items in passes)
+    return max(sum(call.payload for call in calls if call.collective == collective) for calls in found)
 
 
 def least_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int, timing: Timing) -> float:

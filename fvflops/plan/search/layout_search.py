@@ -185,8 +185,6 @@ def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]])
 
 
 class _Search:
-    """The layouts of a search, with their bounds and results."""
-
     def __init__(self, workload: Workload, candidates: Sequence[Candidate], best: int, progress: Progress) -> None:
         self._workload = workload
         self._candidates = candidates
@@ -283,7 +281,8 @@ class _Search:
             self.settings["checkpointing"] = OWN_CHECKPOINTING
         workload, smaller = self._workload, self._smaller_cost(layout)
         for number, candidate in enumerate(self._candidates):
-            if number in self._results or not _takes_longer(self._recordings[self._keys[number]], layout):
+            own = self._recordings[self._keys[number]]
+            if number in self._results or not _is_larger(own, layout, recomputes=own, less=layout):
                 continue
             seconds, peak = self._bounds[number]
             grown = cost if smaller is None else cost.extrapolate(*smaller, layout.micro_batch, candidate.micro_batch)
@@ -297,12 +296,9 @@ class _Search:
                 self._settle_larger(candidate, self._results[number])
 
     def _smaller_cost(self, layout: Candidate) -> tuple[MicrobatchCost, int] | None:
-        known: tuple[MicrobatchCost, int] | None = None
-        for key in self._sizes[_key_without_size(layout)]:
-            cost, size = self._costs.get(key, ""), self._recordings[key].micro_batch
-            if not isinstance(cost, str) and size < layout.micro_batch:
-                known = cost, size
-        return known
+        sizes = ((key, self._recordings[key].micro_batch) for key in reversed(self._sizes[_key_without_size(layout)]))
+        costs = ((self._costs.get(key, ""), size) for key, size in sizes if size < layout.micro_batch)
+        return next(((cost, size) for cost, size in costs if not isinstance(cost, str)), None)
 
     def _decide(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
@@ -311,22 +307,19 @@ class _Search:
         )
 
     def _find_limit(self) -> float | None:
-        """Return the time of the slowest of the best layouts, None while fewer are known."""
         times = sorted(item.seconds for item in self._results.values() if item.status == "fits" and item.seconds)
         return times[self._best - 1] if len(times) >= self._best else None
 
     def _add(self, number: int, result: LayoutResult | str) -> None:
-        candidate = self._candidates[number]
         if isinstance(result, str):
             self._decide(number, "failed", result)
             return
         seconds, peak = self._bounds[number]
         self._results[number] = replace(result, least_seconds=seconds, least_peak=peak)
         if result.status == "does not fit":
-            self._settle_larger(candidate, result)
+            self._settle_larger(self._candidates[number], result)
 
     def _settle_larger(self, smaller: Candidate, result: LayoutResult) -> None:
-        """Settle the layouts that need at least as much memory as one that does not fit."""
         for number in self._like[_key_without_microbatches(smaller)]:
             if number not in self._results and needs_more(self._candidates[number], smaller):
                 reason = f"at least {result.reason.removeprefix('at least ')}, as with {smaller.command()}"
@@ -335,7 +328,7 @@ class _Search:
 
 def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str, Any]:
     """Return the settings that all layouts share, from the settings of one; "sequence" is the whole sequence."""
-    own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
+    own = Candidate({"fsdp": 2, "tp": 2}, 1, 1, "1f1b").settings()
     kept = {key: value for key, value in settings.items() if key not in own}
     return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})
 
@@ -348,12 +341,12 @@ def _key_without_size(layout: Candidate) -> Hashable:
     return _key_without_microbatches(layout), layout.checkpoint
 
 
-def _takes_longer(layout: Candidate, shorter: Candidate) -> bool:
-    """Return whether a layout is another one, or differs only in a larger microbatch and more recomputation."""
+def _is_larger(layout: Candidate, smaller: Candidate, *, recomputes: Candidate, less: Candidate) -> bool:
+    """Return whether layouts differ only in a larger microbatch, and one `recomputes` at least as much, one `less`."""
     return (
-        layout.micro_batch >= shorter.micro_batch
-        and shorter.checkpoint in _NO_MORE_RECOMPUTATION.get(layout.checkpoint, (layout.checkpoint,))
-        and _key_without_microbatches(layout) == _key_without_microbatches(shorter)
+        layout.micro_batch >= smaller.micro_batch
+        and less.checkpoint in _NO_MORE_RECOMPUTATION.get(recomputes.checkpoint, (recomputes.checkpoint,))
+        and _key_without_microbatches(layout) == _key_without_microbatches(smaller)
     )
 
 
@@ -363,9 +356,5 @@ def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
     Without FSDP2 each microbatch in flight has copies of the weights in autocast's dtype: there must be as many.
     """
     in_flight = [min(item.microbatches, item.size("pp")) for item in (candidate, smaller)]
-    return (
-        _key_without_microbatches(candidate) == _key_without_microbatches(smaller)
-        and candidate.micro_batch >= smaller.micro_batch
-        and candidate.checkpoint in _NO_MORE_RECOMPUTATION.get(smaller.checkpoint, (smaller.checkpoint,))
-        and (candidate.size("fsdp") > 1 or in_flight[0] >= in_flight[1])
-    )
+    has_as_many = candidate.size("fsdp") > 1 or in_flight[0] >= in_flight[1]
+    return has_as_many and _is_larger(candidate, smaller, recomputes=smaller, less=candidate)

@@ -38,11 +38,8 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     """Return the report of a search for the model `name`; `command` plans the first layout."""
     found = search.best(best)
     verdict = _judge(search)
-    settings = {
-        **search.settings,
-        "device": search.device.name,
-        "efficiency": search.efficiency.source.partition(";")[0],
-    }
+    settings = {**search.settings, "device": search.device.name}
+    settings["efficiency"] = search.efficiency.source.partition(";")[0]
     settings |= {} if search.network is None else {"network": search.network.name}
     texts, about = lead(verdict, settings)
     parts: list[Part] = [*texts, _IN_ROWS, _summarise(search), *_list_failures(search)]
@@ -78,7 +75,6 @@ def describe(candidate: Candidate) -> str:
 
 
 def _describe_policies(candidate: Candidate) -> str:
-    """Return the schedule or how parameters are sharded, and the checkpointing."""
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
@@ -91,7 +87,7 @@ _OF_LAYOUT = (text_column("mesh"), text_column("batch"), text_column("policy"))
 
 
 def _cells_of(candidate: Candidate) -> tuple[str, str, str]:
-    return (describe(candidate), f"{candidate.micro_batch} × {candidate.microbatches}", _describe_policies(candidate))
+    return describe(candidate), f"{candidate.micro_batch} × {candidate.microbatches}", _describe_policies(candidate)
 
 
 def _summarise(search: LayoutSearch) -> str:
@@ -127,20 +123,11 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
     )
     rows = []
     for number, result in enumerate(found, start=1):
-        candidate = result.candidate
-        rows.append(
-            (
-                number,
-                *_cells_of(candidate),
-                result.seconds,
-                result.mfu,
-                result.peak,
-                "*" if id(result) in front else "",
-                result.exposed_share,
-                result.bubble_share if candidate.schedule else None,
-                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
-            )
-        )
+        candidate, mark = result.candidate, "*" if id(result) in front else ""
+        bubble = result.bubble_share if candidate.schedule else None
+        rate = result.samples_per_second if per_second == "samples" else result.tokens_per_second
+        figures = (result.seconds, result.mfu, result.peak, mark, result.exposed_share, bubble, rate)
+        rows.append((number, *_cells_of(candidate), *figures))
     notes = [
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
         "activation checkpointing.",
@@ -166,7 +153,6 @@ def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]
 
 
 def _draw(search: LayoutSearch) -> Iterator[Part]:
-    """Yield the picture of the time and the memory of the planned layouts, if their memory differs."""
     front = {id(result) for result in search.pareto_front()}
     points = [
         Point(result.seconds, result.peak, result.candidate.command(), id(result) in front)
@@ -188,19 +174,16 @@ def _draw(search: LayoutSearch) -> Iterator[Part]:
 
 
 def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
-    without = [result for result in search.results if result.status == "does not fit"]
+    without = [item for item in search.results if item.status == "does not fit"]
     if not without:
         return
-    without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
+    without.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
     columns = (*_OF_LAYOUT, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
-    rows = [
-        (*_cells_of(result.candidate), result.seconds, result.reason.partition(",")[0]) for result in without[:_SHOWN]
-    ]
+    rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in without[:_SHOWN]]
     left = len(without) - len(rows)
     notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
-    yield Table(
-        "without", columns, rows, title="Layouts that do not fit, the closest first", notes=notes, noun="layout"
-    )
+    title = "Layouts that do not fit, the closest first"
+    yield Table("without", columns, rows, title=title, notes=notes, noun="layout")
 
 
 def _list_failures(search: LayoutSearch) -> Iterator[Part]:

@@ -305,7 +305,6 @@ def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Ca
 
 
 def _route(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    """Return a forward of a zoo router that chooses the experts of `tokens`."""
 
     def routed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, chosen = forward(x)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from torch import nn
 from fvflops.capture.restore.torch_state import parameter_groups
 from fvflops.plan.sharding.expert_parallel import DividedExperts, shard_experts_fully
 from fvflops.text import suggest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,17 @@ PRECISIONS: Mapping[str, Precision] = {
 }
 
 
-def find_precision(name: str | None) -> Precision | None:
-    """Return the data types by name, None for None; another name raises ValueError."""
+def find_named(name: str | None, known: Mapping[str, T], what: str) -> T | None:
+    """Return the value of a name, None for None; another name raises ValueError."""
     if name is None:
         return None
-    if name not in PRECISIONS:
-        raise ValueError(f"no precision {name!r}{suggest(name, PRECISIONS)}: they are {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
+    if name not in known:
+        raise ValueError(f"no {what} {name!r}{suggest(name, known)}: they are {', '.join(known)}")
+    return known[name]
+
+
+def find_precision(name: str | None) -> Precision | None:
+    return find_named(name, PRECISIONS, "precision")
 
 
 def shard_fully(
@@ -62,9 +68,8 @@ def shard_fully(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy()
-    if precision is not None:
-        policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.reduce)
+    dtypes = () if precision is None else (precision.compute, precision.reduce)
+    policy = MixedPrecisionPolicy(*dtypes)
     # For the root, None is torch's default, which does not reshard.
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if experts is not None:
@@ -100,13 +105,13 @@ def unsharded_class(module: nn.Module) -> type[nn.Module]:
 
 def materialise(model: nn.Module) -> None:
     """Give parameters uninitialised memory, never written to, so never allocated: FSDP2 rejects the meta device."""
-    model._apply(
-        lambda tensor: (torch.empty_like if isinstance(tensor, nn.Parameter) else _zeros)(tensor, device="cpu")
-    )
 
+    def allocate(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return torch.empty_like(tensor, device="cpu")
+        return torch.zeros_like(tensor, device="cpu") if tensor.device.type == "meta" else tensor
 
-def _zeros(buffer: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.zeros_like(buffer, device=device) if buffer.device.type == "meta" else buffer
+    model._apply(allocate)
 
 
 def is_fully_sharded(model: nn.Module) -> bool:

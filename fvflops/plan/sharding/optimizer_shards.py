@@ -19,7 +19,7 @@ from fvflops.capture.shapes.metadata import dtype_name
 from fvflops.capture.training_step import OptimizerMaker, make_optimizer
 from fvflops.plan.added_optimizers import MasterWeights, Muon, local_part
 from fvflops.plan.rank_step import Gradient
-from fvflops.text import suggest
+from fvflops.plan.sharding.fully_sharded import find_named
 
 GRADIENT_DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Their update of an element depends on its whole matrix.
@@ -27,14 +27,7 @@ _BY_MATRIX = (Muon, torch.optim.Adafactor, *([torch.optim.Muon] if hasattr(torch
 
 
 def find_gradient_dtype(name: str | None) -> torch.dtype | None:
-    """Return a data type by name, None for None; another name raises ValueError."""
-    if name is None:
-        return None
-    if name not in GRADIENT_DTYPES:
-        raise ValueError(
-            f"no data type of gradients {name!r}{suggest(name, GRADIENT_DTYPES)}: they are {', '.join(GRADIENT_DTYPES)}"
-        )
-    return GRADIENT_DTYPES[name]
+    return find_named(name, GRADIENT_DTYPES, "data type of gradients")
 
 
 class Shard(NamedTuple):

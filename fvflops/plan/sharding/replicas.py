@@ -79,7 +79,6 @@ def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_me
 
 
 def _list_averaged(stage: StageModule, prefix: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the trainable parameters of a stage with their replicas."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
     of_experts: tuple[Value, int] = (None, 1)
@@ -107,48 +106,31 @@ def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
 
     The last of each group and dtype is the collective.
     """
-    return {"allreduce": average_gradients, "reduce_scatter": scatter_gradients, GATHERING: gather_parameters}[kind](
-        gradients
-    )
-
-
-def average_gradients(gradients: Iterable[Gradient]) -> list[Call]:
-    """Return the calls of DDP: each gradient scaled, then an all-reduce for each group and dtype."""
-    sizes = Counter[tuple[Value, str, str]]()
     added: list[Call] = []
-    for _, spec, group, replicas in gradients:
-        scaled = make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
-        added.append((scaled, "backward", 1))
-        sizes[group, spec.dtype, spec.device] += spec.numel
-    for (group, dtype, device), size in sizes.items():
-        added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
-    return added
-
-
-def scatter_gradients(gradients: Iterable[Gradient]) -> list[Call]:
-    """Return the calls that average gradients in buffers and leave each replica its part: scaled, then scattered."""
-    scatter = torch.ops.c10d._reduce_scatter_base_.default
-    added: list[Call] = []
+    if kind == "allreduce":  # of DDP: each gradient is scaled
+        sizes = Counter[tuple[Value, str, str]]()
+        for _, spec, group, replicas in gradients:
+            scaled = make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
+            added.append((scaled, "backward", 1))
+            sizes[group, spec.dtype, spec.device] += spec.numel
+        for (group, dtype, device), size in sizes.items():
+            added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
+        return added
     for (group, replicas), whole, part in _join(gradients):
-        added.append((make_signature(torch.ops.aten.mul_.Tensor, whole, self=whole, other=1 / replicas), "backward", 1))
-        scattered = make_signature(scatter, output_tensor=part, input_tensor=whole, process_group=group)
-        added.append((scattered, "backward", 1))
+        if kind == GATHERING:
+            op, output, source, phase = torch.ops.c10d._allgather_base_.default, whole, part, "forward"
+        else:  # each replica is left its part of the averages
+            op, output, source, phase = torch.ops.c10d._reduce_scatter_base_.default, part, whole, "backward"
+            scaled = make_signature(torch.ops.aten.mul_.Tensor, whole, self=whole, other=1 / replicas)
+            added.append((scaled, phase, 1))
+        sent = make_signature(op, output_tensor=output, input_tensor=source, process_group=group)
+        added.append((sent, phase, 1))
     return added
 
 
-def gather_parameters(parameters: Iterable[Gradient]) -> list[Call]:
-    """Return the calls that gather the parts of parameters that replicas have updated."""
-    gather = torch.ops.c10d._allgather_base_.default
-    return [
-        (make_signature(gather, output_tensor=whole, input_tensor=part, process_group=group), "forward", 1)
-        for (group, _), whole, part in _join(parameters)
-    ]
-
-
-def count_padding(gradients: Iterable[Gradient]) -> int:
+def count_padding(gradients: Sequence[Gradient]) -> int:
     """Return the bytes by which buffers are longer than the gradients in them, so that replicas have equal parts."""
-    listed = list(gradients)
-    return sum(whole.nbytes for _, whole, _ in _join(listed)) - sum(gradient.spec.nbytes for gradient in listed)
+    return sum(whole.nbytes for _, whole, _ in _join(gradients)) - sum(item.spec.nbytes for item in gradients)
 
 
 def _join(gradients: Iterable[Gradient]) -> Iterator[tuple[tuple[Value, int], TensorSpec, TensorSpec]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ from torch import nn
 
 # Changes a tensor, given the mesh.
 Change = Callable[[Any, Any], Any]
+# Shards a module, given the mesh, in place.
+Style = Callable[[nn.Module, Any], Any]
 # Parameters of `fvflops.zoo.mixtral.Experts` → the dimension that tensor parallelism divides.
 EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
 
@@ -28,21 +29,18 @@ def parallelism_of(model: nn.Module) -> Any:
     return getattr(type(model), "zoo_parallelism", None)
 
 
-class ModuleStyle:
-    """Changes of a module's first input and its result, each with the mesh, and the placement of its parameters."""
+def change_module(first: Change | None = None, result: Change | None = None, parameters: Any = None) -> Style:
+    """Return the style that changes a module's first input and its result, and places its parameters."""
 
-    def __init__(self, first: Change | None = None, result: Change | None = None, parameters: Any = None) -> None:
-        self._first, self._result, self._parameters = first, result, parameters
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        first, result = self._first, self._result
-        if self._parameters is not None:
-            _distribute(module, mesh, lambda name: [self._parameters])
+    def apply(module: nn.Module, mesh: Any) -> None:
+        if parameters is not None:
+            _distribute(module, mesh, lambda name: [parameters])
         if first is not None:
             module.register_forward_pre_hook(lambda _, args: (first(args[0], mesh), *args[1:]))
         if result is not None:
             module.register_forward_hook(lambda _, args, value: result(value, mesh))
-        return module
+
+    return apply
 
 
 def _placed(tensor: torch.Tensor, mesh: Any, placement: Any, **options: Any) -> Any:
@@ -51,45 +49,44 @@ def _placed(tensor: torch.Tensor, mesh: Any, placement: Any, **options: Any) -> 
     return DTensor.from_local(tensor, mesh, (placement,), run_check=False, **options)
 
 
-def sharded_elements(placement: Any, parameters: Any) -> ModuleStyle:
+def sharded_elements(placement: Any, parameters: Any) -> Style:
     """Return the style of elementwise modules with a first input and parameters placed so, and local results."""
-    return ModuleStyle(
+    return change_module(
         lambda x, mesh: _placed(x, mesh, placement),
         lambda x, mesh: x.to_local() if hasattr(x, "to_local") else x,
         parameters,
     )
 
 
-def mixture_boundary(layout: Any) -> ModuleStyle:
+def mixture_boundary(layout: Any) -> Style:
     """Return the style that replicates a mixture's input, and sums the ranks' parts of its result to the layout."""
     from torch.distributed.tensor import Partial, Replicate
 
     def replicate(x: torch.Tensor, mesh: Any) -> Any:
         return _placed(x, mesh, layout).redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),))
 
-    return ModuleStyle(replicate, lambda x, mesh: _placed(x, mesh, Partial()).redistribute(mesh, (layout,)).to_local())
+    return change_module(
+        replicate, lambda x, mesh: _placed(x, mesh, Partial()).redistribute(mesh, (layout,)).to_local()
+    )
 
 
-class RegatheredColumns:
-    """Column-wise linear layers whose input is a part of the sequence, its first dimension, and gathered twice.
+def regather_columns(module: nn.Module, mesh: Any) -> None:
+    """Shard a linear layer by columns, whose input is a part of the sequence, its first dimension, and gathered twice.
 
     As in Megatron-LM the backward pass gathers it again, so that only the part is kept: Korthikanti et al., "Reducing
     Activation Recomputation in Large Transformer Models" (arXiv:2205.05198), section 4.2.2.
     """
+    from torch.distributed.tensor import Shard
 
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import Shard
+    _distribute(module, mesh, lambda name: [Shard(0)])
 
-        _distribute(module, mesh, lambda name: [Shard(0)])
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        parameters: tuple[Any, Any] = module.weight, module.bias
+        weight, bias = (None if item is None else item.to_local() for item in parameters)
+        result: torch.Tensor = GatheredLinear.apply(x, weight, bias, mesh)
+        return result
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            parameters: tuple[Any, Any] = module.weight, module.bias
-            weight, bias = (None if item is None else item.to_local() for item in parameters)
-            result: torch.Tensor = GatheredLinear.apply(x, weight, bias, mesh)
-            return result
-
-        module.forward = forward
-        return module
+    module.forward = forward
 
 
 class GatheredLinear(torch.autograd.Function):
@@ -123,78 +120,68 @@ def _redistribute(x: torch.Tensor, mesh: Any, placement: Any, desired: Any) -> t
     return changed
 
 
-class DividedVocabulary:
-    """Losses of the zoo whose logits are divided by the vocabulary."""
-
-    def _apply(self, module: Any, mesh: Any) -> nn.Module:
-        module.group = mesh.get_group()
-        module.first = mesh.get_local_rank() * -(-module.vocab_size // mesh.size())
-        loss: nn.Module = module
-        return loss
+def divide_vocabulary(loss: Any, mesh: Any) -> None:
+    """Let a loss of the zoo take logits that are divided by the vocabulary."""
+    loss.group = mesh.get_group()
+    loss.first = mesh.get_local_rank() * -(-loss.vocab_size // mesh.size())
 
 
-class GroupedExperts:
-    """Each expert's columns, then rows, divided among the ranks."""
+def divide_experts(module: nn.Module, mesh: Any) -> None:
+    """Divide each expert's columns, then rows, among the ranks."""
+    from torch.distributed.tensor import Shard
 
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import Shard
-
-        check_width(module, "tp", mesh.size())
-        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
-        return module
+    check_width(module, "tp", mesh.size())
+    distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
 
 
-def styles_of_zoo() -> Mapping[str, Callable[[], Any]]:
-    """Return name → factory of the style, as of torch.distributed.tensor.parallel."""
+def styles_of_zoo() -> Mapping[str, Style]:
+    """Return name → style, as of torch.distributed.tensor.parallel."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor import parallel as tp
 
-    def replicated(x: torch.Tensor, mesh: Any, layout: Any) -> Any:
-        return _placed(x, mesh, layout).redistribute(mesh, (Replicate(),))
+    def replicated(layout: Any) -> Style:
+        return change_module(lambda x, mesh: _placed(x, mesh, layout).redistribute(mesh, (Replicate(),)))
 
-    return {
-        "colwise": tp.ColwiseParallel,
-        "rowwise": tp.RowwiseParallel,
-        "colwise_gather_output": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "colwise_rep": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "rowwise_split_input": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "rowwise_rep": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "embedding_rowwise": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "embedding_colwise": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "sequence_parallel": lambda: tp.SequenceParallel(use_local_output=True),
+    gathered, split = tp.ColwiseParallel(output_layouts=Replicate()), tp.RowwiseParallel(input_layouts=Replicate())
+    styles: Mapping[str, Any] = {
+        "colwise": tp.ColwiseParallel(),
+        "rowwise": tp.RowwiseParallel(),
+        **dict.fromkeys(("colwise_gather_output", "colwise_rep"), gathered),
+        **dict.fromkeys(("rowwise_split_input", "rowwise_rep", "embedding_rowwise"), split),
+        "embedding_colwise": gathered,
+        "sequence_parallel": tp.SequenceParallel(use_local_output=True),
         # transformers' name for the norms of queries and keys, (batch, sequence, heads, width of a head).
-        "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
+        "replicated_with_grad_allreduce": tp.SequenceParallel(sequence_dim=2, use_local_output=True),
         # As torch's PrepareModuleInput, for modules with any number of arguments.
-        "replicated_input": lambda: ModuleStyle(partial(replicated, layout=Replicate())),
-        "sequence_input": lambda: ModuleStyle(partial(replicated, layout=Shard(1))),
-        "mixture": lambda: mixture_boundary(Replicate()),
-        "mixture_of_sequence": lambda: mixture_boundary(Shard(1)),
+        "replicated_input": replicated(Replicate()),
+        "sequence_input": replicated(Shard(1)),
+        "mixture": mixture_boundary(Replicate()),
+        "mixture_of_sequence": mixture_boundary(Shard(1)),
         # Results of a replicated layer get a part of their gradient on each rank, as torchtitan's NoParallel.
-        "partial_gradient": lambda: ModuleStyle(
+        "partial_gradient": change_module(
             lambda x, mesh: _placed(x, mesh, Replicate(), grad_placements=(Partial(),)),
             lambda x, mesh: x.to_local(grad_placements=(Partial(),)),
             Replicate(),
         ),
-        "grouped_experts": GroupedExperts,
-        "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
-        "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
-            input_layouts=Shard(1), output_layouts=Replicate()
-        ),
-        "colwise_of_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(1)),
-        "colwise_bias": lambda: sharded_elements(Shard(-1), Shard(0)),
-        "colwise_loss": DividedVocabulary,
+        "grouped_experts": divide_experts,
+        "embedding_rowwise_to_sequence": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "rowwise_to_sequence": tp.RowwiseParallel(output_layouts=Shard(1)),
+        "colwise_of_sequence_gather_output": tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        "colwise_of_sequence": tp.ColwiseParallel(input_layouts=Shard(1)),
+        "colwise_bias": sharded_elements(Shard(-1), Shard(0)),
+        "colwise_loss": divide_vocabulary,
         # With the sequence as the first dimension, as in Megatron-LM.
-        "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
-        "first_parallel_bias": lambda: sharded_elements(Shard(0), Replicate()),
+        "first_parallel": tp.SequenceParallel(sequence_dim=0, use_local_output=True),
+        "first_parallel_bias": sharded_elements(Shard(0), Replicate()),
         # Inside of first_parallel_bias, on each rank's shard: dropout with the rank's random numbers.
-        "local_input": lambda: ModuleStyle(lambda x, mesh: x.to_local()),
-        "colwise_of_first": RegatheredColumns,
-        "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
-        "replicated_to_first": lambda: ModuleStyle(
+        "local_input": change_module(lambda x, mesh: x.to_local()),
+        "colwise_of_first": regather_columns,
+        "rowwise_to_first": tp.RowwiseParallel(output_layouts=Shard(0)),
+        "replicated_to_first": change_module(
             result=lambda x, mesh: _placed(x, mesh, Replicate()).redistribute(mesh, (Shard(0),)).to_local()
         ),
     }
+    return {name: getattr(style, "_apply", style) for name, style in styles.items()}
 
 
 def distribute_parameters(module: nn.Module, mesh: Any, placements: Callable[[str], list[Any]]) -> None:

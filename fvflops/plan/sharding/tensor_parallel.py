@@ -81,7 +81,7 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
         for pattern, style in sharding.styles.items():
             for name, module in list(model.named_modules()):
                 if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
-                    styles[style]()._apply(module, mesh)
+                    styles[style](module, mesh)
     for pattern in sharding.divided:
         for name, module in model.named_modules():
             _divide(name, module, pattern, mesh.size())

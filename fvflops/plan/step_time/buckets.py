@@ -81,7 +81,6 @@ def assign_buckets(
 
 
 def _limits_of(gradient: Gradient, bucket_cap_mb: float | None, is_sharded: bool) -> tuple[float, float]:
-    """Return the bytes with which the first bucket, and each of the others, is full."""
     if bucket_cap_mb is not None:
         return (bucket_cap_mb * _MIB,) * 2
     if not is_sharded:
@@ -100,7 +99,7 @@ def overlap_buckets(
     scales the whole bucket. A bucket's collective follows its last gradient, and the collectives of the buckets before
     it.
     """
-    ready = _find_ready(recorded, gradients)
+    ready = _find_positions(recorded, gradients, is_backward=True)
     calls: dict[int, list[Call]] = {}
     started: dict[Value, int] = {}
     # Gradients that are ready at once arrive in reverse order of the parameters.
@@ -124,43 +123,31 @@ def gather_buckets(
 
     A bucket is needed by the first op in a module that has one of its parameters.
     """
-    needed = _find_needed(recorded, parameters)
+    needed = _find_positions(recorded, parameters, is_backward=False)
     calls: dict[int, list[Call]] = {}
-    buckets = assign_buckets(tuple(reversed(parameters)), bucket_cap_mb, is_sharded=True)
-    for bucket in reversed(buckets):
+    for bucket in reversed(assign_buckets(tuple(reversed(parameters)), bucket_cap_mb, is_sharded=True)):
         position = min(needed[parameter.parameter] for parameter in bucket)
         calls.setdefault(position, []).extend(calls_of(GATHERING, bucket))
     return calls
 
 
-def _find_needed(recorded: Pass, parameters: Sequence[Gradient]) -> dict[str, int]:
-    """Return name of a parameter → the position of the first op of a pass in a module that has it, or is above it."""
-    owners = [innermost(scope) for scope in recorded.trace.scopes()]
-    first: dict[str, int] = {}
-    for position, event in enumerate((recorded.trace.events or ())[recorded.begin : recorded.end]):
-        if event.kind == "op":
-            first.setdefault(owners[event.stack], position)
-    modules = _find_modules(recorded.trace.modules)
-    return {
-        name: min(_of_module(module, first, 0) for module in modules[name])
-        for name in (parameter.parameter for parameter in parameters)
-    }
+def _find_positions(recorded: Pass, gradients: Sequence[Gradient], *, is_backward: bool) -> dict[str, int]:
+    """Return parameter → the first op of a pass in a module that has it or is above it, or the event after the last.
 
-
-def _find_ready(recorded: Pass, gradients: Sequence[Gradient]) -> dict[str, int]:
-    """Return name of a parameter → the number of events after which its gradient is ready."""
+    The last op of a backward pass makes its gradient, so that this is ready.
+    """
     trace = recorded.trace
     owners = [innermost(scope) for scope in trace.scopes()]
     events = (trace.events or ())[recorded.begin : recorded.end]
-    last: dict[str, int] = {}
-    for position, event in enumerate(events, start=1):
-        if event.kind == "op" and event.phase == "backward":
-            last[owners[event.stack]] = position
-    modules = _find_modules(trace.modules)
-    return {
-        name: max(_of_module(module, last, len(events)) for module in modules[name])
-        for name in (gradient.parameter for gradient in gradients)
-    }
+    found: dict[str, int] = {}
+    for position, event in enumerate(events):
+        if event.kind == "op" and not is_backward:
+            found.setdefault(owners[event.stack], position)
+        elif event.kind == "op" and event.phase == "backward":
+            found[owners[event.stack]] = position + 1
+    modules, names = _find_modules(trace.modules), [gradient.parameter for gradient in gradients]
+    choose, otherwise = (max, len(events)) if is_backward else (min, 0)
+    return {name: choose(_of_module(module, found, otherwise) for module in modules[name]) for name in names}
 
 
 def _of_module(module: str, known: Mapping[str, int], otherwise: int) -> int:

@@ -16,7 +16,7 @@ from fvflops.devices.kernel_models.products import Product
 from fvflops.devices.utilisation import is_of_cudnn, with_attention
 from fvflops.formulas import load_table
 from fvflops.formulas.functions.attention import MASKS
-from fvflops.plan.communication import collective_of, is_communication
+from fvflops.plan.communication import NAMESPACES, collective_of, is_communication
 from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_in
 
 # Kinds of kernels, each with an efficiency of its own.
@@ -60,7 +60,6 @@ _NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "
 _PRODUCT = re.compile(r"mm|matmul|linear|conv|einsum")
 # Classes of modules that are one kernel on CUDA, and several ops in a recording.
 _ONE_KERNEL = frozenset({"torch.nn.RMSNorm"})
-_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::", "symm_mem::")
 
 
 def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
@@ -88,7 +87,7 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
     packet = signature.packet
     if packet in _NO_KERNEL:
         return None
-    if packet.startswith(_COMMUNICATION):
+    if packet.partition("::")[0] in NAMESPACES:
         has_rule = collective_of(signature) is not None or not is_communication(packet)
         return None if has_rule else UNKNOWN
     traffic = op_traffic(signature, StorageInfo(moved))
@@ -176,7 +175,7 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
         return Product(rows, columns, inner, batch, size, result_size, alignment)
     columns, stored = shape[-1], 0.0
     weight = next((spec for name in _WEIGHTS if isinstance(spec := given.get(name), TensorSpec)), None)
-    if signature.packet in _STORED and weight is not None:
+    if _STORED.fullmatch(signature.packet) and weight is not None:
         size, stored = result_size, weight.nbytes / (columns * inner)
     alignment = math.gcd(16, int(columns * size) or 1)
     return Product(math.prod(shape[:-1]), columns, inner, 1, size, result_size, alignment, stored)
@@ -186,15 +185,7 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
 _CHANNEL_BYTES = 64
 _WEIGHTS = ("mat2", "weight")
 # Products with weights that are stored in fewer bits than the dtype of their multiply-adds.
-_STORED = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_weight_int8pack_mm",
-        "_weight_int4pack_mm",
-        "_weight_int4pack_mm_with_scales_and_zeros",
-        "_mixed_dtypes_linear",
-    )
-)
+_STORED = re.compile(r"aten::(_weight_int[48]pack_mm(_with_scales_and_zeros)?|_mixed_dtypes_linear)")
 
 
 def _experts(given: Mapping[str, Value], result: Sequence[int]) -> tuple[int, int, int]:
@@ -228,12 +219,7 @@ def _attention_shape(signature: Signature, macs: int) -> Attention | None:
     products = 3 * size + 2 * value.shape[-1] if "backward" in signature.packet else size + value.shape[-1]
     pairs = macs / (products * batch * heads)
     return Attention(
-        batch=batch,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        key_heads=key_heads,
-        size=size,
+        *(batch, queries, keys, heads, key_heads, size),
         causal=pairs < queries * keys,
         window=_find_window(pairs, queries, keys),
         element_bytes=_element_size(query),
@@ -253,9 +239,8 @@ def _sequences(
     given: Mapping[str, Value], query: TensorSpec, key: TensorSpec, heads: int, key_heads: int
 ) -> tuple[int, int, int]:
     """Return the number of sequences, and the mean of the queries and the keys of each."""
-    offsets = next(
-        (item for name in _OFFSETS if isinstance(item := given.get(name), TensorSpec) and item.numel > 1), None
-    )
+    specs = (item for name in _OFFSETS if isinstance(item := given.get(name), TensorSpec))
+    offsets = next((spec for spec in specs if spec.numel > 1), None)
     batch = math.prod(query.shape[:-3]) if offsets is None else offsets.numel - 1
     tokens = query.numel // (query.shape[-1] * heads), key.numel // (key.shape[-1] * key_heads)
     # Batches broadcast.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import ErrorEstimate, expect_step_error
 from fvflops.devices.utilisation import least_seconds, model_flops
 from fvflops.garbage_collector import gc_paused
+from fvflops.plan.memory.step_settings import given
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
@@ -158,13 +159,8 @@ class StepEstimate(Displayed):
     @property
     def settings(self) -> dict[str, Any]:
         """The estimate's assumptions, by name: the settings of the plan, then of the time."""
-        first, network = self.plans[0].settings, self.network
-        return {
-            **first,
-            "device": self.device.name,
-            **({} if network is None else {"network": network.name}),
-            **self.time_settings,
-        }
+        network = {} if self.network is None else {"network": self.network.name}
+        return {**self.plans[0].settings, "device": self.device.name, **network, **self.time_settings}
 
     def cost_to_train(self, tokens: float, *, price: float | None = None, watts: float | None = None) -> TrainingCost:
         """Return the time, cost and energy of training on a number of tokens on these GPUs.
@@ -176,14 +172,9 @@ class StepEstimate(Displayed):
                 f"the inputs ({self.plans[0].trace.info.inputs}) are not token ids, a matrix of integers, so tokens/s "
                 "is not known"
             )
-        return TrainingCost(
-            tokens=tokens,
-            seconds=tokens / self.tokens * self.seconds,
-            steps=tokens / self.tokens,
-            gpus=self.gpus,
-            price=price,
-            watts=watts,
-        )
+        steps = tokens / self.tokens
+        figures: dict[str, Any] = {"gpus": self.gpus, "price": price, "watts": watts}
+        return TrainingCost(tokens=tokens, seconds=steps * self.seconds, steps=steps, **figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -283,6 +274,8 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
     seconds = simulation.seconds + timing.efficiency.step
     (samples, tokens), flops = _count_samples(plans), _count_flops(plans)
     least = partial(least_seconds, device=timing.device, float32_matmul=timing.efficiency.float32_matmul)
+    busy = [clocks.end() - clocks.idle for clocks in simulation.clocks]
+    slowest = busy.index(max(busy))
     return StepEstimate(
         plans=plans,
         seconds=seconds,
@@ -301,27 +294,29 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
         unknown=step.unknown(),
         bytes_only=step.bytes_only(),
         simulation=simulation,
-        **_divide_slowest(step, simulation, timing.timer()),
+        slowest=slowest,
+        **divide_rank(step, simulation, timing.timer(), slowest),
     )
-
-
-def _divide_slowest(step: StepProgram, simulation: Simulation, timer: KernelTimer) -> dict[str, Any]:
-    """Return the fields of a StepEstimate that divide the time of the slowest rank."""
-    ends = [clocks.end() for clocks in simulation.clocks]
-    slowest = max(range(len(ends)), key=lambda rank: ends[rank] - simulation.clocks[rank].idle)
-    return {"slowest": slowest, **divide_rank(step, simulation, timer, slowest)}
 
 
 def divide_rank(step: StepProgram, simulation: Simulation, timer: KernelTimer, rank: int) -> dict[str, Any]:
     """Return the fields of a StepEstimate that divide the time of a rank, by its index in `plans`."""
     clocks = simulation.clocks[rank]
-    by_phase, by_module = _divide(step, rank, timer)
+    by_phase, by_module = defaultdict[str, float](float), defaultdict[str, float](float)
+    for index, times in Counter(index for _, index in step.ranks[rank]).items():
+        program = step.programs[index]
+        calls = Counter(launch for item in program.items if isinstance(item, Run) for launch in item.items)
+        for number, count in calls.items():
+            launch = program.launches[number]
+            seconds = times * count * timer.seconds(launch.kernel)
+            by_phase[launch.phase] += seconds
+            by_module[launch.module] += seconds
     kernels, exposed = sum(by_phase.values()), clocks.exposed_by_axis()
     bubble = clocks.idle + simulation.seconds - clocks.end()
     return {
         "kernels": kernels,
-        "by_phase": by_phase,
-        "by_module": by_module,
+        "by_phase": dict(by_phase),
+        "by_module": dict(by_module),
         "bubble": bubble,
         "exposed": exposed,
         "communication": by_axis(clocks.busy),
@@ -359,21 +354,6 @@ def _mean(flops: Sequence[FlopCountAnalysis], figure: Callable[[FlopCountAnalysi
     return sum(figures[id(item)] for item in flops) / len(flops)
 
 
-def _divide(step: StepProgram, rank: int, timer: KernelTimer) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the time of a rank's kernels by phase and by module, in seconds."""
-    by_phase: dict[str, float] = {}
-    by_module: dict[str, float] = {}
-    for index, times in Counter(index for _, index in step.ranks[rank]).items():
-        program = step.programs[index]
-        calls = Counter(launch for item in program.items if isinstance(item, Run) for launch in item.items)
-        for number, count in calls.items():
-            launch = program.launches[number]
-            seconds = times * count * timer.seconds(launch.kernel)
-            by_phase[launch.phase] = by_phase.get(launch.phase, 0.0) + seconds
-            by_module[launch.module] = by_module.get(launch.module, 0.0) + seconds
-    return by_phase, by_module
-
-
 def _count_samples(plans: Sequence[RankPlan]) -> tuple[int, int | None]:
     """Return the samples and the tokens of a step of all ranks; None where the inputs are not token ids."""
     first = next(plan for plan in plans if 0 in plan.step.stages)
@@ -396,21 +376,20 @@ def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
 
 
 def _list_settings(plans: Sequence[RankPlan], timing: Timing) -> dict[str, Any]:
-    """Return the settings of the time that apply."""
-    settings: dict[str, Any] = {"efficiency": timing.efficiency.source.partition(";")[0]}
-    if timing.efficiency.float32_matmul is not None:
-        settings["float32_products"] = timing.efficiency.float32_matmul
-    if timing.host_waits:
-        settings["host_waits"] = True
-    if timing.fused:
-        settings["fused"] = _short_names(timing.fused)
     kinds = {action.kind for plan in plans for action in plan.step.actions}
+    cap, buckets = timing.bucket_cap_mb, {}
     if "allreduce" in kinds:
-        settings["bucket_cap_mb"] = "1, then 25" if timing.bucket_cap_mb is None else timing.bucket_cap_mb
+        buckets = {"bucket_cap_mb": "1, then 25" if cap is None else cap}
     elif not kinds.isdisjoint(AVERAGING):
-        given = "none, without overlap" if timing.bucket_cap_mb == 0 else f"{timing.bucket_cap_mb} MiB"
-        settings["gradient_buckets"] = "Megatron-Core's sizes" if timing.bucket_cap_mb is None else given
-    return settings
+        size = "none, without overlap" if cap == 0 else f"{cap} MiB"
+        buckets = {"gradient_buckets": "Megatron-Core's sizes" if cap is None else size}
+    return given(
+        efficiency=timing.efficiency.source.partition(";")[0],
+        float32_products=timing.efficiency.float32_matmul,
+        host_waits=True if timing.host_waits else None,
+        fused=_short_names(timing.fused) if timing.fused else None,
+        **buckets,
+    )
 
 
 def _short_names(classes: Iterable[str]) -> list[str]:
@@ -418,7 +397,6 @@ def _short_names(classes: Iterable[str]) -> list[str]:
 
 
 def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str]:
-    """Yield a sentence for each thing that the times rest on besides the efficiency and the network."""
     mesh = plans[0].mesh
     kinds = {action.kind for plan in plans for action in plan.step.actions}
     if plans[0].world > len(plans):

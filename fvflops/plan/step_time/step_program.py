@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 from fvflops.plan.communication import collective_of
@@ -46,7 +45,12 @@ class StepProgram:
         ranks = [[(action, timed[index]) for action, index in actions] for actions in self.ranks]
 
         def transfer(sender: int, receiver: int) -> float:
-            return self._transfer(network, sender, receiver)
+            messages = self.messages(sender, receiver)
+            if not messages:
+                return 0.0
+            if network is None:
+                raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
+            return sum(network.seconds(*message) for message in messages)
 
         return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits, log=log)
 
@@ -72,13 +76,13 @@ class StepProgram:
 
     def unknown(self) -> Counter[str]:
         """Return op → calls for ops that take no time here, in the steps of all its ranks."""
-        return self._sum(program.unknown for program in self.programs)
+        return self._sum([program.unknown for program in self.programs])
 
     def bytes_only(self) -> Counter[str]:
         """Return op → calls for ops that take the time of their bytes alone, in the steps of all its ranks."""
-        return self._sum(program.bytes_only for program in self.programs)
+        return self._sum([program.bytes_only for program in self.programs])
 
-    def _sum(self, by_program: Iterable[Mapping[str, int]]) -> Counter[str]:
+    def _sum(self, by_program: Sequence[Mapping[str, int]]) -> Counter[str]:
         times = Counter(index for actions in self.ranks for _, index in actions)
         total: Counter[str] = Counter()
         for index, calls in enumerate(by_program):
@@ -94,14 +98,6 @@ class StepProgram:
         if self.scattered is None:
             return (("send", nbytes, link),)
         return ("send", -(-nbytes // self.scattered.size), link), ("all_gather", nbytes, self.scattered)
-
-    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
-        messages = self.messages(sender, receiver)
-        if not messages:
-            return 0.0
-        if network is None:
-            raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
-        return sum(network.seconds(*message) for message in messages)
 
 
 def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
@@ -155,16 +151,10 @@ def read_step(
                 programs.append(program)
             order.append((action, numbers[key]))
         orders.append(tuple(order))
-    return StepProgram(
-        tuple(orders),
-        tuple(programs),
-        {stage: plan.rank for plan in ranks for stage in plan.step.stages},
-        {
-            stage: 0 if links.sent is None else links.sent.nbytes
-            for plan in ranks
-            for stage, links in plan.step.links.items()
-        },
-    )
+    places = {stage: plan.rank for plan in ranks for stage in plan.step.stages}
+    links = {stage: links.sent for plan in ranks for stage, links in plan.step.links.items()}
+    sent = {stage: 0 if hidden is None else hidden.nbytes for stage, hidden in links.items()}
+    return StepProgram(tuple(orders), tuple(programs), places, sent)
 
 
 def _find_overlapped(step: RankStep) -> dict[Action, tuple[str, tuple[Gradient, ...]]]:
@@ -198,13 +188,10 @@ def _overlap(
         # DDP waits at the end of the pass, Megatron-Core before the optimizer's step.
         return {"beside": calls, "waits": kind == "allreduce"}
     calls = gather_buckets(step.pass_of(_first_passes(step)[action.stage]), gradients, bucket_cap_mb)
-    ordered = sorted(calls.items())
+    ordered = [(position, call) for position, needed in sorted(calls.items()) for call in needed]
     if action.kind == GATHERING:
-        return {"beside": {0: [call for _, needed in ordered for call in needed]}, "waits": False}
-    numbers = count()
-    return {
-        "awaited": {
-            position: [Wait(next(numbers), collective_of(signature).group) for signature, _, _ in needed]  # type: ignore[union-attr]
-            for position, needed in ordered
-        }
-    }
+        return {"beside": {0: [call for _, call in ordered]}, "waits": False}
+    awaited: dict[int, list[Wait]] = {}
+    for number, (position, (signature, _, _)) in enumerate(ordered):
+        awaited.setdefault(position, []).append(Wait(number, collective_of(signature).group))  # type: ignore[union-attr]
+    return {"awaited": awaited}

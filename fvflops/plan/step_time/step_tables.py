@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops.plan.memory.cuda_allocator import reserved_memory
@@ -98,22 +98,21 @@ class RankMemory:
 
 def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
     """Return the memory of each rank, computed once for ranks with equal recordings and orders of actions."""
-    memories: list[RankMemory] = []
-    known: dict[tuple[int, object], tuple[MemoryPrediction, int]] = {}
+    known: dict[tuple[int, object], RankMemory] = {}
     recordings: dict[tuple[int, int], MemoryTimeline] = {}
+    keys = []
     for plan in plans:
         recorded = id(plan.recorded.events)
-        key = recorded, tuple(plan.step.passes[action].begin for action in plan.step.actions)
-        if key not in known:
+        keys.append((recorded, tuple(plan.step.passes[action].begin for action in plan.step.actions)))
+        if keys[-1] not in known:
             part = recorded, plan.step.recorded_events
             if part not in recordings:
                 recordings[part] = plan.recorded_memory()
             timeline = plan.memory_of_step(recordings[part])
-            known[key] = timeline, reserved_memory(timeline, expandable_segments=True).peak
-        timeline, reserved = known[key]
-        by_kind = dict(timeline.at_peak().by_kind.most_common())
-        memories.append(RankMemory(plan, timeline.peak, reserved, by_kind, timeline))
-    return memories
+            reserved = reserved_memory(timeline, expandable_segments=True).peak
+            by_kind = dict(timeline.at_peak().by_kind.most_common())
+            known[keys[-1]] = RankMemory(plan, timeline.peak, reserved, by_kind, timeline)
+    return [replace(known[key], plan=plan) for key, plan in zip(keys, plans, strict=True)]
 
 
 def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: TrainingCost | None) -> dict[str, Any]:
@@ -205,13 +204,9 @@ def write_step_trace(estimate: StepEstimate) -> Iterator[str]:
     https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
     """
     about = {
-        "device": estimate.device.name,
-        "efficiency": estimate.efficiency.source,
+        **record_data(estimate, "device=device.name", "efficiency=efficiency.source"),
         "network": "" if estimate.network is None else f"{estimate.network.name}: {estimate.network.source}",
-        "seconds": estimate.seconds,
-        "mfu": estimate.mfu,
-        "unknown_time": dict(estimate.unknown),
-        "assumptions": list(estimate.assumptions),
+        **record_data(estimate, "seconds", "mfu", "unknown_time=unknown", "assumptions"),
     }
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
     yield ",\n".join(map(json.dumps, _list_events(estimate)))
@@ -220,9 +215,7 @@ def write_step_trace(estimate: StepEstimate) -> Iterator[str]:
 
 def _list_events(estimate: StepEstimate) -> Iterator[dict[str, Any]]:
     for index, plan in enumerate(estimate.plans):
-        process = index + 1
-        clocks = estimate.simulation.clocks[index]
-        collectives = clocks.log or []
+        process, clocks = index + 1, estimate.simulation.clocks[index]
         threads = {group: _COMPUTE + 1 + number for number, group in enumerate(clocks.streams)}
         yield _name("process_name", process, _COMPUTE, f"{name_of(plan)} (rank {plan.rank})")
         yield _name("thread_name", process, _COMPUTE, "compute")
@@ -235,7 +228,7 @@ def _list_events(estimate: StepEstimate) -> Iterator[dict[str, Any]]:
             yield _slice(KINDS.get(span.kind, span.kind), process, _COMPUTE, span.start, span.end, arguments)
             end = span.end
         yield from _bubble(process, end, estimate.simulation.seconds)
-        for group, begin, until in collectives:
+        for group, begin, until in clocks.log or ():
             yield _slice(f"collective {group}", process, threads[group], begin, until, {"group": group})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fvflops.devices.devices import Device
@@ -24,7 +25,7 @@ from fvflops.plan.step_time.step_tables import (
     pipeline_picture,
     read_memories,
 )
-from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
+from fvflops.reports.document import Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES, Status
 from fvflops.trace.records import list_run_notes
@@ -91,15 +92,18 @@ def estimate_report(
     mesh = ", ".join(f"{axis}={size}" for axis, size in estimate.plans[0].mesh.items())
     model = plain_name(name or estimate.plans[0].trace.modules.root.class_name)
     title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
-    about["host_bound"] = _encode_host(estimate)
+    about["host_bound"] = {
+        "forward_is_bound": estimate.host_bound.get("forward", 0.0) > _HOST_BOUND,
+        "share_waiting": estimate.host_bound,
+        "launch_overhead": estimate.efficiency.launch,
+        "source": estimate.efficiency.source,
+    }
     about |= {} if measured is None else {"measured": {"seconds": measured, **_utilisations(estimate, measured)}}
     data = {**encode(estimate, memories, cost), "fits": verdict.fits, "error": estimate.error._asdict()}
     return Document("step_estimate", title, parts, main="step", data=data, about=about)
 
 
-def estimate_page(estimate: StepEstimate) -> Document:
-    """Return the report of an estimated step with its pictures, for a notebook."""
-    return estimate_report(estimate, pictures=True)
+estimate_page = partial(estimate_report, pictures=True)  # for a notebook
 
 
 def judge(
@@ -131,16 +135,6 @@ def _describe_host(estimate: StepEstimate) -> Iterator[str]:
         )
 
 
-def _encode_host(estimate: StepEstimate) -> dict[str, Any]:
-    efficiency = estimate.efficiency
-    return {
-        "forward_is_bound": estimate.host_bound.get("forward", 0.0) > _HOST_BOUND,
-        "share_waiting": estimate.host_bound,
-        "launch_overhead": efficiency.launch,
-        "source": efficiency.source,
-    }
-
-
 def _advise(command: str) -> str:
     finder = f"`{command}`, with the same options," if command else "`plan_savings`"
     return f"More ranks along fsdp, tp or pp, or smaller microbatches, lower it; {finder} finds what else does."
@@ -161,8 +155,9 @@ def _utilisations(estimate: StepEstimate, seconds: float) -> dict[str, float]:
 
 
 def _describe_measured(estimate: StepEstimate, seconds: float) -> str:
-    shares = {name: format_share(share) for name, share in _utilisations(estimate, seconds).items()}
-    if _utilisations(estimate, seconds)["mfu"] > 1:
+    utilisations = _utilisations(estimate, seconds)
+    shares = {name: format_share(share) for name, share in utilisations.items()}
+    if utilisations["mfu"] > 1:
         raise ValueError(
             f"MFU would be {shares['mfu']} at {format_seconds(seconds)} a step: check the time, the device, the "
             "number of ranks, the precision and the batch"
@@ -173,6 +168,7 @@ def _describe_measured(estimate: StepEstimate, seconds: float) -> str:
     )
 
 
+_METRIC = tuple(replace(text_column("metric"), only_for=reader) for reader in ("people", "data"))
 # A row of the main table: its key and name, its value, that at an efficiency of 1, how both are shown, and their unit.
 _Figure = tuple[str, str, float, float | None, Callable[[Any], str], str]
 
@@ -200,13 +196,10 @@ def _list_figures(estimate: StepEstimate) -> Iterator[_Figure]:
 
 def _tabulate_step(estimate: StepEstimate) -> Table:
     columns = (
-        replace(text_column("metric"), only_for="people"),
-        replace(text_column("metric"), only_for="data"),
+        *_METRIC,
         number_column("shown", "estimate", form=str, only_for="people"),
         number_column("bound_shown", "at efficiency 1", form=str, only_for="people"),
-        number_column("value", only_for="data"),
-        number_column("bound", only_for="data"),
-        replace(text_column("unit"), only_for="data"),
+        *data_only((number_column("value"), number_column("bound"), text_column("unit")), ("value", "bound", "unit")),
     )
     rows = [
         (name, key, form(value), None if bound is None else form(bound), value, bound, unit)
@@ -238,26 +231,21 @@ def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
 
 
 def _tabulate_cost(cost: TrainingCost) -> Table:
-    columns = (
-        replace(text_column("metric"), only_for="people"),
-        replace(text_column("metric"), only_for="data"),
-        number_column("shown", "value", form=str, only_for="people"),
-        number_column("value", only_for="data"),
-    )
+    shown = number_column("shown", "value", form=str, only_for="people")
+    columns = (*_METRIC, shown, number_column("value", only_for="data"))
     rows = [
         ("tokens", "tokens", format_short(cost.tokens), cost.tokens),
         ("steps", "steps", format_thousands(round(cost.steps)), cost.steps),
         ("days", "days", format_ratio(cost.days), cost.days),
         ("GPU hours", "gpu_hours", format_thousands(round(cost.gpu_hours)), cost.gpu_hours),
     ]
+    notes = ["Without restarts, evaluation and checkpoints, and at this step time throughout."]
     if cost.cost is not None:
         label = f"cost, {cost.price:g} per GPU hour"
         rows.append((label, "cost", format_thousands(round(cost.cost)), cost.cost))
     if cost.energy is not None:
         label = f"MWh, {cost.watts:g} W per GPU"
         rows.append((label, "energy_kwh", format_ratio(cost.energy / 1000), cost.energy))
-    notes = ["Without restarts, evaluation and checkpoints, and at this step time throughout."]
-    if cost.energy is not None:
         notes.append("The power is as given, of GPUs alone: no host, network or cooling.")
     return Table("training", columns, rows, title="The whole training", notes=notes, noun="metric")
 
@@ -309,19 +297,10 @@ def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], full
     )
     rows = []
     for index, (memory, spans) in enumerate(zip(memories, estimate.simulation.spans, strict=True)):
-        busy = sum(span.end - span.start for span in spans)
+        busy, plan = sum(span.end - span.start for span in spans), memory.plan
+        bubble, stages = 1 - busy / estimate.simulation.seconds, ", ".join(map(str, plan.step.stages))
         marks = ["slowest"] * (index == estimate.slowest) + ["fullest"] * (memory is fullest)
-        rows.append(
-            (
-                name_of(memory.plan),
-                ", ".join(map(str, memory.plan.step.stages)),
-                memory.plan.parameters,
-                busy,
-                1 - busy / estimate.simulation.seconds,
-                memory.reserved,
-                ", ".join(marks),
-            )
-        )
+        rows.append((name_of(plan), stages, plan.parameters, busy, bubble, memory.reserved, ", ".join(marks)))
     return Table("ranks", columns, rows, title="Ranks of the pipeline", noun="rank")
 
 
@@ -357,18 +336,11 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
     communication = plan.communication()
     volumes = communication.by_axis()
     nodes = _count_nodes(communication, estimate.network)
-    rows = [
-        (
-            axis,
-            nodes.get(axis),
-            volumes[axis].calls if axis in volumes else None,
-            volumes[axis].payload if axis in volumes else None,
-            seconds,
-            estimate.exposed.get(axis, 0.0),
-            estimate.exposed.get(axis, 0.0) / estimate.seconds,
-        )
-        for axis, seconds in estimate.communication.items()
-    ]
+    rows = []
+    for axis, seconds in estimate.communication.items():
+        calls, payload, _ = volumes.get(axis, (None, None, None))
+        exposed = estimate.exposed.get(axis, 0.0)
+        rows.append((axis, nodes.get(axis), calls, payload, seconds, exposed, exposed / estimate.seconds))
     notes = ["Exposed: the compute stream waits for a collective, for its launch too."]
     if nodes.get("tp", 1) > 1 and estimate.network is not None and plan.mesh["tp"] <= estimate.network.gpus_per_node:
         notes.append("tp crosses nodes: name it last in the mesh, so that its ranks are adjacent.")
@@ -388,7 +360,6 @@ def _count_nodes(communication: Communication, network: Network | None) -> dict[
 
 
 def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
-    """Yield the memory curves of the fullest, the first and the last rank."""
     distinct = {id(memory.timeline): memory for memory in (fullest, memories[0], memories[-1])}
     for memory in distinct.values():
         chart = memory_chart(memory.timeline)
