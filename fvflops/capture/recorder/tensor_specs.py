@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -266,19 +267,43 @@ def rebuild(tensor: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> tor
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
+
+    >>> values = [torch.ones(2)]
+    >>> list(tensors_of([*values, values.append(values), values]))
+    Traceback (most recent call last):
+    ValueError: a value of type list contains itself: pass nested inputs that end
+    """
     kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        yield value
-    elif issubclass(kind, (list, tuple)):
-        for item in _items_of(value):
-            yield from tensors_of(item)
-    elif issubclass(kind, (dict, Mapping)):
-        for item in dict.values(value) if issubclass(kind, dict) else value.values():
-            yield from tensors_of(item)
-    elif dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            yield from tensors_of(getattr(value, field.name, None))
+    try:
+        if issubclass(kind, torch.Tensor):
+            yield value
+        elif issubclass(kind, (list, tuple)):
+            for item in _items_of(value):
+                yield from tensors_of(item)
+        elif issubclass(kind, (dict, Mapping)):
+            for item in dict.values(value) if issubclass(kind, dict) else value.values():
+                yield from tensors_of(item)
+        elif dataclasses.is_dataclass(kind):
+            for field in dataclasses.fields(kind):
+                yield from tensors_of(getattr(value, field.name, None))
+    except RecursionError:
+        if not _contains_itself(value):
+            raise
+        raise ValueError(f"a value of type {kind.__name__} contains itself: pass nested inputs that end") from None
+
+
+def _contains_itself(value: Any) -> bool:
+    pending, visited = [value], set[int]()
+    while pending:
+        for item in gc.get_referents(pending.pop()):
+            if item is value:
+                return True
+            is_nested = isinstance(item, (list, tuple, Mapping)) or dataclasses.is_dataclass(type(item))
+            if is_nested and id(item) not in visited:
+                visited.add(id(item))
+                pending.append(item)
+    return False
 
 
 def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], bool] | None = None) -> Iterator[Any]:
