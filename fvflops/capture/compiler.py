@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork, undone_in_child
@@ -152,16 +152,13 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
     """
     fresh: dict[int, Any] = {}
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if recorder.is_recording_thread() and id(function) not in fresh:
-                fresh[id(function)] = function
-                function._debug_flush_compilation_cache()
-            return original(function, *args, **kwargs)
+    def call(original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if recorder.is_recording_thread() and id(function) not in fresh:
+            fresh[id(function)] = function
+            function._debug_flush_compilation_cache()
+        return original(function, *args, **kwargs)
 
-        return call
-
-    return _CALL, around
+    return _CALL, calling(call)
 
 
 def unrecorded_functions() -> list[Wrapper]:
@@ -170,16 +167,13 @@ def unrecorded_functions() -> list[Wrapper]:
     A constant for the first nested tensor, and an op's decomposition, from which DTensor finds how to shard the op.
     """
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with modes_removed():
-                return original(*args, **kwargs)
-
-        return call
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with modes_removed():
+            return original(*args, **kwargs)
 
     if "sharding" not in _UNRECORDED and (module := loaded_sharding_decompositions()) is not None:
         _UNRECORDED["sharding"] = Patch(module.DecompShardingStrategy, "propagate_strategy")
-    return [(patch, around) for patch in _UNRECORDED.values()]
+    return [(patch, calling(call)) for patch in _UNRECORDED.values()]
 
 
 @contextmanager

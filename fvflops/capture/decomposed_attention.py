@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.tensor_specs import ExplicitValue, nodes_between
 from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
 from fvflops.capture.restore import interrupts
@@ -85,17 +86,10 @@ def attention_pairs(recorder: Any, has_values: Callable[[list[Any]], bool]) -> W
     With autograd, torch decomposes attention that its kernels on a device do not support: on the CPU and the meta
     device, attention whose value heads have another size than its query heads.
     """
-    reader = ValueReader(has_values)
-
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: call_with_pairs(recorder, reader, original, args, kwargs)
-
-    return _ATTENTION, around
+    return _ATTENTION, calling(partial(call_with_pairs, recorder, ValueReader(has_values)))
 
 
-def call_with_pairs(
-    recorder: Any, reader: ValueReader, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def call_with_pairs(recorder: Any, reader: ValueReader, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an attention; if it is masked, mark the matrix products in it and in its backward."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -93,6 +93,18 @@ class Patch:
 Wrapper = tuple[Patch, Wrap]
 
 
+def calling(function: Function) -> Wrap:
+    """Return the wrap by which a function is called with the original before its arguments."""
+
+    def wrap(original: Function) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
 @contextmanager
 def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
     """Wrap functions while the context lasts (a run wraps 30); warn of a feature whose function torch lacks."""

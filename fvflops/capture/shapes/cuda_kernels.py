@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fvflops.capture.decomposed_attention import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
-from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
 from fvflops.capture.shapes.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
@@ -123,49 +123,27 @@ def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractCont
     """
     patches = _RECURRENT if is_available(device) and not for_cpu else (*_RECURRENT, *_NON_RECURRENT)
     device_type = "cpu" if for_cpu else "cuda"
-    wrappers: list[Wrapper] = [
-        (patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches
-    ]
+    wrappers: list[Wrapper] = [(patch, calling(partial(_call, choice, device_type))) for patch, choice in patches]
     if not is_available(device):
-        wrappers.append((_GET_CAPABILITY, _with_capability))
+        wrappers.append((_GET_CAPABILITY, calling(_read_capability)))
     return wrapped(wrappers)
 
 
-def _with_capability(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that returns the emulated compute capability in shape execution, else calls `original`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if in_shape_run():
-            return _CAPABILITY.get()
-        return original(*args, **kwargs)
-
-    return call
+def _read_capability(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _CAPABILITY.get() if in_shape_run() else original(*args, **kwargs)
 
 
-def _with_choice(
-    choice: Callable[..., Any], original: Callable[..., Any], *, device_type: str = "cuda"
-) -> Callable[..., Any]:
-    """Return a function that calls `choice` for tensors on a device in shape execution, else `original`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = (value for value in _flat_arguments(args, kwargs) if isinstance(value, torch.Tensor))
-        matches = any(tensor.device.type == device_type for tensor in tensors)
-        if matches and in_shape_run():
-            result = choice(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _flat_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield a call's arguments, and the items of lists among them."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, (list, tuple)):
-            yield from value
-        else:
-            yield value
+def _call(
+    choice: Callable[..., Any], device_type: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `choice` for tensors on a device in shape execution, else `original`."""
+    values = (*args, *kwargs.values())
+    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    if any(isinstance(item, torch.Tensor) and item.device.type == device_type for item in flat) and in_shape_run():
+        result = choice(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return original(*args, **kwargs)
 
 
 def _recurrent(name: str, *args: Any) -> Any:
@@ -304,11 +282,12 @@ def _scaled_dot_product_attention(
         )[0]
     if not torch.backends.cuda.math_sdp_enabled():
         return NotImplemented
-    arguments = query, key, value, attn_mask, dropout_p, is_causal
     mode = next(mode for mode in dispatch_mode_stack() if isinstance(mode, ShapeMode))
     return call_with_pairs(
-        *(mode.recorder, ValueReader(mode.has_values), _ATEN._scaled_dot_product_attention_math, arguments),
-        {"scale": scale, "enable_gqa": enable_gqa},
+        *(mode.recorder, ValueReader(mode.has_values), _ATEN._scaled_dot_product_attention_math),
+        *(query, key, value, attn_mask, dropout_p, is_causal),
+        scale=scale,
+        enable_gqa=enable_gqa,
     )[0]
 
 
@@ -415,4 +394,4 @@ _CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_atte
 def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch as on CUDA, on a machine without it."""
     choice = _CHOICE_BY_FUNCTION.get(func)
-    return func(*args, **kwargs) if choice is None else _with_choice(choice, func)(*args, **kwargs)
+    return func(*args, **kwargs) if choice is None else _call(choice, "cuda", func, *args, **kwargs)
