@@ -17,7 +17,7 @@ import torch
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.forks import at_fork, undone_in_child
+from fvflops.capture.restore.forks import at_fork, undone
 from fvflops.capture.restore.torch_state import modes_removed
 from fvflops.torch_internals import (
     loaded_compiler,
@@ -181,8 +181,5 @@ def scripts_unoptimized() -> Iterator[None]:
     """Switch off the optimisation of TorchScript in this thread while the context lasts."""
     was_optimized = optimizes_scripts()
     set_script_optimization(False)
-    with undone_in_child(lambda: set_script_optimization(was_optimized)):
-        try:
-            yield
-        finally:
-            set_script_optimization(was_optimized)
+    with undone(lambda: set_script_optimization(was_optimized)):
+        yield

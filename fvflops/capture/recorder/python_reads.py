@@ -76,8 +76,8 @@ class PythonReads:
             return
         self.update()
         origin = 0
-        for index, tensor in zip(map(self._index_of, tensors), tensors, strict=True):
-            if index is not None:
+        for tensor in tensors:
+            for index in recorder.storages_of((tensor,)):
                 origin |= self._origin_of(index, tensor.is_floating_point() or tensor.is_complex())
         is_data = origin & _DATA == _DATA
         if not (is_data or origin & _RANDOM):
@@ -126,9 +126,6 @@ class PythonReads:
             for kind, sites in kinds.items()
             if sites
         }
-
-    def _index_of(self, tensor: torch.Tensor) -> int | None:
-        return next(iter(self._recorder.storages_of((tensor,))), None)
 
     def _origin_of(self, index: int, is_float: bool) -> int:
         """Return the origin of a storage, known or one that existed before the run."""

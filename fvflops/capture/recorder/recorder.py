@@ -342,8 +342,6 @@ class Recorder(RecordedStorages):
         self._live_storages.clear()
         # Parts of UnseenWork refer to each other and to this recorder: without these the analysis would live on.
         self._estimate_cost = None
-        if self.unseen is not None:
-            self.unseen.forget_tensors()
         self.unseen = None
         for state in (self, *self._thread_states.values()):
             state.active_optimizers.clear()  # a step that raised keeps its frame alive

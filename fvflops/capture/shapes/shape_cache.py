@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.op_call_cache import clear_calls
+from fvflops.capture.real_mode import clear_calls
 from fvflops.capture.recorder.tensor_specs import OpSchema, describe_op, forget_signatures, group_size, signature_count
 from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
 from fvflops.capture.shapes.rules.data_dependent import reads_values
