@@ -15,17 +15,10 @@ _ATEN = torch.ops.aten
 _COPIES = frozenset({"alias", "clone", "contiguous", "detach", "lift_fresh"})
 # Ops that fill a new tensor, and the position of the value among their arguments, or the value.
 _FILLED: dict[str, tuple[int | None, Any]] = {
-    "full": (1, None),
-    "full_like": (1, None),
+    **dict.fromkeys(("full", "full_like", "fill"), (1, None)),
     "new_full": (2, None),
-    "new_ones": (None, 1),
-    "new_zeros": (None, 0),
-    "ones": (None, 1),
-    "ones_like": (None, 1),
-    "zeros": (None, 0),
-    "zeros_like": (None, 0),
-    "fill": (1, None),
-    "zero": (None, 0),
+    **dict.fromkeys(("new_ones", "ones", "ones_like"), (None, 1)),
+    **dict.fromkeys(("new_zeros", "zeros", "zeros_like", "zero"), (None, 0)),
 }
 # These read no values of their first argument.
 INDEPENDENT = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
+from fvflops.capture.instrument.patching import Patch, Shared, Wrapper, calling, wrapped
 from fvflops.torch_internals import (
     DispatchKey,
     DispatchKeySet,
@@ -81,51 +81,31 @@ def _set_state(stack: ExitStack, original: Callable[..., Any], *args: Any, **kwa
     enabled = torch.is_autocast_enabled("cuda")
     if enabled and not before:
         _THREAD.cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        stack.enter_context(_KERNELS.registered())
+        stack.enter_context(_KERNELS.used())
     if enabled or before:
         is_enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if enabled else _THREAD.cpu
         _set_enabled("cpu", is_enabled)
         _set_dtype("cpu", dtype)
 
 
-class _Kernels:
-    """Kernels for the ops on which the autocasts of CUDA and of the CPU differ, while someone needs them."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._libraries = threading.Lock(), 0, ExitStack()
-
-    @contextmanager
-    def registered(self) -> Iterator[None]:
-        """Register the kernels, once if the context is entered again by a second autocast or in another thread."""
-        with self._lock:
-            if not self._users:
-                self._register()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._libraries.close()
-
-    def _register(self) -> None:
-        on_cuda = _ops_of_cuda()
-        differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
-        with ExitStack() as stack, warnings.catch_warnings():  # torch warns that a kernel is replaced
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            for namespace, ops in groupby(differing, lambda op: op.partition("::")[0]):
-                library = stack.enter_context(scoped_library(namespace, "IMPL"))
-                for op in ops:
-                    name, _, overload = op.removeprefix(f"{namespace}::").partition(".")
-                    packet = getattr(getattr(torch.ops, namespace), name)
-                    function = getattr(packet, overload or "default")
-                    converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
-                    library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
-            self._libraries = stack.pop_all()
+def _register_kernels() -> None:
+    on_cuda = _ops_of_cuda()
+    differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
+    with warnings.catch_warnings():  # torch warns that a kernel is replaced
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for namespace, ops in groupby(differing, lambda op: op.partition("::")[0]):
+            library = _LIBRARIES.enter_context(scoped_library(namespace, "IMPL"))
+            for op in ops:
+                name, _, overload = op.removeprefix(f"{namespace}::").partition(".")
+                packet = getattr(getattr(torch.ops, namespace), name)
+                function = getattr(packet, overload or "default")
+                converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
+                library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
 
 
-_KERNELS = _Kernels()
+_LIBRARIES = ExitStack()
+# Kernels for the ops on which the autocasts of CUDA and of the CPU differ.
+_KERNELS = Shared(_register_kernels, _LIBRARIES.close)
 
 
 def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: Any) -> Any:

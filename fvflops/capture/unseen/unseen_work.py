@@ -153,7 +153,7 @@ class UnseenWork(UnseenReporter):
     def _are_unchanged(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> bool:
         """Return whether storages of plain tensors have the contents of their last samples; make first samples."""
         contents, rows = self._contents, self._recorder.storages
-        if self.exported and self.exported.includes_any(indices):
+        if self.exported and not self.exported.keys().isdisjoint(indices):
             return False
         for index, storage in zip(indices, storages, strict=True):
             nbytes = storage.nbytes()
@@ -279,7 +279,7 @@ class UnseenWork(UnseenReporter):
         if suspect is not None:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
-        self.exported.forget(index)
+        self.exported.pop(index, None)
 
     def forget_contents(self) -> None:
         """Discard all samples of contents, after work that is not recorded."""
@@ -347,7 +347,8 @@ class UnseenWork(UnseenReporter):
         sample = self._sample(tensor.untyped_storage(), index) if self._has_values else None
         is_unchanged = sample is not None and sample == before and index not in self.exported
         if tensor.numel() and not is_unchanged:
-            self._report(self.exported.site_of(index) or site, describe_tensor(tensor), index)
+            export = self.exported.get(index)
+            self._report(site if export is None else export.site or site, describe_tensor(tensor), index)
             self.exported.accept((index,))
 
     def _check_contents(self, tensor: torch.Tensor) -> None:

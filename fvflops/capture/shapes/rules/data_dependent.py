@@ -236,15 +236,16 @@ DATA_DEPENDENT = frozenset(
 
 # Positions of the arguments whose values are read, for ops that do not read all of their tensors.
 _DECISIVE = {
-    "aten::_nested_tensor_from_mask": (1,),
-    "aten::_pack_padded_sequence": (1,),
-    "aten::_pad_packed_sequence": (1,),
-    "aten::_padded_dense_to_jagged_forward": (1,),
     "aten::bincount": (0,),
-    "aten::masked_select": (1,),
-    "aten::repeat_interleave.self_Tensor": (1,),
-    "aten::tensor_split.tensor_indices_or_sections": (1,),
     "aten::_ctc_loss.Tensor": (2, 3),
+    **{
+        f"aten::{name}": (1,)
+        for name in (
+            *("_nested_tensor_from_mask", "_pack_padded_sequence", "_pad_packed_sequence", "masked_select"),
+            *("_padded_dense_to_jagged_forward", "repeat_interleave.self_Tensor"),
+            "tensor_split.tensor_indices_or_sections",
+        )
+    },
 }
 # Data-dependent ops whose results have a size that the arguments' shapes give.
 _STATIC = frozenset({"aten::_to_dense", "aten::narrow.Tensor"})
@@ -270,17 +271,12 @@ def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     """
     if data_dependent_key(name) in ("aten::index", "aten::_unsafe_index"):
         return [item for item in args[1] if item is not None and item.dtype in _MASKS]
-    if kwargs.get("output_size") is not None or (
-        packet_of(name) == "aten::one_hot" and _class_count(args, kwargs) >= 0
-    ):
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if kwargs.get("output_size") is not None or (packet_of(name) == "aten::one_hot" and classes >= 0):
         return []
     positions = _DECISIVE.get(name, _DECISIVE.get(packet_of(name)))
     values = (*args, *kwargs.values()) if positions is None else [args[item] for item in positions if item < len(args)]
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _class_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
 
 
 CPU_RULES: dict[str, Callable[..., Any]] = {

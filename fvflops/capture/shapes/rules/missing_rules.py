@@ -121,20 +121,17 @@ _HISTOGRAMS: _Rules = {  # for a number of bins or for their edges; histogram re
 
 # Op → positions of the arguments whose shape, strides and dtype the results have.
 _LIKE: dict[str, tuple[int, ...]] = {
-    "_add_relu.Scalar": (0,),
-    "_dirichlet_grad": (0,),
-    "_fake_quantize_learnable_per_channel_affine": (0,),
-    "_fake_quantize_learnable_per_channel_affine_backward": (1, 2, 3),
-    "_fake_quantize_learnable_per_tensor_affine": (0,),
-    "_fake_quantize_learnable_per_tensor_affine_backward": (1, 2, 3),
-    "_logcumsumexp": (0,),
-    "_masked_softmax": (0,),
-    "_masked_softmax_backward": (0,),
-    "_standard_gamma_grad": (0,),
+    **dict.fromkeys(
+        (
+            *("_add_relu.Scalar", "_dirichlet_grad", "_logcumsumexp", "_masked_softmax", "_masked_softmax_backward"),
+            *("_fake_quantize_learnable_per_channel_affine", "_fake_quantize_learnable_per_tensor_affine"),
+            *("_standard_gamma_grad", "glu_jvp", "log_sigmoid_backward"),
+        ),
+        (0,),
+    ),
+    **{f"_fake_quantize_learnable_per_{part}_affine_backward": (1, 2, 3) for part in ("channel", "tensor")},
     "_weight_norm_interface_backward": (1, 2),  # torch 2.9 and older have none
     "glu_backward_jvp": (2,),
-    "glu_jvp": (0,),
-    "log_sigmoid_backward": (0,),
 }
 _CONTIGUOUS_LIKE = {
     "_sample_dirichlet": 0,
