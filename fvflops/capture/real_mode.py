@@ -206,7 +206,10 @@ class RecordingMode(SubclassAwareMode):
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
-        if decomposes and _all_strided(args, kwargs):
+        # Sparse and nested tensors have other kernels than the composite one.
+        if decomposes and all(
+            tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs))
+        ):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:
@@ -268,11 +271,6 @@ class RecordingMode(SubclassAwareMode):
         if self.recorder.unseen is not None:
             self.recorder.unseen.record_write(kwargs)
         return result
-
-
-def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch would run the composite kernel: sparse and nested tensors have other kernels."""
-    return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))
 
 
 class _Uncacheable(Exception):

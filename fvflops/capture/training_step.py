@@ -139,7 +139,10 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     try:
         with session.recording():
             session.recorder.pause()  # some optimizers create their state in the constructor, not in a step
-            _clear_gradients(session.model)
+            for _, module in module_paths(session.model):  # model.parameters() skips modules that compare equal
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        parameter.grad = None
             about = copy_context().run(run, session)
         complete = True
     except Exception as error:
@@ -153,13 +156,6 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     trace = session.trace()
     del session  # exceptions of signal handlers inside a finalizer are lost
     return replace(trace, about={**trace.about, **about, "inputs": input_text})
-
-
-def _clear_gradients(model: nn.Module) -> None:
-    for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                parameter.grad = None
 
 
 def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:

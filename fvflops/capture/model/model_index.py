@@ -59,7 +59,8 @@ class ModelIndex:
             found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]
-        is_ordinary = _are_ordinary(self.tensors)
+        layouts = set(map(attrgetter("layout"), self.tensors))
+        is_ordinary = set(map(type, self.tensors)) <= _TENSORS and layouts <= {torch.strided}
         if not is_ordinary:
             self.is_fake = contains_fakes(self.tensors)
             is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
@@ -289,7 +290,3 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
                     break
                 key, child = "_orig_mod", child._modules["_orig_mod"]
     return steps, nodes
-
-
-def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}

@@ -229,23 +229,20 @@ def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested one's has the maximum sizes as shape and all sizes as values."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
-    layout = str(tensor.layout).removeprefix("torch.")
+    dtype, device, layout = dtype_name(tensor.dtype), str(tensor.device), str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested:
-        return _describe_nested(tensor)
-    shape = tuple(map(_size, tensor.shape))
-    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+        parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
+        shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
+        return TensorSpec(shape, dtype, device, "nested", values=tuple(size for part in parts for size in part))
+    nnz = None
+    if layout == "sparse_coo" or layout in _COMPRESSED:  # not by _nnz(), which counts blocks of a blocked layout
+        nnz = (tensor.values() if layout in _COMPRESSED else tensor._values()).numel()
+    return TensorSpec(tuple(map(_size, tensor.shape)), dtype, device, layout, nnz=nnz)
 
 
 def _size(size: Any) -> int:
     # int() would make a graph tracer specialise a symbolic size.
     return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
-
-
-def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
-    # Not _nnz(): it counts blocks of a blocked layout.
-    if layout == "sparse_coo":
-        return tensor._values().numel()
-    return tensor.values().numel() if layout in _COMPRESSED else None
 
 
 def inner_tensors(tensor: Any) -> list[torch.Tensor]:
@@ -316,13 +313,6 @@ def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], b
             visited.add(node)
             yield node
             pending += [inner for inner, _ in node.next_functions]
-
-
-def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
-    parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
-    shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
-    values = tuple(size for part in parts for size in part)
-    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), "nested", values=values)
 
 
 def _items_of(value: Any) -> Iterator[Any]:

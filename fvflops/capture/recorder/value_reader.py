@@ -81,11 +81,17 @@ class ValueReader:
         if is_mask and (tensor.dtype is torch.bool or tensor.is_floating_point()):
             if (mask := expression_of(tensor)) is not None:
                 return None if (count := count_unmasked(mask, tensor.dtype)) is None else (count,)
-        elif is_mask or not _is_list(tensor):
+        elif (
+            is_mask
+            or tensor.ndim > 1
+            or tensor.numel() > _MAX_LENGTH
+            or tensor.is_floating_point()
+            or tensor.is_complex()
+        ):
             return None
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return None
-        if not _is_dense(tensor) or not self._has_values([tensor]):
+        if tensor.is_nested or is_functorch_wrapped(tensor) or not self._has_values([tensor]):
             return None
         if is_mask:
             return (self._count_mask(tensor),)
@@ -116,16 +122,6 @@ class ValueReader:
             self._masks.clear()
         self._masks[key] = ref(storage), count
         return count
-
-
-def _is_list(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.ndim <= 1 and tensor.numel() <= _MAX_LENGTH and not (tensor.is_floating_point() or tensor.is_complex())
-    )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_functorch_wrapped(tensor)
 
 
 def have_values(tensors: Sequence[torch.Tensor]) -> bool:

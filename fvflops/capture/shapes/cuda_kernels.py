@@ -54,7 +54,8 @@ def choose_attention_kernel(
     """
     backends = torch.backends.cuda
     length, head_dim, value_dim, dtype = query.shape[2], query.shape[3], value.shape[3], query.dtype
-    if 0 in (length, key.shape[2]) or capability < (5, 0) or not _is_dtype_supported(dtype, capability):
+    dtypes = (torch.float16, torch.float32, *([torch.bfloat16] if capability >= (8, 0) else []))
+    if 0 in (length, key.shape[2]) or capability < (5, 0) or dtype not in dtypes:
         return "math"
     is_half, widest = dtype in _HALF, max(head_dim, value_dim)
     alignment = 8 if is_half else 4
@@ -72,6 +73,7 @@ def choose_attention_kernel(
     ):
         return "cudnn"
     trains = any(tensor.requires_grad for tensor in (query, key, value))
+    is_too_wide = 192 < head_dim <= 224 or (head_dim > 224 and dropout > 0)
     if (
         capability >= (8, 0)
         and backends.flash_sdp_enabled()
@@ -79,21 +81,12 @@ def choose_attention_kernel(
         and mask is None
         and head_dim == value_dim <= 256
         and not (is_causal and length != key.shape[2])
-        and not (trains and capability in _SMALL_SHARED_MEMORY and _is_too_wide(head_dim, dropout))
+        and not (trains and capability in _SMALL_SHARED_MEMORY and is_too_wide)
     ):
         return "flash"
     if backends.mem_efficient_sdp_enabled() and is_aligned and not grouped:
         return "efficient"
     return "math"
-
-
-def _is_dtype_supported(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Return whether any fused kernel runs a dtype."""
-    return dtype in (torch.float16, torch.float32) or (dtype is torch.bfloat16 and capability >= (8, 0))
-
-
-def _is_too_wide(head_dim: int, dropout: float) -> bool:
-    return 192 < head_dim <= 224 or (head_dim > 224 and dropout > 0)
 
 
 _ATEN = torch.ops.aten
@@ -164,22 +157,8 @@ def _recurrent(name: str, *args: Any) -> Any:
     hidden = state.shape[2] if cell is None else cell.shape[2]
     proj_size = state.shape[2] if hidden != state.shape[2] else 0
     output, hy, cy, *_ = _ATEN._cudnn_rnn(
-        data,
-        list(params),
-        (4 if has_biases else 2) + bool(proj_size),
-        None,
-        state,
-        cell,
-        _CUDNN_RNN_MODES[name],
-        hidden,
-        proj_size,
-        layers,
-        batch_first,
-        dropout,
-        train,
-        bidirectional,
-        lengths,
-        None,
+        *(data, list(params), (4 if has_biases else 2) + bool(proj_size), None, state, cell, _CUDNN_RNN_MODES[name]),
+        *(hidden, proj_size, layers, batch_first, dropout, train, bidirectional, lengths, None),
     )
     return (output, hy, cy) if name == "lstm" else (output, hy)
 
@@ -221,9 +200,8 @@ def _batch_norm(
     momentum, eps, cudnn_enabled = options
     if not cudnn_enabled or weight is None or bias is None or input.ndim < 3:
         return NotImplemented
-    if torch.bfloat16 in (input.dtype, weight.dtype):
-        return NotImplemented
-    if input.dtype is torch.float16 and weight.dtype is not torch.float32:
+    is_mixed = input.dtype is torch.float16 and weight.dtype is not torch.float32
+    if torch.bfloat16 in (input.dtype, weight.dtype) or is_mixed:
         return NotImplemented
     has_running_statistics = running_mean is not None and running_var is not None
     if not (has_running_statistics or training) or len(input) > (880801 if training else 65535):

@@ -43,10 +43,6 @@ _PURE_NAMESPACES = frozenset(
 )
 
 
-def _enabled_attention_kernels() -> tuple[bool, ...]:
-    return is_flash_enabled(), is_efficient_enabled(), is_cudnn_attention_enabled(), is_math_enabled()
-
-
 # By name without overload: settings that choose the kernel, which a model may change while it runs.
 _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(
@@ -57,7 +53,9 @@ _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
         ],
         is_mkldnn_enabled,
     ),
-    "aten::scaled_dot_product_attention": _enabled_attention_kernels,
+    "aten::scaled_dot_product_attention": lambda: (
+        *(is_flash_enabled(), is_efficient_enabled(), is_cudnn_attention_enabled(), is_math_enabled()),
+    ),
 }
 
 

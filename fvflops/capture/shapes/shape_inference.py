@@ -134,16 +134,10 @@ class OpInference:
         with without_symbolic_imports():
             result = rule(*args, **kwargs)
         metas = [meta_tensors[id(tensor)] for tensor in call.tensors]
-        outcome = _outcome_of(result, metas, metadata, devices[0] if devices else self._common_device(metadata))
+        devices += [item.device for item in (*filter(lambda item: item.shape, metadata), *metadata)]  # 0-dim ones last
+        outcome = _outcome_of(result, metas, metadata, next(iter(devices), self._device))
         outcome.written = tuple(index for index, tensor in enumerate(call.tensors) if id(tensor) in written)
         return outcome
-
-    def _common_device(self, metadata: Sequence[Metadata]) -> torch.device:
-        """Return an op's device: its tensors', where a 0-dim tensor yields to others."""
-        for item in metadata:
-            if item.shape:
-                return item.device
-        return metadata[0].device if metadata else self._device
 
 
 def _meta_tensor_of(metadata: Metadata) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, is_standard_library
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
-from fvflops.trace import Region, Signature, TensorSpec
+from fvflops.trace import Signature, TensorSpec
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = str(PACKAGE) + os.sep
@@ -66,19 +66,15 @@ class UnseenReporter:
         """Report work at a site that computes tensors or arrays, if known, on these storages."""
         recorder = self._recorder
         innermost = recorder.innermost_region(site.stack)
-        if innermost.kind == "function" and site.phase != "backward":
-            name = f"prim::PythonOp.{innermost.name}"
+        if innermost.kind != "function":
+            name = f"unseen::{site.source.function or innermost.name or 'work'}"
+        elif site.phase == "backward":
+            name = f"unseen::{innermost.name}.backward"
         else:
-            name = f"unseen::{_function_name(site, innermost)}"
+            name = f"prim::PythonOp.{innermost.name}"
         signature = Signature(name, (), (), outputs, f"{name}(...) -> Tensor", site.source.line)
         self.reported.add(site.stack)
         recorder.append_unseen(signature, site.stack, site.phase, writes)
-
-
-def _function_name(site: Site, innermost: Region) -> str:
-    if innermost.kind == "function":
-        return f"{innermost.name}.backward"
-    return site.source.function or innermost.name or "work"
 
 
 def is_model_code(frame: FrameType) -> bool:
@@ -104,10 +100,9 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
 def find_starter(frame: FrameType | None) -> FrameType | None:
     """Return the frame that called the standard library or torch's multiprocessing; None if a compiler did."""
-    while frame is not None and _is_starter(frame.f_code.co_filename):
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not (is_standard_library(path) or path.startswith(_MULTIPROCESSING)):
+            return None if frame.f_globals.get("__name__", "").startswith("triton.") else frame
         frame = frame.f_back
-    return None if frame is None or frame.f_globals.get("__name__", "").startswith("triton.") else frame
-
-
-def _is_starter(path: str) -> bool:
-    return is_standard_library(path) or path.startswith(_MULTIPROCESSING)
+    return None

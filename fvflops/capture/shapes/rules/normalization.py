@@ -51,7 +51,7 @@ def batch_norm(name: str, *args: Any) -> tuple[torch.Tensor, ...]:
     _, *others = getattr(torch.ops.aten, name)(doubled, *rest)
     running_statistics = args[3:5] if len(args) > 6 else ()
     dtype = statistics_dtype(*args[:3], *running_statistics)
-    training = _is_training(name, args)
+    training = not name.endswith(("_no_training", "_no_update")) and bool(args[-3])
     saved = (item.new_empty(item.shape if training else 0, dtype=dtype) for item in others[:2])
     # A copy of each running statistic, or the reserve.
     running = zip(others[2:], running_statistics, strict=False)
@@ -102,10 +102,6 @@ def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
     """Return the dtype of a CPU kernel's statistics: the input's, or float32 for mixed half precision."""
     dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
     return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
-
-
-def _is_training(name: str, args: Sequence[Any]) -> bool:
-    return not name.endswith(("_no_training", "_no_update")) and bool(args[-3])
 
 
 RULES: dict[str, Callable[..., Any]] = {
