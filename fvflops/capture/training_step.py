@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.errors.model_errors import noting_remedies
-from fvflops.capture.model.deferred_quantisation import quantised_on_meta
+from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.model_call import CostEstimate, ShapeOptions, loss_of
 from fvflops.capture.restore import interrupts

@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.model.attribute_plan import picker
 from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
-from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
-from fvflops.capture.model.packed_layers import LOW_PRECISION
+from fvflops.capture.model.graph_modules import GraphModules, is_graph, prefix_path, read_graphs, with_graph_modules
+from fvflops.capture.model.packed_layers import LOW_PRECISION, named_tensors
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.containers import IdentityMapping
@@ -144,10 +144,8 @@ class ModelIndex:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
         paths: dict[int, str] = {}
         for module, path in self.names.items():
-            for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        paths.setdefault(id(tensor), path)
+            for _, _, tensor in named_tensors(module):
+                paths.setdefault(id(tensor), path)
         return paths
 
 
@@ -263,11 +261,8 @@ def _script_tensors(modules: Iterable[tuple[nn.Module, str]]) -> dict[int, tuple
     """Return id → tensor, kind and name of TorchScript modules' parameters and buffers, which are in no dict."""
     found: dict[int, tuple[torch.Tensor, tuple[str, str]]] = {}
     for module, path in modules:
-        prefix = path + "." if path else ""
-        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), (tensor, (kind, prefix + name)))
+        for kind, name, tensor in named_tensors(module):
+            found.setdefault(id(tensor), (tensor, (kind, prefix_path(path, name))))
     return found
 
 

@@ -62,10 +62,9 @@ class ScriptCopy:
     def share_tensors(self, replace: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> None:
         """Set the copy's parameters and buffers to the module's, or to their replacements."""
         for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        part._c.setattr(name, replace(tensor))
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    part._c.setattr(name, replace(tensor))
 
 
 def copy_scripts(names: Mapping[nn.Module, str]) -> dict[int, ScriptCopy]:

@@ -315,6 +315,15 @@ def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], b
             pending += [inner for inner, _ in node.next_functions]
 
 
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
+    view = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            view = view.narrow(dim, 0, 1)
+    return view
+
+
 def _items_of(value: Any) -> Iterator[Any]:
     """Iterate over a list or tuple by its base class: `__iter__` or `__len__` of a subclass may raise."""
     return (list if issubclass(type(value), list) else tuple).__iter__(value)

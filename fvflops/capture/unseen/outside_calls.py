@@ -26,6 +26,7 @@ import torch
 from torch.utils import dlpack
 
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
+from fvflops.capture.recorder.caller_lines import TORCH_FOLDER
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -50,7 +51,7 @@ _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpac
 _SHARE = Patch(torch.Tensor, "share_memory_")
 _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 # Where torch calls a storage's methods for the program's calls of its older class of storages.
-_TYPED_STORAGE = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "storage.py")
+_TYPED_STORAGE = TORCH_FOLDER + "storage.py"
 
 # Functions that start a process, or send it data.
 _STARTS = (

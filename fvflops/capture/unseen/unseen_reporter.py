@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, is_standard_library
-from fvflops.paths import PACKAGE
+from fvflops.capture.recorder.caller_lines import (
+    PACKAGE_FOLDER,
+    TORCH_FOLDER,
+    ZOO_FOLDER,
+    SourceLine,
+    find_source_line,
+    is_standard_library,
+)
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import Signature, TensorSpec
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGE = str(PACKAGE) + os.sep
-_ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 _CUSTOM_KERNEL_CALLERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 _MULTIPROCESSING = os.path.dirname(torch.multiprocessing.__file__)
 
@@ -80,7 +83,7 @@ class UnseenReporter:
 def is_model_code(frame: FrameType) -> bool:
     """Return whether a frame is of the model's code, or a library's, not of torch's or this package's."""
     path = frame.f_code.co_filename
-    return path.startswith(_ZOO) or not path.startswith((_TORCH, _PACKAGE))
+    return path.startswith(ZOO_FOLDER) or not path.startswith((TORCH_FOLDER, PACKAGE_FOLDER))
 
 
 def is_called_by_torch(frame: FrameType | None) -> bool:
@@ -88,14 +91,14 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
     Calls from torch.ops and the backward engine do not count, since these call custom kernels too.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
         frame = frame.f_back
     if frame is None:
         return False
     path = frame.f_code.co_filename
     if path.endswith("_ops.py") and frame.f_code.co_name == "decompose":
         return str(frame.f_locals["self"]).startswith("aten.")
-    return path.startswith(_TORCH) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
+    return path.startswith(TORCH_FOLDER) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
 
 
 def find_starter(frame: FrameType | None) -> FrameType | None:
