@@ -134,10 +134,8 @@ def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[An
     query, key = args[0].shape, args[1].shape
     with interrupts.deferred(), disable_dispatch_modes():
         # Partial blocks, in which the mask function is evaluated, and full blocks if these are listed separately.
-        pairs = sum(
-            count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])
-            for counts, indices in zip(lists[::2], lists[1::2], strict=True)
-        )
+        columns = zip(lists[::2], lists[1::2], strict=True)
+        pairs = sum(count_pairs(*item, (query[-2], key[-2]), mask[-3:-1]) for item in columns)
         masks = lists[0].numel() // max(1, lists[0].shape[-1])
     repeats = query[0] * query[1] // max(1, masks)  # one mask may apply to all batches, or all heads
     counted_mask = (*mask[:-1], CountedMask(mask[-1], pairs * repeats))

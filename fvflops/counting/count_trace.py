@@ -130,12 +130,9 @@ def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int
     for index, _, phase in trace.region_calls:
         if index in costs and costs[index].exclusive:
             covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
-    return {
-        (number, phase)
-        for phase, regions in covering.items()
-        for number, stack in enumerate(trace.stacks)
-        if not regions.isdisjoint(stack)
-    }
+    stacks = list(enumerate(trace.stacks))
+    pairs = ((phase, set(numbers)) for phase, numbers in covering.items())
+    return {(number, phase) for phase, regions in pairs for number, stack in stacks if not regions.isdisjoint(stack)}
 
 
 def _groups(trace: Trace) -> dict[int, str]:

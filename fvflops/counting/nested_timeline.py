@@ -282,11 +282,9 @@ class Times:
     operators: Mapping[str, Mapping[str, Timing]]
 
     def __repr__(self) -> str:
-        phases = [
-            f"{phase} {format_seconds(timings[''].total / 1e9)}"
-            for phase, timings in self.modules.items()
-            if "" in timings
-        ]
+        totals = {phase: timings[""].total for phase, timings in self.modules.items() if "" in timings}
+        phases = [f"{phase} {format_seconds(total / 1e9)}" for phase, total in totals.items()]
+
         return short_repr(self, "", *phases)
 
     def __str__(self) -> str:

@@ -170,9 +170,6 @@ def _find_calls(nodes: Sequence[fx.Node]) -> list[_Call]:
                 )
             )
     for call in calls:
-        call.outputs = [
-            node
-            for node in nodes[call.start : call.end]
-            if node.op != "get_attr" and any(positions[user] >= call.end for user in node.users)
-        ]
+        inside = [node for node in nodes[call.start : call.end] if node.op != "get_attr"]
+        call.outputs = [node for node in inside if any(positions[user] >= call.end for user in node.users)]
     return calls

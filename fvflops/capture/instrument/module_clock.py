@@ -67,11 +67,9 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
     snapshot = Snapshot(model_index, inputs)
     buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
-        views = [
-            unexpanded(tensor)
-            for tensor in (*buffers, *snapshot.tensors, *written_parameters)
-            if tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
-        ]
+        tensors = (*buffers, *snapshot.tensors, *written_parameters)
+        strided = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
+        views = [unexpanded(tensor) for tensor in strided if not tensor.is_meta]
         saved = [(view, view.clone()) for view in views]
     try:
         yield

@@ -27,11 +27,8 @@ _POOL_CALLS = tuple(Patch(ThreadPool, name) for name in ("apply_async", "_map_as
 # Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Threads
 # for processes, and progress bars' monitors, compute nothing.
 _WORKERS = frozenset(
-    {
-        *("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues"),
-        "tqdm._monitor",
-    }
-)
+    ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues")
+) | {"tqdm._monitor"}
 
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:

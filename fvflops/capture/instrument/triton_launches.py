@@ -36,11 +36,9 @@ def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     if "triton" not in sys.modules:
         return []
     classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]
-    return [
-        (_PATCHES.setdefault(cls, Patch(cls, "run")), calling(partial(_run, recorder, mode)))
-        for cls in classes
-        if cls is not None
-    ]
+    found = [cls for cls in classes if cls is not None]
+    launch = calling(partial(_run, recorder, mode))
+    return [(_PATCHES.setdefault(cls, Patch(cls, "run")), launch) for cls in found]
 
 
 def launch_kernel(

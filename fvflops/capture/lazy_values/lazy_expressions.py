@@ -161,10 +161,8 @@ _ARITHMETIC: dict[str, _Rule] = {
     "neg": _negate,
 }
 _LOGICAL: dict[str, _Rule] = {
-    "bitwise_and": _logical(operator.and_),
-    "bitwise_or": _logical(operator.or_),
-    "logical_and": _logical(operator.and_),
-    "logical_or": _logical(operator.or_),
+    **dict.fromkeys(("bitwise_and", "logical_and"), _logical(operator.and_)),
+    **dict.fromkeys(("bitwise_or", "logical_or"), _logical(operator.or_)),
 }
 _BOOLEAN: dict[str, _Rule] = {
     "bitwise_not": lambda _, values: (~values[1], ~values[0]),
@@ -357,12 +355,11 @@ class View(Expression):
     def at(self, indices: Indices) -> torch.Tensor:
         """Return the base's elements."""
         zero = torch.zeros_like(indices[0])
-        return self._base.at(
-            [
-                reduce(torch.add, [indices[dim] * step // stride % size for dim, step in steps], zero + start)
-                for size, stride, start, steps in self._terms
-            ]
-        )
+        indices_of_base = [
+            reduce(torch.add, [indices[dim] * step // stride % size for dim, step in steps], zero + start)
+            for size, stride, start, steps in self._terms
+        ]
+        return self._base.at(indices_of_base)
 
     def bounds(self, low: Indices, high: Indices) -> Bounds | None:
         """Return the base's bounds in the smallest boxes that contain the elements."""

@@ -178,11 +178,8 @@ def overwritten(
     region: list[tuple[int, int, int | None]] = []
     for size, stride in zip(memory.shape, strides, strict=True):
         start = offset // stride % size if size > 1 else 0
-        found = [
-            dim
-            for dim in dims
-            if size > 1 and target_strides[dim] % stride == 0 and 0 < target_strides[dim] // stride < size
-        ]
+        ratios = {dim: divmod(target_strides[dim], stride) for dim in dims if size > 1}
+        found = [dim for dim, (ratio, rest) in ratios.items() if not rest and 0 < ratio < size]
         if len(found) > 1:
             return None
         if not found:

@@ -107,15 +107,12 @@ class ModelIndex:
         columns = self.shapes, self.strides, self.requires_grad, dtypes, devices, sizes, labels
         if layout.columns == columns:
             return
-        layout.metadata = (
-            metadata_of_leaves(tensors, self.shapes, self.strides, dtypes, devices)
-            if is_ordinary
-            else [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
-        )
-        layout.rows = [
-            (nbytes, metadata.spec.device, *label)
-            for nbytes, metadata, label in zip(sizes, layout.metadata, labels, strict=True)
-        ]
+        if is_ordinary:
+            layout.metadata = metadata_of_leaves(tensors, self.shapes, self.strides, dtypes, devices)
+        else:
+            layout.metadata = [item for item in map(metadata_of_leaf, tensors) if item is not None]
+        columns_of_rows = zip(sizes, layout.metadata, labels, strict=True)
+        layout.rows = [(nbytes, metadata.spec.device, *label) for nbytes, metadata, label in columns_of_rows]
         layout.tree = None
         layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
         layout.columns = columns  # last: after an interruption the next index recomputes all

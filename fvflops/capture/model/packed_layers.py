@@ -229,11 +229,8 @@ def _floating(dtype: str, elements: int, weight: str, tensors: Mapping[str, torc
 
     Source: OCP Microscaling Formats 1.0, table 1, has one format of 4 bits (E2M1); NVFP4 has E4M3 scales for 16.
     """
-    scales = [
-        tensor
-        for name, tensor in tensors.items()
-        if name != weight and tensor.element_size() == 1 and tensor.numel() in (elements // 32, elements // 16)
-    ]
+    others = [tensor for name, tensor in tensors.items() if name != weight and tensor.element_size() == 1]
+    scales = [tensor for tensor in others if tensor.numel() in (elements // 32, elements // 16)]
     return "float4_e2m1fn" if dtype == "int4" and scales else dtype
 
 

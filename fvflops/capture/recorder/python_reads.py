@@ -120,11 +120,10 @@ class PythonReads:
     def describe(self, modules: ModuleTree) -> dict[str, str]:
         """Return the locations of random draws and of reads of data, for a Trace's `about`."""
         kinds = {"random": self._random, "data_dependent": self._data}
-        return {
-            kind: LOCATION_SEPARATOR.join(modules.locate(module, line) for line, module in sites.items())
-            for kind, sites in kinds.items()
-            if sites
+        texts = {
+            kind: [modules.locate(module, line) for line, module in sites.items()] for kind, sites in kinds.items()
         }
+        return {kind: LOCATION_SEPARATOR.join(locations) for kind, locations in texts.items() if locations}
 
     def _origin_of(self, index: int, is_float: bool) -> int:
         """Return the origin of a storage, known or one that existed before the run."""

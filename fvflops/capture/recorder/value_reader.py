@@ -36,11 +36,10 @@ class ValueArgument:
 def find_value_arguments(op: str, names: Sequence[str], wanted: Sequence[str]) -> tuple[ValueArgument, ...]:
     """Return the arguments of an op whose values its cost depends on: `wanted` ones, and masks; most ops have none."""
     is_attention = "attention" in op or "attn" in op or "scaled_dot_product" in op
-    return tuple(
-        ValueArgument(position, name, is_attention and name in _MASKS)
-        for position, name in enumerate(names)
-        if name in wanted or wanted == ALL_LISTS or (is_attention and name in _MASKS)
-    )
+    masks = _MASKS if is_attention else ()
+    wanted = names if wanted == ALL_LISTS else (*wanted, *masks)
+    columns = [(position, name) for position, name in enumerate(names) if name in wanted]
+    return tuple([ValueArgument(position, name, name in masks) for position, name in columns])
 
 
 def add_values(

@@ -49,10 +49,8 @@ def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
 
 
 def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
-    return (
-        (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)),
-        (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)),
-    )
+    enabled = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+    return enabled, (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device))
 
 
 def _set_default_device(context: Any) -> None:

@@ -35,11 +35,8 @@ _DEVICE_CALLS = [
     Patch(torch.accelerator, "synchronize"),
 ]
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
-_CONSTRUCTORS = [
-    Patch(torch, name)
-    for name in sorted(getattr(function, "__name__", "") for function in device_constructors())
-    if getattr(torch, name, None) in device_constructors()
-]
+_NAMES = {getattr(function, "__name__", "") for function in device_constructors()}
+_CONSTRUCTORS = [Patch(torch, name) for name in sorted(_NAMES) if getattr(torch, name, None) in device_constructors()]
 
 _CPU = torch.device("cpu")
 

@@ -153,11 +153,9 @@ def _outcome_of(
     result: Any, metas: Sequence[torch.Tensor], metadata: Sequence[Metadata], device: torch.device
 ) -> CachedResult:
     """Return the outcome of a rule that returned `result` for these arguments; new tensors are on the device."""
-    resized = {
-        index: _describe(meta, item.device)
-        for index, (meta, item) in enumerate(zip(metas, metadata, strict=True))
-        if (meta.shape, meta.stride()) != (item.shape, item.stride)
-    }
+    columns = zip(range(len(metas)), metas, metadata, strict=True)
+    changed = [row for row in columns if (row[1].shape, row[1].stride()) != (row[2].shape, row[2].stride)]
+    resized = {index: _describe(meta, item.device) for index, meta, item in changed}
     storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
     identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
 

@@ -36,11 +36,8 @@ class ListCall:
         self.elements = [item for item in self.reads if item.end <= self.length]
         outputs = signature.outputs
         spec = lists[0][0] if lists else None
-        is_stack = (
-            signature.op == "aten::stack"
-            and isinstance(spec, TensorSpec)
-            and outputs == (replace(spec, shape=(self.length,)),)
-        )
+        is_list = signature.op == "aten::stack" and isinstance(spec, TensorSpec)
+        is_stack = is_list and outputs == (replace(spec, shape=(self.length,)),)
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
@@ -135,11 +132,8 @@ def _add_copies(rows: RecordedRows) -> None:
     They are the first storages after the model's, with the bytes of their parameters times a common factor.
     """
     registered = count_registered(rows.storages)
-    parameters = [
-        index
-        for index, storage in enumerate(rows.storages[:registered])
-        if storage.origin == "parameter" and storage.nbytes
-    ]
+    registered_rows = enumerate(rows.storages[:registered])
+    parameters = [index for index, item in registered_rows if item.origin == "parameter" and item.nbytes]
     copies = rows.storages[registered : registered + len(parameters)]
     pairs = [(rows.storages[index].nbytes, copy.nbytes) for index, copy in zip(parameters, copies, strict=False)]
     if len(copies) < len(parameters) or any(size * pairs[0][0] != nbytes * pairs[0][1] for nbytes, size in pairs):

@@ -68,11 +68,8 @@ def unique_consecutive(
     if dim is not None:
         return unique_dim(size, self, dim)
     count = selected_count(size, self.numel())
-    return (
-        self.new_empty(count),
-        self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64),
-        self.new_empty(count if return_counts else 0, dtype=torch.int64),
-    )
+    inverse = self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64)
+    return self.new_empty(count), inverse, self.new_empty(count if return_counts else 0, dtype=torch.int64)
 
 
 def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -70,12 +70,8 @@ def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) 
 
 def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
     """Return an operand's strides in the broadcast shape, 0 where it is expanded."""
-    strides = [
-        0 if size == 1 and size != common else stride
-        for size, stride, common in zip(
-            operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True
-        )
-    ]
+    columns = zip(operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True)
+    strides = [0 if size == 1 and size != common else stride for size, stride, common in columns]
     return [0] * (len(shape) - len(strides)) + strides
 
 
@@ -110,11 +106,8 @@ def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list
 def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rule that gives new tensors in another rule's result the strides of an elementwise kernel."""
     arguments = func._schema.arguments
-    operand_indices = {
-        index
-        for index, argument in enumerate(arguments)
-        if str(argument.type) == "Tensor" or (argument.name == "other" and str(argument.type) == "number")
-    }
+    kinds = [(index, argument.name, str(argument.type)) for index, argument in enumerate(arguments)]
+    operand_indices = {index for index, name, kind in kinds if kind == "Tensor" or (name, kind) == ("other", "number")}
 
     def operands(args: Sequence[Any]) -> Iterator[torch.Tensor]:
         for index, value in enumerate(args):
@@ -141,11 +134,9 @@ def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..
 
 def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Return the result of `glu`, an elementwise op on the two halves of a dimension."""
-    return (
-        elementwise_result(self.chunk(2, dim), self.dtype)
-        if self.shape[dim] % 2 == 0
-        else torch.ops.aten.glu(self, dim)
-    )
+    if self.shape[dim] % 2:
+        return torch.ops.aten.glu(self, dim)  # which raises
+    return elementwise_result(self.chunk(2, dim), self.dtype)
 
 
 def ldexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

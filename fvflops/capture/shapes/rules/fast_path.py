@@ -143,12 +143,8 @@ def convolution(
         or 0 in input.shape
     ):
         return NotImplemented
-    sizes = [
-        (size + 2 * pad - axis_dilation * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, axis_dilation in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
+    axes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in axes]
     return _new((input.shape[0], weight.shape[0], *sizes), input) if min(sizes) > 0 else NotImplemented
 
 
@@ -210,11 +206,8 @@ def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
     shapes_match = tuple(input.shape[input.dim() - len(normalized_shape) :]) == tuple(normalized_shape)
-    return (
-        _new(input.shape, input)
-        if shapes_match and _contiguous_same_float_dtype(input, weight, bias)
-        else NotImplemented
-    )
+    supported = shapes_match and _contiguous_same_float_dtype(input, weight, bias)
+    return _new(input.shape, input) if supported else NotImplemented
 
 
 def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:

@@ -39,10 +39,8 @@ def deform_conv2d(
     input: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
     """Return the result [batch, channels, height, width]."""
-    sizes = [
-        (size + 2 * rest[2 + axis] - rest[4 + axis] * (kernel - 1) - 1) // rest[axis] + 1
-        for axis, (size, kernel) in enumerate(zip(input.shape[2:], weight.shape[2:], strict=True))
-    ]
+    axes = zip(input.shape[2:], weight.shape[2:], rest[:2], rest[2:4], rest[4:6], strict=True)
+    sizes = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in axes]
     return input.new_empty(len(input), len(weight), *sizes)
 
 
