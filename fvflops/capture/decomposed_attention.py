@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
@@ -63,9 +64,7 @@ def pairs_of_node(node: Any) -> Pairs | None:
     return node.metadata.get(_MARK)
 
 
-def find_pairs(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, unmasked: int | None, *, is_causal: bool
-) -> Pairs:
+def find_pairs(query: Tensor, key: Tensor, mask: Tensor | None, unmasked: int | None, *, is_causal: bool) -> Pairs:
     """Return the pairs of an attention with a mask of `unmasked` entries, a causal mask, or none.
 
     >>> find_pairs(torch.empty(1, 3, 8), torch.empty(1, 2, 8), None, None, is_causal=True)
@@ -94,9 +93,7 @@ def call_with_pairs(recorder: Any, reader: ValueReader, call: Callable[..., Any]
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, mask = values.get("query"), values.get("key"), values.get("attn_mask")
-    are_matrices = all(
-        isinstance(value, torch.Tensor) and not value.is_nested and value.ndim > 1 for value in (query, key)
-    )
+    are_matrices = all(isinstance(value, Tensor) and not value.is_nested and value.ndim > 1 for value in (query, key))
     if query is None or key is None or not (recorder.backward and recorder.is_recording_thread() and are_matrices):
         return call(*args, **kwargs)
     (unmasked,) = reader.read(_MASK, (mask,), {})
@@ -127,7 +124,7 @@ class CountedMask(ExplicitValue):
 def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
     """Return a call of flex attention with the pairs of its block mask counted, where `has_values` says they can be."""
     mask = args[position]
-    start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
+    start = next((index for index, item in enumerate(mask) if isinstance(item, Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]
     if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
         return tuple(args)
@@ -142,7 +139,7 @@ def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[An
     return (*args[:position], counted_mask, *args[position + 1 :])
 
 
-def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
+def count_pairs(counts: Tensor, indices: Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
     """Return the pairs in the blocks of a block mask, with blocks clipped to the sequence lengths.
 
     `counts` [..., rows] is the number of blocks in a row, `indices` [..., rows, columns] starts with their columns.

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # The lowest and the highest value, one of each for every box, or a number for all.
 Bounds = tuple[Any, Any]
@@ -37,7 +38,7 @@ def bounds_of(
 
 def widened(low: Any, high: Any) -> Bounds:
     """Return bounds without nan: unbounded instead, as the values may be nan or not."""
-    if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor) and low.is_floating_point():
+    if isinstance(low, Tensor) and isinstance(high, Tensor) and low.is_floating_point():
         unknown = low.isnan() | high.isnan()
         return torch.where(unknown, -torch.inf, low), torch.where(unknown, torch.inf, high)
     return low, high
@@ -84,10 +85,10 @@ def _absolute(function: Callable[..., Any], values: Bounds) -> Bounds:
 
 def _divisor(one: Bounds, other: Bounds) -> Any:
     """Return a positive number by which integers are divided, else None."""
-    if not isinstance(one[0], torch.Tensor) or one[0].is_floating_point():
+    if not isinstance(one[0], Tensor) or one[0].is_floating_point():
         return None
     divisor = other[0]
-    if isinstance(divisor, torch.Tensor) and divisor.numel() == 1 and bool((other[1] == divisor).all()):
+    if isinstance(divisor, Tensor) and divisor.numel() == 1 and bool((other[1] == divisor).all()):
         divisor = divisor.item()
     return divisor if isinstance(divisor, int) and divisor > 0 else None
 
@@ -145,7 +146,7 @@ def _choose(condition: Bounds, if_true: Bounds, if_false: Bounds) -> Bounds | No
 
 
 def _hull(one: Any, other: Any, extreme: Callable[..., Any]) -> Any:
-    one, other = (item if isinstance(item, torch.Tensor) else torch.tensor(item) for item in (one, other))
+    one, other = (item if isinstance(item, Tensor) else torch.tensor(item) for item in (one, other))
     return extreme(one, other)
 
 
@@ -190,7 +191,7 @@ _RULES: dict[str, _Rule] = {
 
 
 # An index tensor for each dimension, or a tensor of these, of one rank; they broadcast to [boxes, *size of a box].
-Indices = Sequence[torch.Tensor] | torch.Tensor
+Indices = Sequence[Tensor] | Tensor
 # An expression with more operands, each counted as often as it is used, is not kept.
 MAX_OPERANDS = 256
 
@@ -206,7 +207,7 @@ class Expression(ABC):
         self.count: tuple[float, int | None] | None = None  # of the elements above a threshold, cached by the counter
 
     @abstractmethod
-    def at(self, indices: Indices) -> torch.Tensor:
+    def at(self, indices: Indices) -> Tensor:
         """Return the elements at these indices, a tensor that broadcasts to the indices' shape."""
 
     @abstractmethod
@@ -219,14 +220,14 @@ class Constant(Expression):
 
     __slots__ = ("_dims", "_values")
 
-    def __init__(self, values: torch.Tensor, shape: Sequence[int] | None = None) -> None:
+    def __init__(self, values: Tensor, shape: Sequence[int] | None = None) -> None:
         super().__init__(values.shape if shape is None else shape)
         repeated = [stride == 0 or size == 1 for size, stride in zip(values.shape, values.stride(), strict=True)]
         offset = len(self.shape) - values.ndim
         self._dims = [offset + dim for dim, is_repeated in enumerate(repeated) if not is_repeated]
         self._values = values[tuple(0 if is_repeated else slice(None) for is_repeated in repeated)]
 
-    def at(self, indices: Indices) -> torch.Tensor:
+    def at(self, indices: Indices) -> Tensor:
         """Return the elements; a 0-dim tensor stays one, since it promotes types in its own way."""
         if self._dims:
             return self._values[tuple(indices[dim] for dim in self._dims)]
@@ -246,9 +247,7 @@ class Constant(Expression):
         return _range_bounds(values, fixed, low[dims[0]], high[dims[0]])
 
 
-def _range_bounds(
-    values: torch.Tensor, fixed: tuple[torch.Tensor, ...], low: torch.Tensor, high: torch.Tensor
-) -> Bounds:
+def _range_bounds(values: Tensor, fixed: tuple[Tensor, ...], low: Tensor, high: Tensor) -> Bounds:
     """Return minimum and maximum of `values[*fixed, low : high + 1]`, from ranges whose lengths are powers of two."""
     if values.dtype is torch.bool:
         minimum, maximum = _range_bounds(values.to(torch.uint8), fixed, low, high)
@@ -290,11 +289,11 @@ class Elementwise(Expression):
         super().__init__(shape, operands)
         self._name, self._function, self._args, self._kwargs = name, function, tuple(args), dict(kwargs)
 
-    def at(self, indices: Indices) -> torch.Tensor:
+    def at(self, indices: Indices) -> Tensor:
         """Return the op's result on the operands' elements."""
         args = [self._operand(arg, indices) for arg in self._args]
         kwargs = {name: self._operand(arg, indices) for name, arg in self._kwargs.items()}
-        result: torch.Tensor = self._function(*args, **kwargs)
+        result: Tensor = self._function(*args, **kwargs)
         return result
 
     def _operand(self, arg: Any, indices: Indices) -> Any:
@@ -311,7 +310,7 @@ class Elementwise(Expression):
         return bounds_of(self._name, self._function, [operand(arg) for arg in self._args], self._kwargs)
 
 
-def _broadcast(indices: Indices, shape: Sequence[int]) -> list[torch.Tensor]:
+def _broadcast(indices: Indices, shape: Sequence[int]) -> list[Tensor]:
     """Return the indices of an operand of this shape, which broadcasts."""
     own = indices[len(indices) - len(shape) :]
     return [index if size != 1 else torch.zeros_like(index) for index, size in zip(own, shape, strict=True)]
@@ -352,7 +351,7 @@ class View(Expression):
             for size, stride, start, steps in self._terms
         )
 
-    def at(self, indices: Indices) -> torch.Tensor:
+    def at(self, indices: Indices) -> Tensor:
         """Return the base's elements."""
         zero = torch.zeros_like(indices[0])
         indices_of_base = [
@@ -392,7 +391,7 @@ class Overwritten(Expression):
     def _length(self, dim: int | None) -> int:
         return 1 if dim is None else self._values.shape[dim]
 
-    def _positions(self, indices: Indices) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _positions(self, indices: Indices) -> tuple[list[Tensor], list[Tensor]]:
         """Return for each dimension whether an index is in the region, and the last position of the values up to it."""
         inside, positions = [], []
         for index, (start, step, dim) in zip(indices, self._region, strict=True):
@@ -402,11 +401,11 @@ class Overwritten(Expression):
             positions.append(position.clamp(0, last))
         return inside, positions
 
-    def _in_values(self, positions: Indices) -> list[torch.Tensor]:
+    def _in_values(self, positions: Indices) -> list[Tensor]:
         dims = {dim: index for index, (_, _, dim) in zip(positions, self._region, strict=True) if dim is not None}
         return [dims.get(dim, torch.zeros_like(positions[0])) for dim in range(len(self._values.shape))]
 
-    def at(self, indices: Indices) -> torch.Tensor:
+    def at(self, indices: Indices) -> Tensor:
         """Return the values in the region, and the base's elsewhere."""
         inside, positions = self._positions(indices)
         return torch.where(

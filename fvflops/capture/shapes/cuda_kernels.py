@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fvflops.capture.decomposed_attention import call_with_pairs
@@ -37,10 +38,10 @@ _PREFERRED_CUDNN = ((9, 0), (10, 0), (10, 3))
 
 
 def choose_attention_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     dropout: float,
     is_causal: bool,
     *,
@@ -132,7 +133,7 @@ def _call(
     """Call `choice` for tensors on a device in shape execution, else `original`."""
     values = (*args, *kwargs.values())
     flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
-    if any(isinstance(item, torch.Tensor) and item.device.type == device_type for item in flat) and in_shape_run():
+    if any(isinstance(item, Tensor) and item.device.type == device_type for item in flat) and in_shape_run():
         result = choice(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -148,7 +149,7 @@ def _recurrent(name: str, *args: Any) -> Any:
         data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
         lengths = []
     if torch.is_autocast_enabled("cuda") and not is_available(data.device):  # cuDNN runs float16 in any autocast
-        data, hx, params = pytree.tree_map_only(torch.Tensor, lambda item: item.half(), (data, hx, params))
+        data, hx, params = pytree.tree_map_only(Tensor, lambda item: item.half(), (data, hx, params))
     torch_chooses = is_available(data.device) and not is_packed and type(params[0]) is not ShapeTensor
     cudnn_supported = torch.backends.cudnn.enabled and data.dtype in _CUDNN_DTYPES and data.numel() > 0
     if not cudnn_supported or (torch_chooses and not (train and dropout > 0)):
@@ -163,41 +164,29 @@ def _recurrent(name: str, *args: Any) -> Any:
     return (output, hy, cy) if name == "lstm" else (output, hy)
 
 
-def _lstm_cell(
-    input: torch.Tensor, hx: Sequence[torch.Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
-) -> Any:
+def _lstm_cell(input: Tensor, hx: Sequence[Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
     return _ATEN._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)[:2]
 
 
-def _gru_cell(input: torch.Tensor, hx: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+def _gru_cell(input: Tensor, hx: Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
     return _ATEN._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 
 
-def _softmax(
-    input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Any:
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
     if dim is None or input.dtype is not torch.float16 or dtype is not torch.float32:
         return NotImplemented
     return _ATEN._softmax(input, dim, True)
 
 
-def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
+def _dropout(input: Tensor, p: float, train: bool) -> Any:
     fused = train and 0 < p < 1 and input.numel() > 0
     return _ATEN.native_dropout(input, p, train)[0] if fused else NotImplemented
 
 
-def _batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    *options: Any,
-) -> Any:
-    momentum, eps, cudnn_enabled = options
+def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+    running_mean, running_var, training, momentum, eps, cudnn_enabled = rest
     if not cudnn_enabled or weight is None or bias is None or input.ndim < 3:
         return NotImplemented
     is_mixed = input.dtype is torch.float16 and weight.dtype is not torch.float32
@@ -215,9 +204,7 @@ def _batch_norm(
     )[0]
 
 
-def _grid_sampler(
-    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Any:
+def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     mode_supported = interpolation_mode == 0 and padding_mode == 0 and align_corners
     input_supported = input.ndim == 4 and input.dtype in _CUDNN_DTYPES and input.shape[1] <= 1024
     uses_cudnn = torch.backends.cudnn.enabled and mode_supported and input_supported
@@ -225,10 +212,10 @@ def _grid_sampler(
 
 
 def _scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -269,7 +256,7 @@ def _scaled_dot_product_attention(
     )[0]
 
 
-def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
+def _cast_by_autocast(*tensors: Tensor | None) -> list[Any]:
     """Return float32 tensors in autocast's dtype, as autocast does for an op of lower precision."""
     device = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), "")
     if not device:
@@ -278,14 +265,14 @@ def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
     return [tensor if tensor is None or tensor.dtype is not torch.float32 else tensor.to(dtype) for tensor in tensors]
 
 
-def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype, *, hidden: float) -> torch.Tensor | None:
+def _as_bias(mask: Tensor | None, dtype: torch.dtype, *, hidden: float) -> Tensor | None:
     """Return a mask as numbers to add to scores; `hidden` is added where a bool mask is False."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), torch.scalar_tensor(hidden, dtype=dtype))
 
 
-def _align(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+def _align(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     """Return a bias whose rows begin at multiples of 16 elements, of the shape of the scores."""
     if bias is None:
         return None
@@ -299,7 +286,7 @@ class _FusedRMSNorm(UnrecordedFunction):
     """CUDA's `_fused_rms_norm`, which torch decomposes for tensors on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: Any) -> Any:
         with below_autograd():
             output, rstd = _ATEN._fused_rms_norm(input, shape, weight, eps)
         ctx.shape = shape
@@ -316,7 +303,7 @@ class _FusedRMSNorm(UnrecordedFunction):
 
 
 def _rms_norm(
-    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
     input, weight = cast_by_autocast("aten::rms_norm", input, weight)
     has_kernel = hasattr(_ATEN, "_fused_rms_norm_backward")  # from torch 2.9 on
@@ -325,15 +312,8 @@ def _rms_norm(
     return _FusedRMSNorm.apply(input, list(normalized_shape), weight, eps)
 
 
-def _instance_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    use_input_stats: bool,
-    *options: Any,
-) -> Any:
+def _instance_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+    running_mean, _, use_input_stats, *options = rest
     if weight is None or bias is None or running_mean is not None or not use_input_stats:
         return NotImplemented
     batch, channels = input.shape[:2]
