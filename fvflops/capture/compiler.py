@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Shared, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.forks import at_fork, undone_in_child
+from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.torch_state import modes_removed
 from fvflops.torch_internals import (
     loaded_compiler,
@@ -50,45 +49,9 @@ def compiler_disabled() -> Iterator[None]:
         yield
 
 
-class _Shared:
-    """A process-wide change, in effect while at least one user needs it; undone in forked children."""
-
-    def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
-        self._begin, self._end = begin, end
-        self._lock = threading.Lock()
-        self._users: dict[object, Callable[[], object]] = {}
-        at_fork(self._end_in_child)
-
-    @contextmanager
-    def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
-        """Add a user while the context lasts; `call_users` calls its function."""
-        key = object()
-        try:
-            with interrupts.deferred(), self._lock:
-                if not self._users:
-                    self._begin()
-                self._users[key] = user
-            yield
-        finally:
-            with interrupts.deferred(), self._lock:
-                # In a forked child the user has been removed.
-                if self._users.pop(key, None) is not None and not self._users:
-                    self._end()
-
-    def call_users(self) -> None:
-        with interrupts.deferred():
-            for user in list(self._users.values()):
-                user()
-
-    def _end_in_child(self) -> None:
-        self._lock = threading.Lock()
-        self._users.clear()
-        self._end()
-
-
 _stance = ExitStack()
 # The process-wide stance of torch's compiler.
-_EAGER = _Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
+_EAGER = Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
 
 
 class _Finder(MetaPathFinder):
@@ -138,7 +101,7 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
-_IMPORTS = _Shared(_FINDER.install, _FINDER.uninstall)
+_IMPORTS = Shared(_FINDER.install, _FINDER.uninstall)
 
 
 _CALL = Patch(torch.jit.ScriptFunction, "__call__")
@@ -152,16 +115,13 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
     """
     fresh: dict[int, Any] = {}
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if recorder.is_recording_thread() and id(function) not in fresh:
-                fresh[id(function)] = function
-                function._debug_flush_compilation_cache()
-            return original(function, *args, **kwargs)
+    def call(original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if recorder.is_recording_thread() and id(function) not in fresh:
+            fresh[id(function)] = function
+            function._debug_flush_compilation_cache()
+        return original(function, *args, **kwargs)
 
-        return call
-
-    return _CALL, around
+    return _CALL, calling(call)
 
 
 def unrecorded_functions() -> list[Wrapper]:
@@ -170,16 +130,13 @@ def unrecorded_functions() -> list[Wrapper]:
     A constant for the first nested tensor, and an op's decomposition, from which DTensor finds how to shard the op.
     """
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with modes_removed():
-                return original(*args, **kwargs)
-
-        return call
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with modes_removed():
+            return original(*args, **kwargs)
 
     if "sharding" not in _UNRECORDED and (module := loaded_sharding_decompositions()) is not None:
         _UNRECORDED["sharding"] = Patch(module.DecompShardingStrategy, "propagate_strategy")
-    return [(patch, around) for patch in _UNRECORDED.values()]
+    return [(patch, calling(call)) for patch in _UNRECORDED.values()]
 
 
 @contextmanager
@@ -187,8 +144,5 @@ def scripts_unoptimized() -> Iterator[None]:
     """Switch off the optimisation of TorchScript in this thread while the context lasts."""
     was_optimized = optimizes_scripts()
     set_script_optimization(False)
-    with undone_in_child(lambda: set_script_optimization(was_optimized)):
-        try:
-            yield
-        finally:
-            set_script_optimization(was_optimized)
+    with undone(lambda: set_script_optimization(was_optimized)):
+        yield

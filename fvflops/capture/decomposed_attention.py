@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.tensor_specs import ExplicitValue, nodes_between
 from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
 from fvflops.capture.restore import interrupts
@@ -62,9 +64,7 @@ def pairs_of_node(node: Any) -> Pairs | None:
     return node.metadata.get(_MARK)
 
 
-def find_pairs(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, unmasked: int | None, *, is_causal: bool
-) -> Pairs:
+def find_pairs(query: Tensor, key: Tensor, mask: Tensor | None, unmasked: int | None, *, is_causal: bool) -> Pairs:
     """Return the pairs of an attention with a mask of `unmasked` entries, a causal mask, or none.
 
     >>> find_pairs(torch.empty(1, 3, 8), torch.empty(1, 2, 8), None, None, is_causal=True)
@@ -85,24 +85,15 @@ def attention_pairs(recorder: Any, has_values: Callable[[list[Any]], bool]) -> W
     With autograd, torch decomposes attention that its kernels on a device do not support: on the CPU and the meta
     device, attention whose value heads have another size than its query heads.
     """
-    reader = ValueReader(has_values)
-
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: call_with_pairs(recorder, reader, original, args, kwargs)
-
-    return _ATTENTION, around
+    return _ATTENTION, calling(partial(call_with_pairs, recorder, ValueReader(has_values)))
 
 
-def call_with_pairs(
-    recorder: Any, reader: ValueReader, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def call_with_pairs(recorder: Any, reader: ValueReader, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an attention; if it is masked, mark the matrix products in it and in its backward."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, mask = values.get("query"), values.get("key"), values.get("attn_mask")
-    are_matrices = all(
-        isinstance(value, torch.Tensor) and not value.is_nested and value.ndim > 1 for value in (query, key)
-    )
+    are_matrices = all(isinstance(value, Tensor) and not value.is_nested and value.ndim > 1 for value in (query, key))
     if query is None or key is None or not (recorder.backward and recorder.is_recording_thread() and are_matrices):
         return call(*args, **kwargs)
     (unmasked,) = reader.read(_MASK, (mask,), {})
@@ -133,24 +124,22 @@ class CountedMask(ExplicitValue):
 def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
     """Return a call of flex attention with the pairs of its block mask counted, where `has_values` says they can be."""
     mask = args[position]
-    start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
+    start = next((index for index, item in enumerate(mask) if isinstance(item, Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]
     if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
         return tuple(args)
     query, key = args[0].shape, args[1].shape
     with interrupts.deferred(), disable_dispatch_modes():
         # Partial blocks, in which the mask function is evaluated, and full blocks if these are listed separately.
-        pairs = sum(
-            count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])
-            for counts, indices in zip(lists[::2], lists[1::2], strict=True)
-        )
+        columns = zip(lists[::2], lists[1::2], strict=True)
+        pairs = sum(count_pairs(*item, (query[-2], key[-2]), mask[-3:-1]) for item in columns)
         masks = lists[0].numel() // max(1, lists[0].shape[-1])
     repeats = query[0] * query[1] // max(1, masks)  # one mask may apply to all batches, or all heads
     counted_mask = (*mask[:-1], CountedMask(mask[-1], pairs * repeats))
     return (*args[:position], counted_mask, *args[position + 1 :])
 
 
-def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
+def count_pairs(counts: Tensor, indices: Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
     """Return the pairs in the blocks of a block mask, with blocks clipped to the sequence lengths.
 
     `counts` [..., rows] is the number of blocks in a row, `indices` [..., rows, columns] starts with their columns.

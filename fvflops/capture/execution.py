@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.errors.model_errors import find_reason
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.real_mode import SubclassAwareMode
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
@@ -76,11 +76,8 @@ def emulate_device(mode: ShapeMode, kernels: torch.device, stack: ExitStack, *, 
 def before_autocast(action: Callable[[], None]) -> Wrapper:
     """Perform an action whenever autocast begins: it casts no tensors on other devices, such as the meta device."""
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(*args: Any) -> Any:
-            action()
-            return original(*args)
+    def enter(original: Callable[..., Any], *args: Any) -> Any:
+        action()
+        return original(*args)
 
-        return enter
-
-    return _AUTOCAST, around
+    return _AUTOCAST, calling(enter)

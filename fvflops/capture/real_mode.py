@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.op_call_cache import OpCalls, op_calls
+from fvflops.capture.model.script_copy import is_module_call
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.tensor_specs import (
     OpSchema,
     cached_schema,
@@ -26,12 +25,14 @@ from fvflops.capture.recorder.tensor_specs import (
 )
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, have_values
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.restore import UndoLog
-from fvflops.capture.shapes.rules.data_dependent import tensors_read
+from fvflops.capture.restore.restore import UndoLog, writes_to_arguments
+from fvflops.capture.shapes.rules.data_dependent import reads_values, tensors_read
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
+from fvflops.capture.unseen.op_kinds import COPIES, SET_STORAGE, UNINITIALISED
 from fvflops.torch_internals import (
     DispatchModeKey,
+    OpOverload,
     TorchDispatchMode,
     disable_dispatch_modes,
     get_dispatch_mode,
@@ -55,6 +56,50 @@ _TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
 PendingCall = tuple[
     tuple[Value, ...], "dict[Any, Signature] | None", Sequence[int], "Sequence[torch.UntypedStorage] | None"
 ]
+
+
+# Keys of arguments → their values for a signature, and the signatures of the calls by the keys of the results.
+CachedCalls = dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, Signature]]]
+
+
+class OpCalls:
+    """An op: its schema, the function to call and its earlier calls.
+
+    `reads_values`: its result, or the size of it, depends on values. `writes_to_arguments`: it may. `is_special`: its
+    results have more to record than their contents. `func` is kept alive, as its id is a key.
+    """
+
+    __slots__ = ("call", "calls", "func", "is_special", "is_view", "reads_values", "schema", "writes_to_arguments")
+
+    def __init__(self, func: Any, values: tuple[str, ...]) -> None:
+        self.func = func
+        self.schema: OpSchema = cached_schema(func, values)
+        # For most ops torch's C++ function, without a Python frame.
+        self.call = func._op if type(func) is OpOverload else func
+        self.calls: CachedCalls = {}
+        self.is_view = self.schema.is_view
+        self.reads_values = reads_values(self.schema.name)
+        name = self.schema.name
+        self.is_special = name in UNINITIALISED or name in COPIES or name.startswith(SET_STORAGE)
+        self.writes_to_arguments = writes_to_arguments(self.schema)
+
+
+# By id, since the hash of an op is slow (Python), and the arguments whose values are recorded.
+_OPS: dict[tuple[int, tuple[str, ...]], OpCalls] = {}
+
+
+def op_calls(func: Any, values: tuple[str, ...]) -> OpCalls:
+    """Return the cached calls of an op; none if it names a process group, since names are reused for other groups."""
+    op = _OPS.get((id(func), values))
+    if op is None:
+        op = OpCalls(func, values)
+        if op.schema.group is None:
+            _OPS[id(func), values] = op
+    return op
+
+
+def clear_calls() -> None:
+    _OPS.clear()
 
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
@@ -161,7 +206,10 @@ class RecordingMode(SubclassAwareMode):
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
-        if decomposes and _all_strided(args, kwargs):
+        # Sparse and nested tensors have other kernels than the composite one.
+        if decomposes and all(
+            tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs))
+        ):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:
@@ -175,12 +223,12 @@ class RecordingMode(SubclassAwareMode):
         if unseen_work is not None:
             # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
             # may contain data exported before.
-            unseen_work.set_lifting(func is _LIFT)
+            unseen_work.is_lifting = func is _LIFT
         pending = self._calls.before_call(op, args, kwargs)
         _, _, reads, storages = pending
         if unseen_work is not None:
             unseen_work.before(schema, args, kwargs, reads, storages)
-            unseen_work.set_lifting(False)
+            unseen_work.is_lifting = False
             unseen_work.busy.add(get_ident())
         start = None if probe is None else probe.begin()
         if probe is not None and start is not None:
@@ -223,11 +271,6 @@ class RecordingMode(SubclassAwareMode):
         if self.recorder.unseen is not None:
             self.recorder.unseen.record_write(kwargs)
         return result
-
-
-def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch would run the composite kernel: sparse and nested tensors have other kernels."""
-    return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))
 
 
 class _Uncacheable(Exception):

@@ -18,7 +18,7 @@ from torch import nn
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.execution import ExecutionError, choose_device, needs_real_execution, suspend_outer_recordings
 from fvflops.capture.instrument.backward import AutogradUsed
-from fvflops.capture.model.deferred_quantisation import quantised_on_meta
+from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.model_call import CallOptions, CostEstimate, Loss, Model, ModelCall
@@ -43,8 +43,6 @@ _LOGGER = logging.getLogger("fvflops")
 _LOCK = threading.RLock()
 _POLL_SECONDS = 0.1  # how often a waiting thread lets pending signals be handled
 _DECOMPOSE_ALL = StopsAt()
-# Creates a session that records a call.
-_Begin = Callable[[ModelCall], Session]
 
 
 @explaining_arguments
@@ -97,6 +95,9 @@ def record_call(
         if options["quiet"]:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+        if isinstance(model, nn.Module):
+            model = unwrap_compiled(model)
+            stack.enter_context(quantised_on_meta(model))
         return _record(model, call, begin, execution, shape_options)
 
 
@@ -104,37 +105,33 @@ def _record(
     model: Model, call: ModelCall, begin: Callable[..., Session], execution: str, shape_options: Mapping[str, Any]
 ) -> Trace:
     """Return the Trace of shape execution if it is asked for and possible, else of real execution."""
-    with ExitStack() as stack:
-        if isinstance(model, nn.Module):
-            model = unwrap_compiled(model)
-            stack.enter_context(quantised_on_meta(model))
-        draws = DrawFinder()
-        begin = partial(begin, model, draws=draws)
-        repeatable = not any(issubclass(type(value), Iterator) for value in (*call.args, *call.kwargs.values()))
-        failure, shapes = "", None
-        if find_fake_mode(tensors_of((call.args, call.kwargs))) is not None:
-            execution = "fake"
-        if execution == "shapes" or (execution == "auto" and repeatable):
-            record_shapes = partial(_record_shapes, begin, model, call, execution, shape_options)
-            with gc_paused(), without_symbolic_imports():
-                shapes, failure = record_shapes()
-                if shapes is not None and not failure:
-                    if shapes.info.assumed:
-                        _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
-                    return (record_shapes()[0] if draws.needs_second_run else None) or shapes
-        try:
+    draws = DrawFinder()
+    begin = partial(begin, model, draws=draws)
+    repeatable = not any(issubclass(type(value), Iterator) for value in (*call.args, *call.kwargs.values()))
+    failure, shapes = "", None
+    if find_fake_mode(tensors_of((call.args, call.kwargs))) is not None:
+        execution = "fake"
+    if execution == "shapes" or (execution == "auto" and repeatable):
+        record_shapes = partial(_record_shapes, begin, model, call, execution, shape_options)
+        with gc_paused(), without_symbolic_imports():
+            shapes, failure = record_shapes()
+            if shapes is not None and not failure:
+                if shapes.info.assumed:
+                    _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
+                return (record_shapes()[0] if draws.needs_second_run else None) or shapes
+    try:
+        trace = _record_real(begin, model, call, repeatable=repeatable)
+        if draws.needs_second_run and repeatable:
             trace = _record_real(begin, model, call, repeatable=repeatable)
-            if draws.needs_second_run and repeatable:
-                trace = _record_real(begin, model, call, repeatable=repeatable)
-        except Exception as error:
-            if shapes is None or interrupts.is_interrupt(error):
-                raise
-            reason = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
-            _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), reason)
-            return shapes
-        if failure:
-            _LOGGER.warning("%s; used real execution instead", printable(failure))
-        return trace
+    except Exception as error:
+        if shapes is None or interrupts.is_interrupt(error):
+            raise
+        reason = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+        _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), reason)
+        return shapes
+    if failure:
+        _LOGGER.warning("%s; used real execution instead", printable(failure))
+    return trace
 
 
 @contextmanager
@@ -207,7 +204,7 @@ def _record_shapes(
     return trace, message or (leak_message if may_fall_back else "")
 
 
-def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = True) -> Trace:
+def _record_with_op_set(begin: Callable[..., Session], call: ModelCall, *, repeatable: bool = True) -> Trace:
     """Return the Trace with ops as called ("composite"), or as decomposed by autograd ("core") if the model uses it.
 
     The decomposed Trace is returned only if it has a backward pass or calls other modules than the run without
@@ -215,10 +212,9 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
     ExecutionError.
     """
     if call.loss is not None:
-        return begin(call).record()
-    session = begin(replace(call, op_set="composite", detects_autograd=True))
-    composite = None
-    failed = False
+        return begin(call=call).record()
+    session = begin(call=replace(call, op_set="composite", detects_autograd=True))
+    composite, failed = None, False
     try:
         composite = session.record()
     except AutogradUsed:
@@ -235,12 +231,12 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
             f"the model uses autograd ({session.first_autograd_use}) and has to run twice, "
             "but an argument is an iterator, which can be read only once: pass a list"
         )
-    core = begin(call).record()
+    core = begin(call=call).record()
     if failed or any(phase != "forward" for _, _, phase in core.calls):
         return core
     if composite is None:
         try:
-            composite = begin(replace(call, op_set="composite")).record()
+            composite = begin(call=replace(call, op_set="composite")).record()
         except Exception as error:  # it fails without autograd, though it runs no backward pass: a tensor hook
             if interrupts.is_interrupt(error):
                 raise
@@ -252,27 +248,19 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
 def _record_real(begin: Callable[..., Session], model: Model, call: ModelCall, *, repeatable: bool) -> Trace:
     """Return the Trace of real execution; `repeatable` is False if an argument is an iterator."""
     model_index = ModelIndex(model)
-    if isinstance(model, nn.Module) and _all_parameters_on_meta(model_index):
+    parameters = {device for _, device, kind, _ in model_index.rows if kind == "parameter"}
+    if isinstance(model, nn.Module) and parameters == {"meta"} and not _is_offloaded(model_index):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (call.args, call.kwargs))
         call = replace(call, args=args, kwargs=kwargs)
-
-    def begin_next(call: ModelCall) -> Session:
-        return begin(call=call, model_index=model_index)
-
+    begin = partial(begin, model_index=model_index)
     try:
-        return _record_with_op_set(begin_next, call, repeatable=repeatable)
+        return _record_with_op_set(begin, call, repeatable=repeatable)
     except Exception as error:
         # torch raises this for code compiled under another dispatch mode: the next session runs it uncompiled.
         if interrupts.is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
             _append_device_mismatches(error, model, call.args, call.kwargs)
             raise
-    return _record_with_op_set(begin_next, call)
-
-
-def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
-    columns = zip(model_index.metadata, model_index.rows, strict=True)
-    types = {metadata.device.type for metadata, (_, _, kind, _) in columns if kind == "parameter"}
-    return types == {"meta"} and not _is_offloaded(model_index)
+    return _record_with_op_set(begin, call)
 
 
 def _is_offloaded(model_index: ModelIndex) -> bool:

@@ -41,7 +41,7 @@ from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.forks import undone, undone_in_child
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import TorchState, close_interrupted_contexts, model_runs, restore_modes
 from fvflops.capture.shapes.data_parallel import reducers_restored
@@ -108,6 +108,8 @@ class Session:
             raise ValueError(f"measure={self.measure!r} requires execution='real': shape execution computes nothing")
         if self.execution == "real" and (self.device is not None or self.assume is not None):
             raise ValueError('device= and assume= require execution="shapes"')
+        self._op_set = "core" if self.call is None else self.call.op_set
+        self._is_training = self.call is None or self.call.loss is not None
         self._mode: weakref.ref[ShapeMode] | None = None
         self._stack = ExitStack()
         self._thread = 0
@@ -136,14 +138,6 @@ class Session:
     def first_autograd_use(self) -> str:
         """The first call by which the model used autograd, if the call detects that, "" for none."""
         return "" if self._autograd is None else self._autograd.first_use
-
-    @property
-    def _op_set(self) -> str:
-        return "core" if self.call is None else self.call.op_set
-
-    @property
-    def _is_training(self) -> bool:
-        return self.call is None or self.call.loss is not None
 
     def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
         """Start recording, once; `created` are the storages that earlier steps of the same program created."""
@@ -268,8 +262,7 @@ class Session:
         if not self._is_training:
             return None
         optimizers = OptimizerSnapshot(mode, parameters)
-        stack.callback(optimizers.restore)
-        stack.enter_context(undone_in_child(optimizers.restore))
+        stack.enter_context(undone(optimizers.restore))
         return optimizers.prepare
 
     def _save(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UndoLog:
@@ -277,9 +270,10 @@ class Session:
         if self.call is not None:
             self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
         # A profile reads the version counters after the run, and restores them itself.
-        snapshot = Snapshot(index, self.inputs, self.code, program=not self.code, versions=not self.measure)
+        self._snapshot = snapshot = Snapshot(
+            index, self.inputs, self.code, program=not self.code, versions=not self.measure
+        )
         undo_log = UndoLog()
-        self._snapshot = snapshot
         # Under a caller's autocast the run cast weights without autograd: the cache must not return these casts.
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fvflops.capture.model.packed_layers import named_tensors
 from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.restore.contents import FUNCTION, kind_of
 from fvflops.capture.restore.interrupts import is_interrupt
@@ -334,8 +335,7 @@ def _find_shared(model: nn.Module) -> set[int]:
     paths = Counter(id(module) for _, module in module_paths(model))
     holders: dict[int, set[int]] = {}
     for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                holders.setdefault(id(tensor), set()).add(id(module))
+        for _, _, tensor in named_tensors(module):
+            holders.setdefault(id(tensor), set()).add(id(module))
     shared = {module for module, count in paths.items() if count > 1}
     return shared.union(*(modules for modules in holders.values() if len(modules) > 1))

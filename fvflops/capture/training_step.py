@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.errors.model_errors import noting_remedies
-from fvflops.capture.model.deferred_quantisation import quantised_on_meta
+from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.model_call import CostEstimate, ShapeOptions, loss_of
 from fvflops.capture.restore import interrupts
@@ -139,7 +139,10 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     try:
         with session.recording():
             session.recorder.pause()  # some optimizers create their state in the constructor, not in a step
-            _clear_gradients(session.model)
+            for _, module in module_paths(session.model):  # model.parameters() skips modules that compare equal
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        parameter.grad = None
             about = copy_context().run(run, session)
         complete = True
     except Exception as error:
@@ -153,13 +156,6 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     trace = session.trace()
     del session  # exceptions of signal handlers inside a finalizer are lost
     return replace(trace, about={**trace.about, **about, "inputs": input_text})
-
-
-def _clear_gradients(model: nn.Module) -> None:
-    for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                parameter.grad = None
 
 
 def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:

@@ -114,11 +114,14 @@ def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
     """Return region signature index → cost of one call, for the regions that have a cost."""
     needs_regions = cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
     called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if needs_regions else ()
-    return {
-        index: cost
-        for index in called
-        if (cost := _region_cost(trace, cost_model, trace.region_signatures[index])) is not None
-    }
+    costs: dict[int, RegionCost] = {}
+    for index in called:
+        signature = trace.region_signatures[index]
+        region = trace.regions[signature.region]
+        module = trace.modules.by_name[region.name] if region.kind == "module" else None
+        if (cost := cost_model.region_cost(region, module, signature)) is not None:
+            costs[index] = cost
+    return costs
 
 
 def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int, str]]:
@@ -127,12 +130,9 @@ def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int
     for index, _, phase in trace.region_calls:
         if index in costs and costs[index].exclusive:
             covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
-    return {
-        (number, phase)
-        for phase, regions in covering.items()
-        for number, stack in enumerate(trace.stacks)
-        if not regions.isdisjoint(stack)
-    }
+    stacks = list(enumerate(trace.stacks))
+    pairs = ((phase, set(numbers)) for phase, numbers in covering.items())
+    return {(number, phase) for phase, regions in pairs for number, stack in stacks if not regions.isdisjoint(stack)}
 
 
 def _groups(trace: Trace) -> dict[int, str]:
@@ -141,12 +141,6 @@ def _groups(trace: Trace) -> dict[int, str]:
     if not groups:
         return {}
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
-
-
-def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature) -> RegionCost | None:
-    region = trace.regions[signature.region]
-    module = trace.modules.by_name[region.name] if region.kind == "module" else None
-    return cost_model.region_cost(region, module, signature)
 
 
 def name_region(trace: Trace, region: Region) -> str:
@@ -178,19 +172,9 @@ def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: s
     costs, op, elements, dtype = cost
     first_calls = calls
     for label, status, value, macs, flops, _, recomputed in costs:
-        row = (
-            scope,
-            phase,
-            op,
-            label,
-            status,
-            first_calls,
-            value * calls,
-            macs * calls,
-            flops * calls,
-            elements * first_calls,
-        )
-        entries.append(tuple.__new__(Entry, (*row, dtype, group, recomputed * calls)))
+        of_call = scope, phase, op, label, status, first_calls
+        sums = value * calls, macs * calls, flops * calls, elements * first_calls
+        entries.append(tuple.__new__(Entry, (*of_call, *sums, dtype, group, recomputed * calls)))
         first_calls = 0
 
 

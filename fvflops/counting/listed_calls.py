@@ -48,24 +48,11 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
             if memory_is_measured:
                 names = ("memory_before", "memory_after", "memory_peak")
                 columns |= {name: getattr(event, name) for name in names}
-        calls.append(
-            OpCall(
-                len(calls),
-                f"{name}_{calls_of_op[op]}" if calls_of_op[op] else name,
-                op,
-                target,
-                innermost(scope),
-                span.event.phase,
-                item.inputs,
-                item.outputs,
-                item.dtype,
-                "covered" if covered else item.status,
-                0 if covered else item.flops,
-                macs=0 if covered else item.macs,
-                activations=0 if covered else activated,
-                **columns,
-            )
-        )
+        unique_name = f"{name}_{calls_of_op[op]}" if calls_of_op[op] else name
+        of_call = len(calls), unique_name, op, target, innermost(scope), span.event.phase
+        counted = ("covered", 0, 0, 0) if covered else (item.status, item.flops, item.macs, activated)
+        status, flops, columns["macs"], columns["activations"] = counted
+        calls.append(OpCall(*of_call, item.inputs, item.outputs, item.dtype, status, flops, **columns))
         calls_of_op[op] += 1
     return tuple(calls)
 
@@ -90,24 +77,10 @@ def list_module_calls(
             enclosing.pop()
         if item.kind == "module":
             enclosing.append((len(calls), span.depth))
-            calls.append(
-                ModuleCall(
-                    len(calls),
-                    item.name,
-                    trace.modules.by_name[item.name].class_name,
-                    span.event.phase,
-                    len(enclosing) - 1,
-                    item.inputs,
-                    item.outputs,
-                    elements[item.name],
-                    0,
-                    span.flops,
-                    span.macs,
-                    activations_inside,
-                    span.nbytes,
-                    span.unsupported,
-                )
-            )
+            class_name, depth = trace.modules.by_name[item.name].class_name, len(enclosing) - 1
+            of_call = len(calls), item.name, class_name, span.event.phase, depth, item.inputs, item.outputs
+            sums = span.flops, span.macs, activations_inside, span.nbytes, span.unsupported
+            calls.append(ModuleCall(*of_call, elements[item.name], 0, *sums))
         elif item.kind == "op":
             ops.update([number for number, _ in enclosing])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, find_dtype, region_costs
 from fvflops.formulas import OpCost
 from fvflops.text import short_repr
-from fvflops.trace import Event, Region, Status, Trace, TraceError, Value, tensors_in
+from fvflops.trace import Event, Status, Trace, TraceError, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.notebook_table import write_text_table
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
@@ -30,7 +30,11 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
     allocated before the run. A region without an exit, because the recording ended or was paused, spans the calls
     inside it.
     """
-    frames = tuple(_frame(trace, region) for region in trace.regions)
+    modules = trace.modules.by_name
+    frames = tuple(
+        Frame(kind, name, modules[name].class_name if kind == "module" and name in modules else "")
+        for kind, name in trace.regions
+    )
     costs = region_costs(trace, cost_model)
     covered = frozenset(find_covered(trace, costs))
     items = _Callees(trace, cost_model, traffic_model, costs)
@@ -39,7 +43,13 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
         if index in costs:
             calls[items.index("exit", index), stack, phase] = count
     spans = None if trace.events is None else tuple(_SpanBuilder(trace, items, covered).spans())
-    known = {"flops", "macs", *(["bytes"] if traffic_model is not None else []), *_measured(trace)}
+    known = {
+        "flops": True,
+        "macs": True,
+        "bytes": traffic_model is not None,
+        "time": any(event.duration_ns is not None for event in trace.events or ()),
+        "memory": trace.events is not None and (bool(trace.storages) or _has_memory(trace)),
+    }
     return Timeline(
         frames=frames,
         stacks=trace.stacks,
@@ -47,24 +57,10 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
         calls=calls,
         spans=spans,
         covered=covered,
-        weights=tuple(name for name in WEIGHTS if name in known),
+        weights=tuple(name for name in WEIGHTS if known[name]),
         about={**trace.about, **_describe_unsupported(items.all, calls, covered)},
         complete=trace.complete,
     )
-
-
-def _frame(trace: Trace, region: Region) -> Frame:
-    module = trace.modules.by_name.get(region.name) if region.kind == "module" else None
-    return Frame(region.kind, region.name, "" if module is None else module.class_name)
-
-
-def _measured(trace: Trace) -> Iterator[str]:
-    if trace.events is None:
-        return
-    if any(event.duration_ns is not None for event in trace.events):
-        yield "time"
-    if trace.storages or _has_memory(trace):
-        yield "memory"
 
 
 def _has_memory(trace: Trace) -> bool:
@@ -286,11 +282,9 @@ class Times:
     operators: Mapping[str, Mapping[str, Timing]]
 
     def __repr__(self) -> str:
-        phases = [
-            f"{phase} {format_seconds(timings[''].total / 1e9)}"
-            for phase, timings in self.modules.items()
-            if "" in timings
-        ]
+        totals = {phase: timings[""].total for phase, timings in self.modules.items() if "" in timings}
+        phases = [f"{phase} {format_seconds(total / 1e9)}" for phase, total in totals.items()]
+
         return short_repr(self, "", *phases)
 
     def __str__(self) -> str:
@@ -336,12 +330,8 @@ def sum_times(trace: Trace) -> Times:
         elif kind == "op":
             operators[event.phase][trace.signatures[event.item].packet] += Timing(1, duration, duration)
             if event.phase in BY_OWNER:
-                _add_to_owner(modules[event.phase], scopes[event.stack], duration)
+                timings, owner = modules[event.phase], innermost(scopes[event.stack])
+                for name in modules_above(owner):
+                    timings[name] += Timing(0, duration, 0)
+                timings[owner] += Timing(1, duration, duration)
     return Times(*({phase: dict(table) for phase, table in tables.items()} for tables in (modules, operators)))
-
-
-def _add_to_owner(timings: dict[str, Timing], scope: tuple[str, ...], duration: int) -> None:
-    owner = innermost(scope)
-    for name in modules_above(owner):
-        timings[name] += Timing(0, duration, 0)
-    timings[owner] += Timing(1, duration, duration)

@@ -9,7 +9,7 @@ from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.count_trace import find_covered, name_region, region_costs
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.attention import SKIPS, has_unknown_mask
-from fvflops.trace import Counts, Signature, Status, Trace, tensors_in
+from fvflops.trace import Counts, Status, Trace, tensors_in
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent
 
@@ -54,9 +54,8 @@ def _locate(trace: Trace, signatures: list[int]) -> dict[str, Counter[str]]:
 
 def describe_unknown_masks(trace: Trace, table: FormulaTable) -> str:
     """Return the attention with unknown masks in one line, "" if there is none."""
-    found = find_unknown_masks(trace, table)
     listed = []
-    for op, places in sorted(found.items()):
+    for op, places in sorted(find_unknown_masks(trace, table).items()):
         first, *more = places
         others = f" and {len(more)} more" if more else ""
         listed.append(f"{op} ×{sum(places.values())} (in {first}{others})")
@@ -77,7 +76,11 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
     # FLOPs with two for a multiply-add; results of handles are not split.
     work = max(counts.total(), sum(2 * entry.macs + entry.flops for entry in counts.entries))
     calls = _ignored_calls(trace, counts, table, handled)
-    elements = sum(number * _most_elements(trace.signatures[index]) for index, number in calls.items())
+    elements = 0
+    for index, number in calls.items():
+        signature = trace.signatures[index]
+        specs = tensors_in((*signature.inputs, *signature.outputs))
+        elements += number * max((spec.numel for spec in specs), default=0)
     if work > _PER_ELEMENT * elements:
         return ""
     exact = load_table("exact")
@@ -113,7 +116,3 @@ def _ignored_calls(trace: Trace, counts: Counts, table: FormulaTable, handled: C
         if signature.packet in named and signature.op not in handled and (stack, phase) not in covered:
             calls[index] = calls.get(index, 0) + number
     return calls
-
-
-def _most_elements(signature: Signature) -> int:
-    return max((spec.numel for spec in tensors_in((*signature.inputs, *signature.outputs))), default=0)

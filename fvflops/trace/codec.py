@@ -65,11 +65,6 @@ def _dump(record: dict[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
-def _read_seal(text: str) -> str:
-    """Return the checksum of a text as `encode` writes it, without its last key."""
-    return checksum(text.rstrip()[: -len(_SEAL.format("00000000"))] + "}")
-
-
 def decode(text: str, make: Callable[..., T]) -> T:
     """Decode JSON text into the trace that `make` builds from its fields; invalid text raises TraceError."""
     try:
@@ -95,7 +90,8 @@ def decode(text: str, make: Callable[..., T]) -> T:
         raise TraceError(
             f"this trace has schema {schema}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
         )
-    if seal is not None and seal not in (_read_seal(text), checksum(_dump(record))):  # re-indented text has the second
+    sealed = text.rstrip()[: -len(_SEAL.format("00000000"))] + "}"  # the text without its last key
+    if seal is not None and seal not in (checksum(sealed), checksum(_dump(record))):  # re-indented text has the second
         raise TraceError(
             "this trace is damaged: its checksum differs; save it again, or if you changed it remove that key"
         )
@@ -119,18 +115,14 @@ def _encode_events(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
-    unknown = columns.keys() - set(Event._fields) - {"length"}
-    if unknown:
+    if unknown := columns.keys() - {*Event._fields, "length"}:
         raise ValueError(f"events have unknown columns: {sorted(unknown)}")
-    names = [name for name in Event._fields if name in columns]
-    for name in ("reads", "writes"):
-        if name in columns:
-            columns[name] = [tuple(item) for item in columns[name]]
-    if any(len(columns[name]) != columns["length"] for name in names):
+    length = columns.pop("length")
+    for name in columns.keys() & {"reads", "writes"}:
+        columns[name] = [tuple(item) for item in columns[name]]
+    if any(len(column) != length for column in columns.values()):
         raise ValueError("the columns of its events differ in length")
-    return tuple(
-        Event(**dict(zip(names, row, strict=True))) for row in zip(*(columns[name] for name in names), strict=True)
-    )
+    return tuple(Event(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
@@ -270,17 +262,11 @@ def _check_events(trace: TraceFields) -> None:
     if not trace.events:
         return
     kinds, items, stacks, phase, thread, reads, writes, raised, *measured = zip(*trace.events, strict=True)
-    ends = {
-        "enter": len(trace.regions),
-        "exit": len(trace.region_signatures),
-        "op": len(trace.signatures),
-        "free": len(trace.storages),
-    }
-    _check_choices("event", kinds, ends)
-    for kind, end in ends.items():
-        _check_indexes(
-            f"event {kind}", [item for item, event_kind in zip(items, kinds, strict=True) if event_kind == kind], end
-        )
+    tables = {"enter": trace.regions, "exit": trace.region_signatures, "op": trace.signatures, "free": trace.storages}
+    _check_choices("event", kinds, tables)
+    for kind, table in tables.items():
+        of_kind = [item for item, event_kind in zip(items, kinds, strict=True) if event_kind == kind]
+        _check_indexes(f"event {kind}", of_kind, len(table))
     _check_indexes("event stack", stacks, len(trace.stacks))
     _check_choices("event phase", phase, PHASES)
     _check_indexes("event thread", thread, _LARGEST)

@@ -145,9 +145,7 @@ class ModuleTree:
         return ModuleTree(
             {
                 record["name"]: ModuleInfo(
-                    name=record["name"],
-                    canonical=record["canonical"],
-                    class_name=record["class_name"],
+                    *(record[name] for name in ("name", "canonical", "class_name")),
                     classes=tuple(record["classes"]),
                     extra_repr=record["extra_repr"],
                     has_forward=record["has_forward"],
@@ -205,11 +203,10 @@ def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], 
 
 
 def _distinct(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
-    seen: set[int] = set()
+    first: dict[int, ParameterInfo] = {}
     for tensor in tensors:
-        if tensor.identity not in seen:
-            seen.add(tensor.identity)
-            yield tensor
+        first.setdefault(tensor.identity, tensor)
+    return iter(first.values())
 
 
 def _encode_parameter(parameter: ParameterInfo) -> list[Any]:

@@ -129,10 +129,8 @@ class StopsAt:
 
     def including(self, names: Iterable[str], values: Mapping[str, tuple[str, ...]]) -> StopsAt:
         """Return a StopsAt that also contains `names` and, in place of their own, `values`."""
-        kept = {**self.values, **values}
-        if self.everything:
-            return StopsAt(self.names - frozenset(names), True, kept)
-        return StopsAt(self.names | frozenset(names), False, kept)
+        changed = self.names.difference(names) if self.everything else self.names.union(names)
+        return StopsAt(changed, self.everything, {**self.values, **values})
 
 
 # Between the locations in an entry of `about`.
@@ -238,13 +236,10 @@ def list_run_notes(about: Mapping[str, str], escape: Callable[[str], str] = str)
 
 def merge_reads(abouts: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the locations of reads in several runs, each once, for the `about` of their merged Trace."""
-    parts = list(abouts)
-    merged = {
-        key: dict.fromkeys(
-            location for about in parts if key in about for location in about[key].split(LOCATION_SEPARATOR)
-        )
-        for key in ("random", "data_dependent")
-    }
+    merged: dict[str, dict[str, None]] = {"random": {}, "data_dependent": {}}
+    for about in abouts:
+        for key in merged.keys() & about.keys():
+            merged[key].update(dict.fromkeys(about[key].split(LOCATION_SEPARATOR)))
     return {key: LOCATION_SEPARATOR.join(locations) for key, locations in merged.items() if locations}
 
 

@@ -144,14 +144,9 @@ def decode_value(record: Any) -> Value:
         plain: Value = record
         return plain
     if "tensor" in record:
-        return TensorSpec(
-            tuple(record["tensor"]),
-            record["dtype"],
-            record["device"],
-            record.get("layout", "strided"),
-            record.get("nnz"),
-            tuple(record["values"]) if "values" in record else None,
-        )
+        values = tuple(record["values"]) if "values" in record else None
+        shape, layout = tuple(record["tensor"]), record.get("layout", "strided")
+        return TensorSpec(shape, record["dtype"], record["device"], layout, record.get("nnz"), values)
     if "symbol" in record:
         return Symbol(record["symbol"], record["name"])
     if "float" in record:

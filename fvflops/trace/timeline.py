@@ -163,10 +163,9 @@ class Timeline:
                 cursor = max(cursor, opened.pop())
             if not (opened or timed):
                 cursor = max(cursor, rank_ends.get(track[0], 0))
-            start = cursor if span.event.start_ns is None or not timed else max(cursor, span.event.start_ns)
-            end = start + span.weight(weight)
-            if timed and span.event.start_ns is not None:
-                end = max(start, span.event.start_ns + span.weight(weight))
+            begun = span.event.start_ns if timed else None
+            start = cursor if begun is None else max(cursor, begun)
+            end = max(start, (start if begun is None else begun) + span.weight(weight))
             if timed and opened:
                 start, end = min(start, opened[-1]), min(end, opened[-1])
             opened.append(end)

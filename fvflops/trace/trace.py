@@ -252,7 +252,7 @@ def walk_events(trace: Trace) -> Iterator[Visit]:
             call = innermost[thread] = RegionCall(event.item, event, call)
         elif kind == "exit":
             region = trace.region_signatures[event.item].region
-            if not _is_open(region, call):
+            if call is None or all(opened.region != region for opened in (call, *call.enclosing())):
                 call = RegionCall(region, event, call)
                 yield Visit("enter", event, call, position)
             while call is not None and call.region != region:
@@ -264,9 +264,3 @@ def walk_events(trace: Trace) -> Iterator[Visit]:
         while call is not None:
             yield Visit("unfinished", call.begin, call, position)
             call = call.parent
-
-
-def _is_open(region: int, innermost: RegionCall | None) -> bool:
-    if innermost is None:
-        return False
-    return innermost.region == region or any(call.region == region for call in innermost.enclosing())

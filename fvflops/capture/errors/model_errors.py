@@ -218,11 +218,9 @@ def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:
     items = [pair for name, value in given.items() for pair in _items_of(value, name)]
     is_layer = type(calls[-1][0]).__module__.startswith("torch.nn.modules.")
     received = [value for value in _read_arguments(calls[-1][1])[0][:1] if is_layer and value is not None]
-    remedies = {
-        path: _find_tensor(item) or "a tensor"
-        for path, item in items
-        if any(item is value for value in received) and not isinstance(item, torch.Tensor)
-    }
+    others = [(path, item) for path, item in items if not isinstance(item, torch.Tensor)]
+    same = [(path, item) for path, item in others if any(item is value for value in received)]
+    remedies = {path: _find_tensor(item) or "a tensor" for path, item in same}
     if not remedies and not list(tensors_of((args, kwargs))):
         remedies = {path: _find_tensor(item) for path, item in items if not isinstance(item, Mapping)}
     found = next((path for path, remedy in remedies.items() if remedy), None)
@@ -291,11 +289,8 @@ def _find_argument(call: tuple[nn.Module, FrameType], tensor: torch.Tensor) -> s
     args, kwargs = _read_arguments(frame)
     arguments = [*zip(inspect.signature(module.forward).parameters, args, strict=False), *kwargs.items()]
     same = [name for name, value in arguments if value is tensor]
-    alike = [
-        name
-        for name, value in arguments
-        if isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
-    ]
+    tensors = [(name, value) for name, value in arguments if isinstance(value, torch.Tensor)]
+    alike = [name for name, value in tensors if (value.shape, value.dtype) == (tensor.shape, tensor.dtype)]
     return next((names[0] for names in (same, alike) if len(names) == 1), "")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
@@ -37,53 +37,45 @@ class UnrecordedFunction(Function):
 
 def function_regions(recorder: Recorder) -> list[Wrapper]:
     """Return the wrappers that record each `Function.apply` as a region."""
-    return [(_APPLY, partial(_around, recorder))] if _IS_PYTHON else [(_FORWARD, partial(_around_forward, recorder))]
+    patch, function = (_APPLY, _apply) if _IS_PYTHON else (_FORWARD, _find_forward)
+    return [(patch, calling(partial(function, recorder)))]
 
 
-def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording_thread() or issubclass(cls, UnrecordedFunction):
-            return original(cls, *args, **kwargs)
-        recorder.activate()
-        unseen_work = recorder.unseen
-        if unseen_work is not None and not unseen_work.is_real:
-            unseen_work = None
-        if unseen_work is not None:
-            unseen_work.enter((args, kwargs))
-        wanted = recorder.stops_at.values_of(f"prim::PythonOp.{cls.__name__}")
-        token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs), wanted)
-        try:
-            result = original(cls, *args, **kwargs)
-        except BaseException as error:
-            recorder.leave(token, None, error)
-            raise
-        if unseen_work is not None:
-            unseen_work.leave(result, getattr(cls, "forward", None))
-        recorder.leave(token, result)
-        return result
-
-    return apply
+def _apply(recorder: Recorder, original: Callable[..., Any], cls: type, /, *args: Any, **kwargs: Any) -> Any:
+    if not recorder.is_recording_thread() or issubclass(cls, UnrecordedFunction):
+        return original(cls, *args, **kwargs)
+    recorder.activate()
+    unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
+    if unseen_work is not None:
+        unseen_work.enter((args, kwargs))
+    wanted = recorder.stops_at.values_of(f"prim::PythonOp.{cls.__name__}")
+    token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs), wanted)
+    try:
+        result = original(cls, *args, **kwargs)
+    except BaseException as error:
+        recorder.leave(token, None, error)
+        raise
+    if unseen_work is not None:
+        unseen_work.leave(result, getattr(cls, "forward", None))
+    recorder.leave(token, result)
+    return result
 
 
-def _around_forward(recorder: Recorder, find: Callable[..., Any]) -> Callable[..., Any]:
-    def look_up(cls: Any) -> Any:
-        function = find(cls)
-        if issubclass(cls, UnrecordedFunction):
-            return function
+def _find_forward(recorder: Recorder, find: Callable[..., Any], cls: Any) -> Any:
+    function = find(cls)
+    if issubclass(cls, UnrecordedFunction):
+        return function
 
-        def run(_: type, *args: Any, **kwargs: Any) -> Any:
-            recorder.own_last_node()  # `apply` has created the function's node already
-            return function(*args, **kwargs)
+    def run(_: type, *args: Any, **kwargs: Any) -> Any:
+        recorder.own_last_node()  # `apply` has created the function's node already
+        return function(*args, **kwargs)
 
-        call = _around(recorder, run)
-        has_context = cls.setup_context is Function.setup_context  # as the first argument
+    has_context = cls.setup_context is Function.setup_context  # as the first argument
 
-        @wraps(function)  # torch reads its signature
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if has_context and (not args or type(args[0]) is not cls._backward_cls):
-                return function(*args, **kwargs)  # called by the model, not by `apply`
-            return call(cls, *args, **kwargs)
+    @wraps(function)  # torch reads its signature
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if has_context and (not args or type(args[0]) is not cls._backward_cls):
+            return function(*args, **kwargs)  # called by the model, not by `apply`
+        return _apply(recorder, run, cls, *args, **kwargs)
 
-        return forward
-
-    return look_up
+    return forward

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import leaves_of, restore_all
 from fvflops.torch_internals import engine_run, grad_switch, peek_interpreter
@@ -21,25 +21,22 @@ ENGINE_RUNS = Patch(*engine_run)
 _Leaf = Callable[[], torch.Tensor | None]
 
 
-def backward_hooks(recorder: Recorder) -> list[Wrapper]:
-    """Return the wrappers that record the calling thread of each backward pass."""
+def backward_calls(recorder: Recorder) -> Wrapper:
+    """Return the wrapper that records the calling thread of each backward pass."""
 
-    def around(original: Any) -> Any:
-        def run_engine(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_recording_thread():
-                return original(*args, **kwargs)
-            recorder.thread_state().drop_ended_steps()
-            recorder.stack_and_phase()  # attributes the new autograd nodes
-            recorder.calling_threads.append(get_ident())
-            try:
-                return original(*args, **kwargs)
-            finally:
-                recorder.calling_threads.pop()
-                recorder.is_after_pass = recorder.has_modules
+    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_recording_thread():
+            return original(*args, **kwargs)
+        recorder.thread_state().drop_ended_steps()
+        recorder.stack_and_phase()  # attributes the new autograd nodes
+        recorder.calling_threads.append(get_ident())
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.calling_threads.pop()
+            recorder.is_after_pass = recorder.has_modules
 
-        return run_engine
-
-    return [(ENGINE_RUNS, around)]
+    return ENGINE_RUNS, calling(run_engine)
 
 
 @contextmanager
@@ -48,17 +45,14 @@ def gradients_restored() -> Iterator[None]:
     thread = get_ident()
     gradients: dict[int, tuple[_Leaf, torch.Tensor | None]] = {}
 
-    def around(original: Any) -> Any:
-        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() == thread:
-                for leaf in [leaf for root in roots if isinstance(root, torch.Tensor) for leaf in leaves_of(root)]:
-                    if id(leaf) not in gradients or gradients[id(leaf)][0]() is not leaf:
-                        gradients[id(leaf)] = weakref.ref(leaf), leaf.grad
-            return original(roots, *args, **kwargs)
+    def run_engine(original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread:
+            for leaf in [leaf for root in roots if isinstance(root, torch.Tensor) for leaf in leaves_of(root)]:
+                if id(leaf) not in gradients or gradients[id(leaf)][0]() is not leaf:
+                    gradients[id(leaf)] = weakref.ref(leaf), leaf.grad
+        return original(roots, *args, **kwargs)
 
-        return run_engine
-
-    with ENGINE_RUNS.wrapped(around):
+    with ENGINE_RUNS.wrapped(calling(run_engine)):
         try:
             yield
         finally:
@@ -78,6 +72,7 @@ _GRAD_SWITCH = Patch(*grad_switch)
 _REQUIRES_GRAD_METHOD = Patch(torch.Tensor, "requires_grad_")
 _REQUIRES_GRAD_FLAG = Patch(torch.Tensor, "requires_grad")
 
+# Transforms of torch.func that compute a derivative, which works in a run without autograd too.
 _DERIVATIVES = frozenset({"Grad", "Jvp"})
 
 
@@ -98,35 +93,31 @@ class AutogradUse:
     def wrappers(self) -> list[Wrapper]:
         """Return the wrappers that detect such calls; the one of grad mode's switch raises AutogradUsed."""
         return [
-            (_GRAD_SWITCH, self._around_switch),
-            (_REQUIRES_GRAD_METHOD, self._around_method),
+            (_GRAD_SWITCH, calling(self._switch)),
+            (_REQUIRES_GRAD_METHOD, calling(self._require_grad)),
             (_REQUIRES_GRAD_FLAG, self._around_flag),
-            (ENGINE_RUNS, self._around_engine),
+            (ENGINE_RUNS, calling(self._run_engine)),
         ]
 
     def _record_use(self, call: str) -> bool:
         """Record a call that uses autograd; False in unrecorded threads, and in derivatives of torch.func."""
-        is_use = self._recorder.is_recording_thread() and not _in_derivative()
+        interpreter = peek_interpreter()
+        in_derivative = interpreter is not None and interpreter.key().name in _DERIVATIVES
+        is_use = self._recorder.is_recording_thread() and not in_derivative
         if is_use and not self.first_use:
             self.first_use = call
         return is_use
 
-    def _around_switch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def switch(enabled: bool) -> Any:
-            # Raising in a thread of the model would end a worker that others wait for.
-            if enabled and self._record_use("torch.enable_grad()") and get_ident() == self._recorder.thread:
-                raise AutogradUsed
-            return original(enabled)
+    def _switch(self, original: Callable[..., Any], enabled: bool) -> Any:
+        # Raising in a thread of the model would end a worker that others wait for.
+        if enabled and self._record_use("torch.enable_grad()") and get_ident() == self._recorder.thread:
+            raise AutogradUsed
+        return original(enabled)
 
-        return switch
-
-    def _around_method(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-            if requires_grad:
-                self._record_use("Tensor.requires_grad_()")
-            return original(tensor, requires_grad)
-
-        return requires_grad_
+    def _require_grad(self, original: Callable[..., Any], tensor: torch.Tensor, requires_grad: bool = True) -> Any:
+        if requires_grad:
+            self._record_use("Tensor.requires_grad_()")
+        return original(tensor, requires_grad)
 
     def _around_flag(self, original: Any) -> Any:
         base: Any = cast(Any, torch.Tensor.__base__).requires_grad
@@ -139,18 +130,9 @@ class AutogradUse:
 
         return property(descriptor.__get__, set_flag)
 
-    def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_engine(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            except RuntimeError:  # the model may catch it
-                self._record_use("a backward pass")
-                raise
-
-        return run_engine
-
-
-def _in_derivative() -> bool:
-    """Return whether torch.func is computing a derivative, which works in a run without autograd too."""
-    interpreter = peek_interpreter()
-    return interpreter is not None and interpreter.key().name in _DERIVATIVES
+    def _run_engine(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError:  # the model may catch it
+            self._record_use("a backward pass")
+            raise

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.decomposed_attention import BLOCK_MASKS, count_mask
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.instrument.triton_launches import Mode, launch_kernel
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
@@ -70,42 +70,38 @@ def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     op is recorded at each execution and differentiated like any other; the forward of a branch or body that torch's
     backward would rerun is not counted. Ops in `stops_at` run as in torch; Triton kernels are always recorded by name.
     """
-    wrappers: list[Wrapper] = [(_CALLS, partial(_run_in_python, recorder, mode))]
+    wrappers: list[Wrapper] = [(_CALLS, calling(partial(_run_in_python, recorder, mode)))]
     if _COMPILED is not None:
-        wrappers.append((_COMPILED, partial(_run_uncompiled, recorder)))
+        wrappers.append((_COMPILED, calling(partial(_run_uncompiled, recorder))))
     return wrappers
 
 
-def _run_in_python(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
-        if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention") and recorder.is_recording_thread():
-            raise MissingInternal(_NO_FLEX_ATTENTION)
-        op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
-        handler, decomposes = _SINGLE_CALLS.get(op.name()), False
-        if handler is None and op_call.name not in recorder.stops_at:
-            handler, decomposes = _DECOMPOSED.get(op.name()), True
-        if handler is None or not recorder.is_recording_thread() or _is_traced():
-            return op_call.original(*args, **kwargs)
-        if decomposes:
-            recorder.decompose(op_call.name)
-        return handler(op_call, *args, **kwargs)
-
-    return call
-
-
-def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Call functions that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
-
-    def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        if not recorder.is_recording_thread():
-            return compiled(function, args, kwargs)
-        return function(*args, **(kwargs or {}))
-
-    return call
+def _run_in_python(
+    recorder: Recorder, mode: Mode, original: Callable[..., Any], op: HigherOrderOperator, /, *args: Any, **kwargs: Any
+) -> Any:
+    if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention") and recorder.is_recording_thread():
+        raise MissingInternal(_NO_FLEX_ATTENTION)
+    op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
+    handler, decomposes = _SINGLE_CALLS.get(op.name()), False
+    if handler is None and op_call.name not in recorder.stops_at:
+        handler, decomposes = _DECOMPOSED.get(op.name()), True
+    is_traced = any(get_dispatch_mode(key) is not None for key in _TRACERS)
+    if handler is None or not recorder.is_recording_thread() or is_traced:
+        return op_call.original(*args, **kwargs)
+    if decomposes:
+        recorder.decompose(op_call.name)
+    return handler(op_call, *args, **kwargs)
 
 
-def _is_traced() -> bool:
-    return any(get_dispatch_mode(key) is not None for key in _TRACERS)
+def _run_uncompiled(
+    recorder: Recorder,
+    compiled: Callable[..., Any],
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call a function that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
+    return function(*args, **(kwargs or {})) if recorder.is_recording_thread() else compiled(function, args, kwargs)
 
 
 def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
@@ -225,18 +221,9 @@ _DECOMPOSED: dict[str, Callable[..., Any]] = {
     "cond": _cond,
     "while_loop": _while_loop,
     "scan": _scan,
-    "map_impl": _run_kernel,
-    "associative_scan": _run_kernel,
-    "auto_functionalized": _run_kernel,
-    "auto_functionalized_v2": _run_kernel,
-    "foreach_map": _run_first,
-    "hints_wrapper": _run_kernel,
-    "invoke_quant": _run_first,
-    "invoke_quant_packed": _run_first,
     "invoke_subgraph": _run_named,
-    "local_map_hop": _run_first,
-    "out_dtype": _run_kernel,
-    "run_const_graph": _run_on_list,
-    "strict_mode": _run_on_list,
-    "with_effects": _run_kernel,
+    **dict.fromkeys(("foreach_map", "invoke_quant", "invoke_quant_packed", "local_map_hop"), _run_first),
+    **dict.fromkeys(("run_const_graph", "strict_mode"), _run_on_list),
+    **dict.fromkeys(("map_impl", "associative_scan", "hints_wrapper", "out_dtype", "with_effects"), _run_kernel),
+    **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), _run_kernel),
 }

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from torch import fx
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.model.graph_modules import NodeScope, prefix_path, runs_ops, scopes_of
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
@@ -42,8 +42,12 @@ class GraphScopes:
         self._own_tensors = {id(tensor) for tensor in model_index.tensors}
         self._frames: dict[int, list[_Frame]] = {}
 
-    def run(self, forward: Callable[..., Any], is_body: bool, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, forward: Callable[..., Any], is_body: bool, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Run a graph's instrumented forward; the body of an op, such as torch.cond, runs in the op's module calls."""
+        if get_ident() != self._recorder.thread and not self._recorder.is_recording_thread():
+            return original(*args, **kwargs)
         frames = self._frames.setdefault(get_ident(), [])
         keys = [key for key, _ in frames[-1].opened] if is_body and frames else ()
         frames.append(_Frame(keys))
@@ -87,19 +91,8 @@ def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
             patch = _FORWARDS.get(id(cls))
             if patch is None:
                 patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
-            found.append((patch, partial(_around, recorder, scopes, forward, position in graphs.bodies)))
+            found.append((patch, calling(partial(scopes.call, forward, position in graphs.bodies))))
     return found
-
-
-def _around(
-    recorder: Recorder, scopes: GraphScopes, forward: Callable[..., Any], is_body: bool, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if get_ident() != recorder.thread and not recorder.is_recording_thread():
-            return original(*args, **kwargs)
-        return scopes.run(forward, is_body, *args, **kwargs)
-
-    return call
 
 
 def _instrument(
@@ -177,9 +170,6 @@ def _find_calls(nodes: Sequence[fx.Node]) -> list[_Call]:
                 )
             )
     for call in calls:
-        call.outputs = [
-            node
-            for node in nodes[call.start : call.end]
-            if node.op != "get_attr" and any(positions[user] >= call.end for user in node.users)
-        ]
+        inside = [node for node in nodes[call.start : call.end] if node.op != "get_attr"]
+        call.outputs = [node for node in inside if any(positions[user] >= call.end for user in node.users)]
     return calls

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +14,12 @@ from torch.utils import checkpoint
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_functions
 from fvflops.capture.decomposed_attention import attention_pairs
 from fvflops.capture.instrument.autograd_functions import function_regions
-from fvflops.capture.instrument.backward import backward_hooks
+from fvflops.capture.instrument.backward import backward_calls
 from fvflops.capture.instrument.control_flow import run_control_flow
 from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
-from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
@@ -37,19 +36,16 @@ from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_
 _RESIZE = Patch(torch.UntypedStorage, "resize_")
 
 
-def resized_storages(recorder: Recorder) -> Iterator[Wrapper]:
-    """Yield the wrapper that records resized storages of real tensors; shape tensors record theirs."""
+def resized_storages(recorder: Recorder) -> Wrapper:
+    """Return the wrapper that records resized storages of real tensors; shape tensors record theirs."""
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
-            result = original(storage, nbytes)
-            if recorder.recording and not recorder.paused:
-                recorder.record_resized(storage)
-            return result
+    def resize_(original: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+        result = original(storage, nbytes)
+        if recorder.recording and not recorder.paused:
+            recorder.record_resized(storage)
+        return result
 
-        return resize_
-
-    yield _RESIZE, around
+    return _RESIZE, calling(resize_)
 
 
 _MAKE_FRAME = Patch(CheckpointFrame, "__init__")
@@ -70,52 +66,30 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
     checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     reruns: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
 
-    def make_frame(original: Any) -> Any:
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if recorder.is_recording_thread():
-                checkpoint_stacks[self] = recorder.thread_state().stack
+    def make_frame(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if recorder.is_recording_thread():
+            checkpoint_stacks[self] = recorder.thread_state().stack
 
-        return init
+    def make_hook(original: Callable[..., Any], self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, frame, *args, **kwargs)
+        if recorder.is_recording_thread():
+            stack = checkpoint_stacks.get(frame())
+            reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
 
-    def make_hook(original: Any) -> Any:
-        def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, frame, *args, **kwargs)
-            if recorder.is_recording_thread():
-                stack = checkpoint_stacks.get(frame())
-                reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
+    def enter_hook(original: Callable[..., Any], self: Any) -> Any:
+        if self in reruns and recorder.is_recording_thread():
+            reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
+            recorder.thread_state().reruns += 1
+        return original(self)
 
-        return init
+    def leave_hook(original: Callable[..., Any], self: Any, *error: Any) -> Any:
+        if self in reruns and recorder.is_recording_thread():
+            recorder.thread_state().reruns -= 1
+            recorder.end_rerun(reruns[self][1])
+        return original(self, *error)
 
-    def enter_hook(original: Any) -> Any:
-        def enter(self: Any) -> Any:
-            if self in reruns and recorder.is_recording_thread():
-                reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
-                recorder.thread_state().reruns += 1
-            return original(self)
-
-        return enter
-
-    def leave_hook(original: Any) -> Any:
-        def leave(self: Any, *error: Any) -> Any:
-            if self in reruns and recorder.is_recording_thread():
-                recorder.thread_state().reruns -= 1
-                recorder.end_rerun(reruns[self][1])
-            return original(self, *error)
-
-        return leave
-
-    return [
-        (_MAKE_FRAME, make_frame),
-        (_MAKE_HOOK, make_hook),
-        (_ENTER_HOOK, enter_hook),
-        (_LEAVE_HOOK, leave_hook),
-        (_RERUN_BACKWARD, partial(_around_rerun, recorder)),
-    ]
-
-
-def _around_rerun(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def rerun_backward(original: Callable[..., Any], ctx: Any, *gradients: Any) -> Any:
         if not recorder.is_recording_thread():
             return original(ctx, *gradients)
         token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
@@ -124,7 +98,13 @@ def _around_rerun(recorder: Recorder, original: Callable[..., Any]) -> Callable[
         finally:
             recorder.end_rerun(token)
 
-    return backward
+    return [
+        (_MAKE_FRAME, calling(make_frame)),
+        (_MAKE_HOOK, calling(make_hook)),
+        (_ENTER_HOOK, calling(enter_hook)),
+        (_LEAVE_HOOK, calling(leave_hook)),
+        (_RERUN_BACKWARD, calling(rerun_backward)),
+    ]
 
 
 @contextmanager
@@ -163,7 +143,7 @@ def instrument(
         attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *outside_calls(recorder),
-        *resized_storages(recorder),
+        resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
         *graph_scopes(recorder, model_index),
@@ -172,9 +152,9 @@ def instrument(
     if as_written:
         wrappers += [fresh_scripts(recorder), *skipped_device_calls()]
     if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
-        wrappers += offloaded_activations()
+        wrappers.append(offloaded_activations())
     if training:
-        wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
+        wrappers += [backward_calls(recorder), *recompute_phase(recorder)]
     with (
         module_scopes(recorder, model_index, mode, scripts),
         wrapped(wrappers),

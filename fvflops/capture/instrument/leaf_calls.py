@@ -185,9 +185,6 @@ def find_leaf_calls(
     Calls must run with autograd, in real execution, with source lines, inside another run, or with another wrapper of
     module calls.
     """
-    can_replay = (
-        type(mode) is ShapeMode
-        and not (mode.nested or recorder.backward or recorder.has_lines)
-        and call_impl is _CALL_IMPL
-    )
+    is_plain = not (recorder.backward or recorder.has_lines) and call_impl is _CALL_IMPL
+    can_replay = is_plain and type(mode) is ShapeMode and not mode.nested
     return LeafCalls(recorder, mode, model_index) if can_replay else None

@@ -14,6 +14,7 @@ from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.tensor_specs import unexpanded
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import Snapshot, restore_all
 from fvflops.capture.restore.torch_state import model_runs
@@ -66,11 +67,9 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
     snapshot = Snapshot(model_index, inputs)
     buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
-        views = [
-            _unexpanded(tensor)
-            for tensor in (*buffers, *snapshot.tensors, *written_parameters)
-            if tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
-        ]
+        tensors = (*buffers, *snapshot.tensors, *written_parameters)
+        strided = [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
+        views = [unexpanded(tensor) for tensor in strided if not tensor.is_meta]
         saved = [(view, view.clone()) for view in views]
     try:
         yield
@@ -79,15 +78,6 @@ def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence
             restore_all((((lambda state: _restore_view(*state)), saved),))
         finally:
             snapshot.restore()
-
-
-def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
-    view = tensor.detach()
-    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
-        if size > 1 and not stride:
-            view = view.narrow(dim, 0, 1)
-    return view
 
 
 def _restore_view(view: torch.Tensor, before: torch.Tensor) -> None:

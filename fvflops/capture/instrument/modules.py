@@ -15,10 +15,9 @@ from torch.overrides import TorchFunctionMode
 from fvflops.capture.instrument.leaf_calls import find_leaf_calls
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.model.script_copy import ScriptCopy
+from fvflops.capture.model.script_copy import ENTER, ScriptCopy
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.script_calls import ENTER
-from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
 from fvflops.trace import Region
@@ -55,13 +54,10 @@ def compiled_calls_replaced(modules: Iterable[nn.Module], replace: Callable[[nn.
         for module, call in compiled:
             module._compiled_call_impl = call
 
-    with undone_in_child(restore):
-        try:
-            for module, call in compiled:
-                module._compiled_call_impl = replace(module, call)
-            yield
-        finally:
-            restore()
+    with undone(restore):
+        for module, call in compiled:
+            module._compiled_call_impl = replace(module, call)
+        yield
 
 
 class ScriptCalls:

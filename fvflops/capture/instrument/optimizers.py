@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import OUTSIDE
 from fvflops.capture.recorder.tensor_specs import inner_tensors
-from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
@@ -54,8 +54,10 @@ class OptimizerStep:
         """Update the storages of each group: parameters, their gradients and states."""
         recorder, groups, states = self._recorder, self._groups, self.optimizer.state
         storage_of, indices = recorder.storage_of, recorder.storage_indices
-        outside = recorder.stack_at(OUTSIDE) if self._has_parameters_outside_model() else 0
-        for number, group in enumerate(self.optimizer.param_groups):
+        all_groups = self.optimizer.param_groups
+        has_outside = any(self._is_outside_model(parameter) for group in all_groups for parameter in group["params"])
+        outside = recorder.stack_at(OUTSIDE) if has_outside else 0
+        for number, group in enumerate(all_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
             owner = recorder.extend_stack(self._base, region), False
             owner_outside_model = (recorder.extend_stack(outside, region), True) if outside else owner
@@ -91,11 +93,6 @@ class OptimizerStep:
             # Prefer the group of one of the model's parameters.
             self._stack = min(groups, key=lambda group: group[1])[0]
         return self._stack
-
-    def _has_parameters_outside_model(self) -> bool:
-        return any(
-            self._is_outside_model(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
-        )
 
     def _is_outside_model(self, parameter: torch.Tensor) -> bool:
         modules = self._recorder.module_of_tensor  # empty without a model
@@ -202,6 +199,5 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
     with ExitStack() as stack:
         for hook in (register_optimizer_step_pre_hook(on_step_start), register_optimizer_step_post_hook(on_step_end)):
-            stack.callback(hook.remove)
-            stack.enter_context(undone_in_child(hook.remove))
+            stack.enter_context(undone(hook.remove))
         yield

@@ -1,4 +1,4 @@
-"""Wrap functions of torch; any number of wrappers, added and removed in any order."""
+"""Change torch while a run lasts: wrap its functions, any number of times, and other process-wide changes."""
 
 from __future__ import annotations
 
@@ -93,6 +93,18 @@ class Patch:
 Wrapper = tuple[Patch, Wrap]
 
 
+def calling(function: Function) -> Wrap:
+    """Return the wrap by which a function is called with the original before its arguments."""
+
+    def wrap(original: Function) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
 @contextmanager
 def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
     """Wrap functions while the context lasts (a run wraps 30); warn of a feature whose function torch lacks."""
@@ -109,6 +121,42 @@ def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
         with interrupts.deferred(), _LOCK:
             for patch, wrap in reversed(wrappers):
                 patch._remove(wrap)
+
+
+class Shared:
+    """A process-wide change, in effect while at least one user needs it; undone in forked children."""
+
+    def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        self._begin, self._end = begin, end
+        self._lock = threading.Lock()
+        self._users: dict[object, Callable[[], object]] = {}
+        at_fork(self._end_in_child)
+
+    @contextmanager
+    def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
+        """Add a user while the context lasts; `call_users` calls its function."""
+        key = object()
+        try:
+            with interrupts.deferred(), self._lock:
+                if not self._users:
+                    self._begin()
+                self._users[key] = user
+            yield
+        finally:
+            with interrupts.deferred(), self._lock:
+                # In a forked child the user has been removed.
+                if self._users.pop(key, None) is not None and not self._users:
+                    self._end()
+
+    def call_users(self) -> None:
+        with interrupts.deferred():
+            for user in list(self._users.values()):
+                user()
+
+    def _end_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._users.clear()
+        self._end()
 
 
 def _remove_all_in_child() -> None:

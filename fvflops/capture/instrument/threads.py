@@ -14,7 +14,7 @@ from multiprocessing.pool import ThreadPool
 from types import FrameType
 from typing import Any
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 
 Enter = Callable[[], AbstractContextManager[Any]]
@@ -27,72 +27,71 @@ _POOL_CALLS = tuple(Patch(ThreadPool, name) for name in ("apply_async", "_map_as
 # Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Threads
 # for processes, and progress bars' monitors, compute nothing.
 _WORKERS = frozenset(
-    {
-        *("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues"),
-        "tqdm._monitor",
-    }
-)
+    ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues")
+) | {"tqdm._monitor"}
 
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
     """Return the wrappers that record other threads, whose dispatch modes and grad mode the context `enter` sets."""
     return [
-        (_START, partial(_around_start, recorder, enter)),
-        (_RAW_START, partial(_around_raw_start, recorder, enter)),
-        *((patch, partial(_around_submit, recorder, enter)) for patch in (_SUBMIT, *_POOL_CALLS)),
+        (_START, calling(partial(_start, recorder, enter))),
+        (_RAW_START, calling(partial(_start_raw, recorder, enter))),
+        *((patch, calling(partial(_submit, recorder, enter))) for patch in (_SUBMIT, *_POOL_CALLS)),
     ]
 
 
-def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(thread: threading.Thread) -> None:
-        target = getattr(thread, "_target", None)
-        kinds = {getattr(target, "__module__", ""), type(thread).__module__}
-        if not recorder.is_recording_thread() or recorder.paused or kinds & _WORKERS:
-            original(thread)
-            return
-        run = _recorded(recorder, enter, thread.run)
-
-        def run_recorded() -> None:
-            del thread.run
-            run()
-
-        thread.run = run_recorded  # type: ignore[method-assign]
+def _start(recorder: Recorder, enter: Enter, original: Callable[..., Any], thread: threading.Thread) -> None:
+    target = getattr(thread, "_target", None)
+    kinds = {getattr(target, "__module__", ""), type(thread).__module__}
+    if not recorder.is_recording_thread() or recorder.paused or kinds & _WORKERS:
         original(thread)
-        work = target or getattr(thread, "function", None) or type(thread).run  # a timer's function
-        _add_task(recorder, work, lambda: not thread.is_alive(), sys._getframe(1), thread)
+        return
+    run = _recorded(recorder, enter, thread.run)
 
-    return start
+    def run_recorded() -> None:
+        del thread.run
+        run()
 
-
-def _around_raw_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(function: Callable[..., Any], *args: Any) -> Any:
-        if not recorder.is_recording_thread() or recorder.paused:
-            return original(function, *args)
-        recorded, ended = _recorded(recorder, enter, function), threading.Event()
-
-        def run(*args: Any, **kwargs: Any) -> None:
-            try:
-                recorded(*args, **kwargs)
-            finally:
-                ended.set()
-
-        identifier = original(run, *args)
-        _add_task(recorder, function, ended.is_set, sys._getframe(1))
-        return identifier
-
-    return start
+    thread.run = run_recorded  # type: ignore[method-assign]
+    original(thread)
+    work = target or getattr(thread, "function", None) or type(thread).run  # a timer's function
+    _add_task(recorder, work, lambda: not thread.is_alive(), sys._getframe(1), thread)
 
 
-def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording_thread() or recorder.paused:
-            return original(pool, function, *args, **kwargs)
-        result = original(pool, _recorded(recorder, enter, function), *args, **kwargs)
-        # The pool refers to a result, which refers to tensors, until it is complete.
-        _add_task(recorder, function, partial(_is_complete, weakref.ref(result)), sys._getframe(1))
-        return result
+def _start_raw(
+    recorder: Recorder, enter: Enter, original: Callable[..., Any], function: Callable[..., Any], *args: Any
+) -> Any:
+    if not recorder.is_recording_thread() or recorder.paused:
+        return original(function, *args)
+    recorded, ended = _recorded(recorder, enter, function), threading.Event()
 
-    return submit
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            recorded(*args, **kwargs)
+        finally:
+            ended.set()
+
+    identifier = original(run, *args)
+    _add_task(recorder, function, ended.is_set, sys._getframe(1))
+    return identifier
+
+
+def _submit(
+    recorder: Recorder,
+    enter: Enter,
+    original: Callable[..., Any],
+    pool: Any,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if not recorder.is_recording_thread() or recorder.paused:
+        return original(pool, function, *args, **kwargs)
+    result = original(pool, _recorded(recorder, enter, function), *args, **kwargs)
+    # The pool refers to a result, which refers to tensors, until it is complete.
+    _add_task(recorder, function, partial(_is_complete, weakref.ref(result)), sys._getframe(1))
+    return result
 
 
 def _is_complete(reference: weakref.ref[Any]) -> bool:

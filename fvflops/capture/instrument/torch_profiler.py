@@ -35,13 +35,10 @@ _KIND_BY_PREFIX = {
 
 def name_ranges(model_index: ModelIndex) -> dict[str, str]:
     """Return the name of the range around each module's calls, by module name."""
-    return {name: _name_range(name, model_index.tree.by_name[name].class_name) for name in model_index.names.values()}
-
-
-def _name_range(name: str, class_name: str) -> str:
-    text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
+    classes = {name: model_index.tree.by_name[name].class_name for name in model_index.names.values()}
+    texts = {name: f"{MARK}{name} ({cls})" if name else f"{MARK}({cls})" for name, cls in classes.items()}
     # The profiler expects UTF-8, which cannot encode surrogates.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return {name: text.encode("utf-8", "backslashreplace").decode("utf-8") for name, text in texts.items()}
 
 
 def module_of_range(range_name: str) -> str | None:
@@ -81,21 +78,19 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
 
         return call
 
-    def with_range(module: nn.Module, call: Any) -> Any:
-        return _with_range(call, range_of[module])
+    def with_range(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        range_name = range_of[module]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            with RecordFunction(range_name):
+                return compiled(*args, **kwargs)
+
+        return call
 
     with CALLS.wrapped(around), compiled_calls_replaced(model_index.names, with_range):
         yield
-
-
-def _with_range(compiled: Callable[..., Any], range_name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return compiled(*args, **kwargs)
-        with RecordFunction(range_name):
-            return compiled(*args, **kwargs)
-
-    return call
 
 
 def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -> KernelRun:
@@ -118,11 +113,8 @@ def _read_launches(results: Any) -> dict[int, int]:
     In older torch versions a FunctionEvent does not contain the latter.
     """
     cpu = torch.autograd.DeviceType.CPU
-    return {
-        event.correlation_id(): event.linked_correlation_id()
-        for event in results.events()
-        if event.device_type() != cpu
-    }
+    events = (event for event in results.events() if event.device_type() != cpu)
+    return {event.correlation_id(): event.linked_correlation_id() for event in events}
 
 
 def read_events(
@@ -159,13 +151,9 @@ def read_events(
     positions = {id(event): position for position, event in enumerate(ordered)}
     launchers = {event.id: position for position, event in enumerate(ordered) if _is_on_cpu(event)}
     allocated = None if memory is None else _AllocatedBytes(memory)
-    return KernelRun(
-        tuple(
-            _read(event, _parent(event, positions, launchers, launches or {}), modules, allocated) for event in ordered
-        ),
-        device,
-        complete,
-    )
+    parents = [_parent(event, positions, launchers, launches or {}) for event in ordered]
+    pairs = zip(ordered, parents, strict=True)
+    return KernelRun(tuple(_read(*pair, modules, allocated) for pair in pairs), device, complete)
 
 
 def _is_range(event: Any, modules: Mapping[str, str]) -> bool:
@@ -221,7 +209,8 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
         return "device"
     if name in modules:
         return "module"
-    if _is_python_function(event):
+    flag = getattr(event, "is_python_function", None)  # None in older torch
+    if _PYTHON_FUNCTION.match(name) if flag is None else flag:
         return "python"
     kind = kind_of_range(name)
     if kind is not None:
@@ -242,12 +231,6 @@ def kind_of_range(name: str) -> str | None:
     ('step', None)
     """
     return next((kind for prefix, kind in _KIND_BY_PREFIX.items() if name.startswith(prefix)), None)
-
-
-def _is_python_function(event: Any) -> bool:
-    """Return whether an event is a call of a Python function, recognised by name in older torch."""
-    flag = getattr(event, "is_python_function", None)
-    return bool(_PYTHON_FUNCTION.match(event.name)) if flag is None else bool(flag)
 
 
 def _read_memory(results: Any) -> list[tuple[int, int]]:

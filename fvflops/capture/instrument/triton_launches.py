@@ -10,7 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.recorder import Recorder
@@ -36,11 +36,9 @@ def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     if "triton" not in sys.modules:
         return []
     classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]
-    return [
-        (_PATCHES.setdefault(cls, Patch(cls, "run")), partial(_around, recorder, mode))
-        for cls in classes
-        if cls is not None
-    ]
+    found = [cls for cls in classes if cls is not None]
+    launch = calling(partial(_run, recorder, mode))
+    return [(_PATCHES.setdefault(cls, Patch(cls, "run")), launch) for cls in found]
 
 
 def launch_kernel(
@@ -69,29 +67,17 @@ def launch_kernel(
     return mode.launch(schema, arguments, launch, find_source_line(frame).line)
 
 
-def _around(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            getattr(_thread_local, "is_launching", False)
-            or kwargs.get("warmup")
-            or recorder.paused
-            or not recorder.is_recording_thread()
-        ):
-            return original(kernel, *args, **kwargs)
-        arguments = _name_arguments(kernel, args, kwargs)
-        return launch_kernel(mode, kernel, arguments, partial(original, kernel, *args, **kwargs), sys._getframe(1))
-
-    return run
-
-
-def _name_arguments(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameter → argument of a launch, with defaults, without the compiler's options."""
+def _run(
+    recorder: Recorder, mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    is_launching = getattr(_thread_local, "is_launching", False)
+    if is_launching or kwargs.get("warmup") or recorder.paused or not recorder.is_recording_thread():
+        return original(kernel, *args, **kwargs)
     signature = inspect.signature(_function_of(kernel))
-    bound = signature.bind_partial(
-        *args, **{name: value for name, value in kwargs.items() if name in signature.parameters}
-    )
+    named = {name: value for name, value in kwargs.items() if name in signature.parameters}  # no compiler options
+    bound = signature.bind_partial(*args, **named)
     bound.apply_defaults()
-    return dict(bound.arguments)
+    return launch_kernel(mode, kernel, bound.arguments, partial(original, kernel, *args, **kwargs), sys._getframe(1))
 
 
 def _function_of(kernel: Any) -> Any:

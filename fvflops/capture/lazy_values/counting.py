@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.lazy_values.lazy_expressions import Elementwise, Expression
 from fvflops.capture.restore import interrupts
@@ -48,7 +49,7 @@ def count_true(expression: Expression) -> int | None:
     return expression.count[1]
 
 
-def count_boxes(expression: Expression, kept: Sequence[int]) -> torch.Tensor | None:
+def count_boxes(expression: Expression, kept: Sequence[int]) -> Tensor | None:
     """Return the number of true elements for each index of the dimensions `kept`, in order; None if too irregular."""
     shape = expression.shape
     with interrupts.deferred(), disable_dispatch_modes(), torch.no_grad():
@@ -63,9 +64,7 @@ def count_boxes(expression: Expression, kept: Sequence[int]) -> torch.Tensor | N
         return counts.view(sizes) if _count(expression, counts, owners, low, high) else None
 
 
-def _count(
-    expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> bool:
+def _count(expression: Expression, counts: Tensor, owners: Tensor, low: Tensor, high: Tensor) -> bool:
     """Add the true elements of boxes to the counts of their owners; return whether all could be counted."""
     evaluated = 0
     while owners.numel():
@@ -86,13 +85,11 @@ def _count(
     return True
 
 
-def _lengths(low: torch.Tensor, high: torch.Tensor) -> list[int]:
+def _lengths(low: Tensor, high: Tensor) -> list[int]:
     return [int(length) + 1 for length in (high - low).amax(1)]
 
 
-def _divide(
-    owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _divide(owners: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Divide boxes along their two longest dimensions."""
     if not owners.numel():
         return owners, low, high
@@ -108,9 +105,7 @@ def _divide(
     return owners, low, high
 
 
-def _evaluate(
-    expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> None:
+def _evaluate(expression: Expression, counts: Tensor, owners: Tensor, low: Tensor, high: Tensor) -> None:
     lengths = _lengths(low, high)
     rank = len(lengths)
     boxes = max(1, _CHUNK // math.prod(lengths))

@@ -15,17 +15,10 @@ _ATEN = torch.ops.aten
 _COPIES = frozenset({"alias", "clone", "contiguous", "detach", "lift_fresh"})
 # Ops that fill a new tensor, and the position of the value among their arguments, or the value.
 _FILLED: dict[str, tuple[int | None, Any]] = {
-    "full": (1, None),
-    "full_like": (1, None),
+    **dict.fromkeys(("full", "full_like", "fill"), (1, None)),
     "new_full": (2, None),
-    "new_ones": (None, 1),
-    "new_zeros": (None, 0),
-    "ones": (None, 1),
-    "ones_like": (None, 1),
-    "zeros": (None, 0),
-    "zeros_like": (None, 0),
-    "fill": (1, None),
-    "zero": (None, 0),
+    **dict.fromkeys(("new_ones", "ones", "ones_like"), (None, 1)),
+    **dict.fromkeys(("new_zeros", "zeros", "zeros_like", "zero"), (None, 0)),
 }
 # These read no values of their first argument.
 INDEPENDENT = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
@@ -185,11 +178,8 @@ def overwritten(
     region: list[tuple[int, int, int | None]] = []
     for size, stride in zip(memory.shape, strides, strict=True):
         start = offset // stride % size if size > 1 else 0
-        found = [
-            dim
-            for dim in dims
-            if size > 1 and target_strides[dim] % stride == 0 and 0 < target_strides[dim] // stride < size
-        ]
+        ratios = {dim: divmod(target_strides[dim], stride) for dim in dims if size > 1}
+        found = [dim for dim, (ratio, rest) in ratios.items() if not rest and 0 < ratio < size]
         if len(found) > 1:
             return None
         if not found:

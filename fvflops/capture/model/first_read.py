@@ -193,18 +193,11 @@ def _make_infos(
     for path, first_path, (description, absent, parameters, buffers, children) in rows:
         class_name, classes, has_forward, extra_repr, names, values = description
         prefix = path + "." if path else ""
-        infos[path] = ModuleInfo(
-            path,
-            first_path,
-            class_name,
-            classes,
-            extra_repr,
-            has_forward,
-            tensors(prefix, parameters),
-            tensors(prefix, buffers),
-            {**dict(zip(names, values, strict=True)), **dict.fromkeys(absent)},
-            tuple([(key, prefix + key if exists else None) for key, exists in children]),
-        )
+        own_tensors = tensors(prefix, parameters), tensors(prefix, buffers)
+        attributes = {**dict(zip(names, values, strict=True)), **dict.fromkeys(absent)}
+        below = tuple([(key, prefix + key if exists else None) for key, exists in children])
+        facts = class_name, classes, extra_repr, has_forward
+        infos[path] = ModuleInfo(path, first_path, *facts, *own_tensors, attributes, below)
     return infos
 
 

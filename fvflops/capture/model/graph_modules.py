@@ -88,7 +88,8 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         bodies.update(inner)
         prefix = prefixes.get(position, path) if position in bodies else path
         scopes = [scope for node in module.graph.nodes for scope in scopes_of(node)]
-        root = next((kind for node in module.graph.nodes if (kind := _root_class(node))), "")
+        all_scopes = (scope for node in module.graph.nodes for scope in _all_scopes(node))
+        root = next((scope.class_name for scope in all_scopes if scope.class_name and not scope.path), "")
         if not (scopes or root):
             continue
         prefixes[position] = prefix
@@ -184,7 +185,8 @@ def _in_tree_order(modules: Mapping[str, ModuleInfo]) -> dict[str, ModuleInfo]:
 def _all_scopes(node: fx.Node) -> Iterator[NodeScope]:
     stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     for key, (path, kind) in stack.items():
-        yield NodeScope(str(key), _clean(path), _qualify(kind))
+        class_name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        yield NodeScope(str(key), _clean(path), public_class(class_name))
 
 
 def _clean(path: str) -> str:
@@ -196,14 +198,6 @@ def _clean(path: str) -> str:
     while (shorter := _GETATTR.sub(r"\1.\2", path)) != path:
         path = shorter
     return _SUBSCRIPT.sub(r".\1", _CALL.sub("", _ROOTS.sub("", path))).lstrip(".")
-
-
-def _qualify(kind: Any) -> str:
-    return public_class(kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
-
-
-def _root_class(node: fx.Node) -> str:
-    return next((scope.class_name for scope in _all_scopes(node) if not scope.path), "")
 
 
 def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:

@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.model.attribute_plan import picker
 from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
-from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
-from fvflops.capture.model.packed_layers import LOW_PRECISION
+from fvflops.capture.model.graph_modules import GraphModules, is_graph, prefix_path, read_graphs, with_graph_modules
+from fvflops.capture.model.packed_layers import LOW_PRECISION, named_tensors
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.containers import IdentityMapping
@@ -59,7 +59,8 @@ class ModelIndex:
             found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]
-        is_ordinary = _are_ordinary(self.tensors)
+        layouts = set(map(attrgetter("layout"), self.tensors))
+        is_ordinary = set(map(type, self.tensors)) <= _TENSORS and layouts <= {torch.strided}
         if not is_ordinary:
             self.is_fake = contains_fakes(self.tensors)
             is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
@@ -106,15 +107,12 @@ class ModelIndex:
         columns = self.shapes, self.strides, self.requires_grad, dtypes, devices, sizes, labels
         if layout.columns == columns:
             return
-        layout.metadata = (
-            metadata_of_leaves(tensors, self.shapes, self.strides, dtypes, devices)
-            if is_ordinary
-            else [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
-        )
-        layout.rows = [
-            (nbytes, metadata.spec.device, *label)
-            for nbytes, metadata, label in zip(sizes, layout.metadata, labels, strict=True)
-        ]
+        if is_ordinary:
+            layout.metadata = metadata_of_leaves(tensors, self.shapes, self.strides, dtypes, devices)
+        else:
+            layout.metadata = [item for item in map(metadata_of_leaf, tensors) if item is not None]
+        columns_of_rows = zip(sizes, layout.metadata, labels, strict=True)
+        layout.rows = [(nbytes, metadata.spec.device, *label) for nbytes, metadata, label in columns_of_rows]
         layout.tree = None
         layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
         layout.columns = columns  # last: after an interruption the next index recomputes all
@@ -143,10 +141,8 @@ class ModelIndex:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
         paths: dict[int, str] = {}
         for module, path in self.names.items():
-            for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        paths.setdefault(id(tensor), path)
+            for _, _, tensor in named_tensors(module):
+                paths.setdefault(id(tensor), path)
         return paths
 
 
@@ -262,11 +258,8 @@ def _script_tensors(modules: Iterable[tuple[nn.Module, str]]) -> dict[int, tuple
     """Return id → tensor, kind and name of TorchScript modules' parameters and buffers, which are in no dict."""
     found: dict[int, tuple[torch.Tensor, tuple[str, str]]] = {}
     for module, path in modules:
-        prefix = path + "." if path else ""
-        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), (tensor, (kind, prefix + name)))
+        for kind, name, tensor in named_tensors(module):
+            found.setdefault(id(tensor), (tensor, (kind, prefix_path(path, name))))
     return found
 
 
@@ -289,7 +282,3 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
                     break
                 key, child = "_orig_mod", child._modules["_orig_mod"]
     return steps, nodes
-
-
-def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}

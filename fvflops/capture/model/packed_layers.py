@@ -80,6 +80,12 @@ def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
     return spec
 
 
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield "parameter" or "buffer", name and tensor of a module's own tensors; of TorchScript's modules too."""
+    for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+        yield from ((kind, name, tensor) for name, tensor in tensors.items() if tensor is not None)
+
+
 def stored_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a parameter as stored, with the scales inside a wrapper subclass."""
     return sum(map(_nbytes, inner_tensors(tensor)))
@@ -138,12 +144,8 @@ def packed_layer(module: nn.Module) -> PackedLayer | None:
     floating-point tensor has as many elements. A stack of experts states a hidden and an intermediate size; a layer
     that states nothing has 8 bits for each element and a scale named after the tensor.
     """
-    tensors = {
-        name: tensor
-        for named in (module._parameters, module._buffers)
-        for name, tensor in named.items()
-        if tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
-    }
+    own = named_tensors(module)
+    tensors = {name: item for _, name, item in own if item.layout is torch.strided and not item.is_nested}
     codes = {name: tensor for name, tensor in tensors.items() if tensor.dtype in _INDICES}
     if LOW_PRECISION.isdisjoint(tensor.dtype for tensor in codes.values()):
         return None
@@ -227,11 +229,8 @@ def _floating(dtype: str, elements: int, weight: str, tensors: Mapping[str, torc
 
     Source: OCP Microscaling Formats 1.0, table 1, has one format of 4 bits (E2M1); NVFP4 has E4M3 scales for 16.
     """
-    scales = [
-        tensor
-        for name, tensor in tensors.items()
-        if name != weight and tensor.element_size() == 1 and tensor.numel() in (elements // 32, elements // 16)
-    ]
+    others = [tensor for name, tensor in tensors.items() if name != weight and tensor.element_size() == 1]
+    scales = [tensor for tensor in others if tensor.numel() in (elements // 32, elements // 16)]
     return "float4_e2m1fn" if dtype == "int4" and scales else dtype
 
 

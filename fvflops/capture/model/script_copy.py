@@ -1,4 +1,4 @@
-"""Copy a TorchScript module, with ops that report the calls of its submodules."""
+"""Copy a TorchScript module, with ops by which its interpreter reports the calls of its submodules."""
 
 from __future__ import annotations
 
@@ -7,12 +7,39 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.capture.recorder.script_calls import ENTER, LEAVE, define_ops
+NAMESPACE = "fvflops"
+ENTER, LEAVE = f"{NAMESPACE}::enter_module", f"{NAMESPACE}::leave_module"
+
+
+def is_module_call(op: str) -> bool:
+    return op in (ENTER, LEAVE)
+
+
+@cache
+def define_ops() -> tuple[Any, Any]:
+    """Return the ops before and after a module call, defined on first use.
+
+    They take the call's path in the module that calls it with its tensors, and its results. Their alias analysis is
+    conservative: otherwise TorchScript would remove ops without results.
+    """
+    library = torch.library.Library(NAMESPACE, "DEF")
+    for op, arguments in ((ENTER, "str name, Tensor[] inputs"), (LEAVE, "Tensor[] outputs")):
+        name = op.partition("::")[2]
+        library.define(f"{name}({arguments}) -> ()", alias_analysis="CONSERVATIVE")
+        library.impl(name, _do_nothing, "CompositeExplicitAutograd")
+    define_ops.library = library  # type: ignore[attr-defined]  # an op exists as long as its library
+    return getattr(torch.ops, NAMESPACE).enter_module.default, getattr(torch.ops, NAMESPACE).leave_module.default
+
+
+def _do_nothing(*_: Any) -> None:
+    """Run where nothing is recorded, such as in an interrupted run."""
+
 
 # Methods that calls of a module run: a traced module has one for each call (forward, forward1, ...).
 _FORWARD = re.compile(r"forward\d*")
@@ -35,10 +62,9 @@ class ScriptCopy:
     def share_tensors(self, replace: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> None:
         """Set the copy's parameters and buffers to the module's, or to their replacements."""
         for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        part._c.setattr(name, replace(tensor))
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    part._c.setattr(name, replace(tensor))
 
 
 def copy_scripts(names: Mapping[nn.Module, str]) -> dict[int, ScriptCopy]:

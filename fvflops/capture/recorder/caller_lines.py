@@ -12,18 +12,19 @@ import torch
 
 from fvflops.paths import PACKAGE
 
-_PACKAGE = str(PACKAGE)
-_ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
+TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+PACKAGE_FOLDER = str(PACKAGE) + os.sep
+ZOO_FOLDER = os.path.join(PACKAGE_FOLDER, "zoo") + os.sep
 # Files whose functions call the model.
 _OUTERMOST = frozenset(
-    os.path.join(_PACKAGE, "capture", *name) for name in (("model_call.py",), ("instrument", "threads.py"))
+    os.path.join(PACKAGE_FOLDER, "capture", *name) for name in (("model_call.py",), ("instrument", "threads.py"))
 )
 # Packages that receive tensors: the line that calls them is reported.
 _LIBRARIES = frozenset(
     {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_EXCLUDED_FOLDERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep)
+_EXCLUDED_FOLDERS = (TORCH_FOLDER, PACKAGE_FOLDER)
 # Names of interactive input, which has no file; other names in angle brackets belong to generated code.
 _INTERACTIVE = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
 _PATHS: dict[CodeType, str | None] = {}
@@ -61,10 +62,9 @@ def source_line_of(function: object) -> SourceLine:
 
 def line_of_code(code: CodeType, name: str) -> SourceLine:
     """Return the first line of code, and the short form of a qualified name, by default the code's."""
-    path = path_of(code)
-    return (
-        SourceLine() if path is None else SourceLine(f"{path}:{code.co_firstlineno}", _short_name(name or code.co_name))
-    )
+    if (path := path_of(code)) is None:
+        return SourceLine()
+    return SourceLine(f"{path}:{code.co_firstlineno}", _short_name(name or code.co_name))
 
 
 def path_of(code: CodeType) -> str | None:
@@ -100,7 +100,7 @@ def is_standard_library(path: str) -> bool:
 
 def _relative_path(path: str) -> str | None:
     """Return a file's path relative to its import folder, or None outside the model's source."""
-    if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(_ZOO):
+    if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(ZOO_FOLDER):
         return None
     if path.startswith("<"):
         return path if path.startswith(_INTERACTIVE) else None

@@ -6,16 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
+from traceback import walk_stack
 from types import FrameType
 from typing import NamedTuple
 from weakref import proxy
 
 import torch
 
-from fvflops.capture.recorder.caller_lines import find_source_line
+from fvflops.capture.recorder.caller_lines import PACKAGE_FOLDER, TORCH_FOLDER, find_source_line
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
-from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import ModuleTree, Signature, tensors_in
 from fvflops.trace.records import LOCATION_SEPARATOR
@@ -28,10 +29,8 @@ _CONSTANT_BYTES = 64
 # Arguments that switch a random op off, and the value that does.
 _SWITCHES = {"train": False, "training": False, "is_training": False, "p": 0.0, "dropout_p": 0.0, "dropout": 0.0}
 # Code of torch that reads values to print or validate them, or to recognise a causal mask.
-_PACKAGE = str(PACKAGE) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _WITHOUT_CONSEQUENCE = tuple(
-    _TORCH + name.replace("/", os.sep)
+    TORCH_FOLDER + name.replace("/", os.sep)
     for name in ("_tensor_str.py", "ao/quantization/", "distributions/", "nn/modules/transformer.py")
 )
 
@@ -76,8 +75,8 @@ class PythonReads:
             return
         self.update()
         origin = 0
-        for index, tensor in zip(map(self._index_of, tensors), tensors, strict=True):
-            if index is not None:
+        for tensor in tensors:
+            for index in recorder.storages_of((tensor,)):
                 origin |= self._origin_of(index, tensor.is_floating_point() or tensor.is_complex())
         is_data = origin & _DATA == _DATA
         if not (is_data or origin & _RANDOM):
@@ -121,14 +120,10 @@ class PythonReads:
     def describe(self, modules: ModuleTree) -> dict[str, str]:
         """Return the locations of random draws and of reads of data, for a Trace's `about`."""
         kinds = {"random": self._random, "data_dependent": self._data}
-        return {
-            kind: LOCATION_SEPARATOR.join(modules.locate(module, line) for line, module in sites.items())
-            for kind, sites in kinds.items()
-            if sites
+        texts = {
+            kind: [modules.locate(module, line) for line, module in sites.items()] for kind, sites in kinds.items()
         }
-
-    def _index_of(self, tensor: torch.Tensor) -> int | None:
-        return next(iter(self._recorder.storages_of((tensor,))), None)
+        return {kind: LOCATION_SEPARATOR.join(locations) for kind, locations in texts.items() if locations}
 
     def _origin_of(self, index: int, is_float: bool) -> int:
         """Return the origin of a storage, known or one that existed before the run."""
@@ -173,10 +168,8 @@ def _is_random(name: str) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
-def _is_without_consequence(frame: FrameType | None) -> bool:
+def _is_without_consequence(frame: FrameType) -> bool:
     """Return whether code of torch that steers no work reads a value, called by the model."""
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _PACKAGE)):
-        if frame.f_code.co_filename.startswith(_WITHOUT_CONSEQUENCE):
-            return True
-        frame = frame.f_back
-    return False
+    paths = (frame.f_code.co_filename for frame, _ in walk_stack(frame))
+    inner = takewhile(lambda path: path.startswith((TORCH_FOLDER, PACKAGE_FOLDER)), paths)
+    return any(path.startswith(_WITHOUT_CONSEQUENCE) for path in inner)

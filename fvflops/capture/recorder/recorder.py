@@ -342,8 +342,6 @@ class Recorder(RecordedStorages):
         self._live_storages.clear()
         # Parts of UnseenWork refer to each other and to this recorder: without these the analysis would live on.
         self._estimate_cost = None
-        if self.unseen is not None:
-            self.unseen.forget_tensors()
         self.unseen = None
         for state in (self, *self._thread_states.values()):
             state.active_optimizers.clear()  # a step that raised keeps its frame alive
@@ -428,11 +426,7 @@ def copy_rows(rows: Sequence[tuple[Any, ...]], storages: list[tuple[Any, ...]], 
             storages.append(storages[index])
         for row in rows:
             if row[0] == "op":
-                reads, writes = row[5], row[6]
-                mapped = (
-                    tuple([indices.get(index, index) for index in reads]),
-                    tuple([indices.get(index, index) for index in writes]),
-                )
+                mapped = (tuple([indices.get(index, index) for index in group]) for group in row[5:7])
                 copies.append((*row[:5], *mapped, *row[7:]))
             elif row[0] == "free":
                 copies.append(("free", indices[row[1]], *row[2:]))

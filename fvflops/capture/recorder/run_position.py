@@ -122,12 +122,8 @@ class RunPosition(ThreadState):
 
     def current_module(self, error: BaseException | None = None) -> str:
         """Return the name of the module that is running, or that raised an error."""
-        stack = (
-            self._raised[1]
-            if error is not None and error is self._raised[0]
-            else self._thread_states.get(get_ident(), self).stack
-        )
-        return self.module_at(stack)
+        is_raised = error is not None and error is self._raised[0]
+        return self.module_at(self._raised[1] if is_raised else self._thread_states.get(get_ident(), self).stack)
 
     def innermost_region(self, stack: int) -> Region:
         path = self._paths[stack]
@@ -208,9 +204,8 @@ class RunPosition(ThreadState):
             if self.calling_threads and self.calling_threads[-1] == get_ident():
                 return "backward"
             return "other" if self.is_after_pass and not state.opened and not torch.is_grad_enabled() else "forward"
-        if state.reruns or state.rerun_node is node or _is_library_checkpoint(type(node)):
-            return "recompute"
-        return "backward"
+        is_checkpoint = type(node).__name__ == _REENTRANT and type(node) is not _TORCH_CHECKPOINT_NODE
+        return "recompute" if state.reruns or state.rerun_node is node or is_checkpoint else "backward"
 
     def owner_of(self, node: Any) -> int:
         """Return the stack under which a node was created, whose innermost module owns its ops; `BEFORE` if unknown."""
@@ -265,11 +260,6 @@ class RunPosition(ThreadState):
         for state in (self, *self._thread_states.values()):
             if len(state.node_owners) > count:
                 state.node_owners = dict(list(state.node_owners.items())[-count:])
-
-
-def _is_library_checkpoint(node_class: type) -> bool:
-    """Return whether nodes of a class belong to a library's copy of torch's CheckpointFunction."""
-    return node_class.__name__ == _REENTRANT and node_class is not _TORCH_CHECKPOINT_NODE
 
 
 def _can_create(op: str, node: str) -> bool:

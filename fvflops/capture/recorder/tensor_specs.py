@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -228,23 +229,20 @@ def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested one's has the maximum sizes as shape and all sizes as values."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
-    layout = str(tensor.layout).removeprefix("torch.")
+    dtype, device, layout = dtype_name(tensor.dtype), str(tensor.device), str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested:
-        return _describe_nested(tensor)
-    shape = tuple(map(_size, tensor.shape))
-    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+        parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
+        shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
+        return TensorSpec(shape, dtype, device, "nested", values=tuple(size for part in parts for size in part))
+    nnz = None
+    if layout == "sparse_coo" or layout in _COMPRESSED:  # not by _nnz(), which counts blocks of a blocked layout
+        nnz = (tensor.values() if layout in _COMPRESSED else tensor._values()).numel()
+    return TensorSpec(tuple(map(_size, tensor.shape)), dtype, device, layout, nnz=nnz)
 
 
 def _size(size: Any) -> int:
     # int() would make a graph tracer specialise a symbolic size.
     return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
-
-
-def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
-    # Not _nnz(): it counts blocks of a blocked layout.
-    if layout == "sparse_coo":
-        return tensor._values().numel()
-    return tensor.values().numel() if layout in _COMPRESSED else None
 
 
 def inner_tensors(tensor: Any) -> list[torch.Tensor]:
@@ -266,19 +264,43 @@ def rebuild(tensor: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> tor
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
+
+    >>> values = [torch.ones(2)]
+    >>> list(tensors_of([*values, values.append(values), values]))
+    Traceback (most recent call last):
+    ValueError: a value of type list contains itself: pass nested inputs that end
+    """
     kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        yield value
-    elif issubclass(kind, (list, tuple)):
-        for item in _items_of(value):
-            yield from tensors_of(item)
-    elif issubclass(kind, (dict, Mapping)):
-        for item in dict.values(value) if issubclass(kind, dict) else value.values():
-            yield from tensors_of(item)
-    elif dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            yield from tensors_of(getattr(value, field.name, None))
+    try:
+        if issubclass(kind, torch.Tensor):
+            yield value
+        elif issubclass(kind, (list, tuple)):
+            for item in _items_of(value):
+                yield from tensors_of(item)
+        elif issubclass(kind, (dict, Mapping)):
+            for item in dict.values(value) if issubclass(kind, dict) else value.values():
+                yield from tensors_of(item)
+        elif dataclasses.is_dataclass(kind):
+            for field in dataclasses.fields(kind):
+                yield from tensors_of(getattr(value, field.name, None))
+    except RecursionError:
+        if not _contains_itself(value):
+            raise
+        raise ValueError(f"a value of type {kind.__name__} contains itself: pass nested inputs that end") from None
+
+
+def _contains_itself(value: Any) -> bool:
+    pending, visited = [value], set[int]()
+    while pending:
+        for item in gc.get_referents(pending.pop()):
+            if item is value:
+                return True
+            is_nested = isinstance(item, (list, tuple, Mapping)) or dataclasses.is_dataclass(type(item))
+            if is_nested and id(item) not in visited:
+                visited.add(id(item))
+                pending.append(item)
+    return False
 
 
 def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], bool] | None = None) -> Iterator[Any]:
@@ -293,11 +315,13 @@ def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], b
             pending += [inner for inner, _ in node.next_functions]
 
 
-def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
-    parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
-    shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
-    values = tuple(size for part in parts for size in part)
-    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), "nested", values=values)
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
+    view = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            view = view.narrow(dim, 0, 1)
+    return view
 
 
 def _items_of(value: Any) -> Iterator[Any]:

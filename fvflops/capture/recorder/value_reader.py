@@ -36,11 +36,10 @@ class ValueArgument:
 def find_value_arguments(op: str, names: Sequence[str], wanted: Sequence[str]) -> tuple[ValueArgument, ...]:
     """Return the arguments of an op whose values its cost depends on: `wanted` ones, and masks; most ops have none."""
     is_attention = "attention" in op or "attn" in op or "scaled_dot_product" in op
-    return tuple(
-        ValueArgument(position, name, is_attention and name in _MASKS)
-        for position, name in enumerate(names)
-        if name in wanted or wanted == ALL_LISTS or (is_attention and name in _MASKS)
-    )
+    masks = _MASKS if is_attention else ()
+    wanted = names if wanted == ALL_LISTS else (*wanted, *masks)
+    columns = [(position, name) for position, name in enumerate(names) if name in wanted]
+    return tuple([ValueArgument(position, name, name in masks) for position, name in columns])
 
 
 def add_values(
@@ -81,11 +80,17 @@ class ValueReader:
         if is_mask and (tensor.dtype is torch.bool or tensor.is_floating_point()):
             if (mask := expression_of(tensor)) is not None:
                 return None if (count := count_unmasked(mask, tensor.dtype)) is None else (count,)
-        elif is_mask or not _is_list(tensor):
+        elif (
+            is_mask
+            or tensor.ndim > 1
+            or tensor.numel() > _MAX_LENGTH
+            or tensor.is_floating_point()
+            or tensor.is_complex()
+        ):
             return None
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return None
-        if not _is_dense(tensor) or not self._has_values([tensor]):
+        if tensor.is_nested or is_functorch_wrapped(tensor) or not self._has_values([tensor]):
             return None
         if is_mask:
             return (self._count_mask(tensor),)
@@ -116,16 +121,6 @@ class ValueReader:
             self._masks.clear()
         self._masks[key] = ref(storage), count
         return count
-
-
-def _is_list(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.ndim <= 1 and tensor.numel() <= _MAX_LENGTH and not (tensor.is_floating_point() or tensor.is_complex())
-    )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_functorch_wrapped(tensor)
 
 
 def have_values(tensors: Sequence[torch.Tensor]) -> bool:

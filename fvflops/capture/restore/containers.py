@@ -214,17 +214,13 @@ def _find_accessors(cls: type) -> _ClassAccessors:
     if cls in _CODE or issubclass(cls, type):
         return _ClassAccessors(kind, None, None)
     module = namespace_of(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
-    if kind is None and type(module) is str and _is_excluded(module):
-        return _ClassAccessors(None, None, None)
+    if kind is None and type(module) is str:
+        first, _, rest = module.partition(".")
+        if first in _EXCLUDED or f"{first}.{rest.partition('.')[0]}" in _EXCLUDED:
+            return _ClassAccessors(None, None, None)
     slots = slots_of(cls)
-    return _ClassAccessors(
-        kind, dict_getter_of(cls), Kind(partial(_read_slots, slots), partial(_write_slots, slots)) if slots else None
-    )
-
-
-def _is_excluded(module: str) -> bool:
-    first, _, rest = module.partition(".")
-    return first in _EXCLUDED or f"{first}.{rest.partition('.')[0]}" in _EXCLUDED
+    slots_kind = Kind(partial(_read_slots, slots), partial(_write_slots, slots)) if slots else None
+    return _ClassAccessors(kind, dict_getter_of(cls), slots_kind)
 
 
 def _read_slots(slots: tuple[Any, ...], item: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import cache, partial
-from operator import length_hint
+from operator import attrgetter, length_hint
 from typing import Any, NamedTuple
 
 import torch
@@ -140,10 +140,10 @@ def _write_stream(base: Any, item: Any, before: Any) -> None:
     base.__setstate__(item, (*before, None))
 
 
-def _read_cell(cell: types.CellType) -> list[Any]:
+def _read_one(read: Callable[[Any], Any], item: Any) -> list[Any]:
     try:
-        return [cell.cell_contents]
-    except ValueError:
+        return [read(item)]
+    except (ValueError, LookupError):  # an empty cell, a variable without a value
         return []
 
 
@@ -168,13 +168,6 @@ def _write_cache(item: Any, before: list[Any]) -> None:
     misses = before[0]
     if misses is not None and LRU_CACHE_TYPE.cache_info(item).misses != misses:  # hits reorder the referents too
         LRU_CACHE_TYPE.cache_clear(item)
-
-
-def _read_variable(item: ContextVar[Any]) -> list[Any]:
-    try:
-        return [item.get()]
-    except LookupError:
-        return []
 
 
 def _read_function(function: types.FunctionType) -> list[Any]:
@@ -210,14 +203,14 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (set, Kind(partial(_read_items, set), partial(_refill, set, set.update))),
     (bytearray, Kind(lambda item: bytes(memoryview(item)), partial(_write_items, bytearray))),
     (array, Kind(lambda item: array.__getitem__(item, slice(None)), partial(_write_items, array))),
-    (types.CellType, Kind(_read_cell, _write_cell)),
+    (types.CellType, Kind(partial(_read_one, attrgetter("cell_contents")), _write_cell)),
     (random.Random, _RANDOM),
     (torch.Generator, _TORCH_GENERATOR),
     *((base, Kind(partial(_read_stream, base), partial(_write_stream, base))) for base in (io.BytesIO, io.StringIO)),
     (LRU_CACHE_TYPE, Kind(_read_cache, _write_cache)),
     (partial, Kind(lambda item: [item.func, item.args, item.keywords])),
     (threading.local, Kind(lambda item: [threading.local.__getattribute__(item, "__dict__")])),
-    (ContextVar, Kind(_read_variable)),
+    (ContextVar, Kind(partial(_read_one, ContextVar.get))),
 )
 
 # One per type of iterator: range(1 << 70) and a non-ASCII string have types of their own.

@@ -32,6 +32,16 @@ def undone_in_child(undo: Undo) -> Iterator[None]:
         _active.pop(key, None)
 
 
+@contextmanager
+def undone(undo: Undo) -> Iterator[None]:
+    """Call a function at the end of the context, and in a child forked while it lasts."""
+    with undone_in_child(undo):
+        try:
+            yield
+        finally:
+            undo()
+
+
 def _undo_in_child() -> None:
     first_error = None
     for undo in (*_permanent, *reversed(_active.values())):

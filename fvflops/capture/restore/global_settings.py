@@ -35,10 +35,6 @@ def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
-    return partial(get_precision, backend, op), partial(set_precision, backend, op)
-
-
 def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
     """Return accessors of a setting of torch.backends.opt_einsum, and of the attribute that shadows it if assigned."""
     own = vars(opt_einsum)
@@ -53,14 +49,8 @@ def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
 
 
 def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
-    return (
-        (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)),
-        (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)),
-    )
-
-
-def _default_device() -> Any:
-    return getattr(global_device_context(), "device_context", None)
+    enabled = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+    return enabled, (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device))
 
 
 def _set_default_device(context: Any) -> None:
@@ -73,7 +63,7 @@ def _set_default_device(context: Any) -> None:
 _PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
     tuple(_attribute(backend, "allow_tf32") for backend in (cudnn, mkldnn))
     if get_precision is None or set_precision is None
-    else tuple(_precision(backend, op) for backend, op in _FLOAT32_MATH)
+    else tuple((partial(get_precision, *names), partial(set_precision, *names)) for names in _FLOAT32_MATH)
 )
 
 GRAD_MODE: tuple[_Get, _Set] = (
@@ -83,7 +73,7 @@ GRAD_MODE: tuple[_Get, _Set] = (
 # (getter, setter) of each setting. A getter raises if this version of torch lacks the setting.
 SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_default_device, _set_default_device),
+    (lambda: getattr(global_device_context(), "device_context", None), _set_default_device),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     GRAD_MODE,

@@ -81,10 +81,11 @@ class UndoLog:
 
     def save(self, tensor: torch.Tensor, fresh: Mapping[int, Any], max_bytes: int | None = None) -> None:
         """Save a tensor's storage, unless it has more than `max_bytes`."""
-        if tensor.layout is not torch.strided:
-            self._save_copy(tensor)
-            return
-        self.save_storage(tensor.untyped_storage(), fresh, max_bytes)
+        if tensor.layout is torch.strided:
+            self.save_storage(tensor.untyped_storage(), fresh, max_bytes)
+        elif id(tensor) not in self._copies and not tensor.is_nested:
+            with without_modes():
+                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
 
     def save_storage(
         self, storage: torch.UntypedStorage, fresh: Mapping[int, Any], max_bytes: int | None = None
@@ -96,11 +97,6 @@ class UndoLog:
         if key not in fresh and key not in self._saved and (max_bytes is None or storage.nbytes() <= max_bytes):
             with interrupts.deferred(), without_modes():  # copying a storage dispatches ops
                 self._saved[key] = (storage, storage.clone())
-
-    def _save_copy(self, tensor: torch.Tensor) -> None:
-        if id(tensor) not in self._copies and not tensor.is_nested:
-            with without_modes():
-                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
 
     def undo(self) -> None:
         if not (self._saved or self._copies):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.global_settings import GRAD_MODE, SavedSettings
 from fvflops.torch_internals import (
     ForceDispatchKeys,
@@ -173,11 +173,8 @@ def modes_removed() -> Iterator[None]:
 def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
     """Activate a dispatch mode while the context lasts, and remove it whatever happened to the mode stack."""
     mode.__enter__()
-    with undone_in_child(lambda: _remove_mode(mode)):
-        try:
-            yield
-        finally:
-            _remove_mode(mode)
+    with undone(partial(_remove_mode, mode)):
+        yield
 
 
 @contextmanager
@@ -201,18 +198,9 @@ def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
         _set_modes([*removed, *stack])
 
 
-@contextmanager
-def function_mode_removed(mode: TorchFunctionMode) -> Iterator[None]:
-    """Remove a function mode, which code inside the context may activate, from the stack at the end."""
-
-    def remove() -> None:
-        _set_function_modes([item for item in function_mode_stack() if item is not mode])
-
-    with undone_in_child(remove):
-        try:
-            yield
-        finally:
-            remove()
+def function_mode_removed(mode: TorchFunctionMode) -> AbstractContextManager[None]:
+    """Return a context at whose end a function mode, which code inside may activate, is removed from the stack."""
+    return undone(lambda: _set_function_modes([item for item in function_mode_stack() if item is not mode]))
 
 
 def _remove_mode(mode: TorchDispatchMode) -> None:
@@ -258,14 +246,13 @@ def _set_flags(flags: Sequence[bool]) -> None:
         python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
-def _undo_transforms(depth: int) -> None:
-    while transform_depth() > depth:
-        _UNDO_TRANSFORM[peek_interpreter().key().name]()
+def _lower(level_of: Callable[[], int], leave: Callable[[], object], level: int) -> None:
+    while level_of() > level:
+        leave()
 
 
-def _exit_dual_levels(level: int) -> None:
-    while forward_ad_level() > level:
-        forward_ad.exit_dual_level()
+def _undo_transform() -> None:
+    _UNDO_TRANSFORM[peek_interpreter().key().name]()
 
 
 def _pop_saved_hooks(hooks: Any) -> None:
@@ -293,22 +280,17 @@ def _get_nesting() -> int:
     return nesting
 
 
-def _decrease_nesting(nesting: int) -> None:
-    while _get_nesting() > nesting:
-        torch.autocast_decrement_nesting()
-
-
 # (getter, setter) of each part of a thread's state, in the order in which they can be restored.
 _THREAD_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (transform_depth, _undo_transforms),
-    (forward_ad_level, _exit_dual_levels),
+    (transform_depth, partial(_lower, transform_depth, _undo_transform)),
+    (forward_ad_level, partial(_lower, forward_ad_level, forward_ad.exit_dual_level)),
     (partial(top_saved_hooks, True), _pop_saved_hooks),
     (function_mode_stack, _set_function_modes),
     (get_function_state, set_function_state),
     (dispatch_mode_stack, _set_modes),
     (_read_mode_depths, _set_mode_depths),
     (_get_flags, _set_flags),
-    (_get_nesting, _decrease_nesting),
+    (_get_nesting, partial(_lower, _get_nesting, torch.autocast_decrement_nesting)),
     (torch.is_inference_mode_enabled, lambda is_enabled: _enter_forever(InferenceMode(is_enabled))),
     GRAD_MODE,
     (is_multithreading_enabled, set_multithreading),
@@ -342,12 +324,12 @@ def _states(modules: Iterable[nn.Module]) -> list[Any]:
     loaded = loaded_fsdp()
     if loaded is None:
         return []
+    # FSDP2 has no state of an unhashable module.
     module_states = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))
     return list(dict.fromkeys(state for state in module_states if state is not None))
 
 
 def _can_be_key(module: nn.Module) -> bool:
-    """Return whether FSDP2 can have a state of a module: the module must be hashable."""
     try:
         hash(module)
     except Exception:

@@ -109,12 +109,8 @@ class ConcreteTensors:
 
     def have_values(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all tensors are real and have the values of real execution."""
-        return bool(tensors) and all(
-            type(tensor) is not ShapeTensor
-            and tensor.device.type != "meta"
-            and not self._is_invalid(tensor.untyped_storage())
-            for tensor in tensors
-        )
+        are_real = all(type(tensor) is not ShapeTensor and tensor.device.type != "meta" for tensor in tensors)
+        return bool(tensors) and are_real and not any(self._is_invalid(tensor.untyped_storage()) for tensor in tensors)
 
     def refresh(self, tensor: torch.Tensor) -> None:
         """Read a tensor's metadata again, since the model changed its shape, strides or memory."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.instrument.patching import Patch, Shared, Wrapper, calling, wrapped
 from fvflops.torch_internals import (
     DispatchKey,
     DispatchKeySet,
@@ -55,8 +55,9 @@ _THREAD = threading.local()  # `cpu`: autocast for the CPU before autocast for C
 def autocast_emulated() -> Iterator[None]:
     """Let autocast for CUDA be enabled while the context lasts."""
     with ExitStack() as stack:
-        wrappers: list[Wrapper] = [(setter, partial(_around_setter, stack)) for setter in _SETTERS]
-        wrappers += [(_SUPPORTS_BF16, partial(_returning, True)), (_UNAVAILABLE, partial(_returning, False))]
+        wrappers: list[Wrapper] = [(setter, calling(partial(_set_state, stack))) for setter in _SETTERS]
+        for patch, value in ((_SUPPORTS_BF16, True), (_UNAVAILABLE, False)):
+            wrappers.append((patch, calling(lambda *_, value=value, **__: value)))
         stack.enter_context(wrapped(wrappers))
         yield
 
@@ -73,66 +74,38 @@ def _ops_of_cuda() -> frozenset[str]:
     return frozenset(ops_of_dispatch_key("AutocastCUDA"))
 
 
-def _returning(value: bool, _: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: value
+def _set_state(stack: ExitStack, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Set autocast's state for CUDA, and change it for the CPU too."""
+    before = torch.is_autocast_enabled("cuda")
+    original(*args, **kwargs)
+    enabled = torch.is_autocast_enabled("cuda")
+    if enabled and not before:
+        _THREAD.cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        stack.enter_context(_KERNELS.used())
+    if enabled or before:
+        is_enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if enabled else _THREAD.cpu
+        _set_enabled("cpu", is_enabled)
+        _set_dtype("cpu", dtype)
 
 
-def _around_setter(stack: ExitStack, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a setter of autocast's state for CUDA that changes it for the CPU too."""
-
-    def set_state(*args: Any, **kwargs: Any) -> None:
-        before = torch.is_autocast_enabled("cuda")
-        original(*args, **kwargs)
-        enabled = torch.is_autocast_enabled("cuda")
-        if enabled and not before:
-            _THREAD.cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-            stack.enter_context(_KERNELS.registered())
-        if enabled or before:
-            is_enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if enabled else _THREAD.cpu
-            _set_enabled("cpu", is_enabled)
-            _set_dtype("cpu", dtype)
-
-    return set_state
+def _register_kernels() -> None:
+    on_cuda = _ops_of_cuda()
+    differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
+    with warnings.catch_warnings():  # torch warns that a kernel is replaced
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for namespace, ops in groupby(differing, lambda op: op.partition("::")[0]):
+            library = _LIBRARIES.enter_context(scoped_library(namespace, "IMPL"))
+            for op in ops:
+                name, _, overload = op.removeprefix(f"{namespace}::").partition(".")
+                packet = getattr(getattr(torch.ops, namespace), name)
+                function = getattr(packet, overload or "default")
+                converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
+                library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
 
 
-class _Kernels:
-    """Kernels for the ops on which the autocasts of CUDA and of the CPU differ, while someone needs them."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._libraries = threading.Lock(), 0, ExitStack()
-
-    @contextmanager
-    def registered(self) -> Iterator[None]:
-        """Register the kernels, once if the context is entered again by a second autocast or in another thread."""
-        with self._lock:
-            if not self._users:
-                self._register()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._libraries.close()
-
-    def _register(self) -> None:
-        on_cuda = frozenset(ops_of_dispatch_key("AutocastCUDA"))
-        differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
-        with ExitStack() as stack, warnings.catch_warnings():  # torch warns that a kernel is replaced
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            for namespace, ops in groupby(differing, lambda op: op.partition("::")[0]):
-                library = stack.enter_context(scoped_library(namespace, "IMPL"))
-                for op in ops:
-                    name, _, overload = op.removeprefix(f"{namespace}::").partition(".")
-                    packet = getattr(getattr(torch.ops, namespace), name)
-                    function = getattr(packet, overload or "default")
-                    converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
-                    library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
-            self._libraries = stack.pop_all()
-
-
-_KERNELS = _Kernels()
+_LIBRARIES = ExitStack()
+# Kernels for the ops on which the autocasts of CUDA and of the CPU differ.
+_KERNELS = Shared(_register_kernels, _LIBRARIES.close)
 
 
 def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: Any) -> Any:

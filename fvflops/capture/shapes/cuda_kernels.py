@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fvflops.capture.decomposed_attention import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
-from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
 from fvflops.capture.shapes.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
@@ -37,10 +38,10 @@ _PREFERRED_CUDNN = ((9, 0), (10, 0), (10, 3))
 
 
 def choose_attention_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     dropout: float,
     is_causal: bool,
     *,
@@ -54,7 +55,8 @@ def choose_attention_kernel(
     """
     backends = torch.backends.cuda
     length, head_dim, value_dim, dtype = query.shape[2], query.shape[3], value.shape[3], query.dtype
-    if 0 in (length, key.shape[2]) or capability < (5, 0) or not _is_dtype_supported(dtype, capability):
+    dtypes = (torch.float16, torch.float32, *([torch.bfloat16] if capability >= (8, 0) else []))
+    if 0 in (length, key.shape[2]) or capability < (5, 0) or dtype not in dtypes:
         return "math"
     is_half, widest = dtype in _HALF, max(head_dim, value_dim)
     alignment = 8 if is_half else 4
@@ -72,6 +74,7 @@ def choose_attention_kernel(
     ):
         return "cudnn"
     trains = any(tensor.requires_grad for tensor in (query, key, value))
+    is_too_wide = 192 < head_dim <= 224 or (head_dim > 224 and dropout > 0)
     if (
         capability >= (8, 0)
         and backends.flash_sdp_enabled()
@@ -79,21 +82,12 @@ def choose_attention_kernel(
         and mask is None
         and head_dim == value_dim <= 256
         and not (is_causal and length != key.shape[2])
-        and not (trains and capability in _SMALL_SHARED_MEMORY and _is_too_wide(head_dim, dropout))
+        and not (trains and capability in _SMALL_SHARED_MEMORY and is_too_wide)
     ):
         return "flash"
     if backends.mem_efficient_sdp_enabled() and is_aligned and not grouped:
         return "efficient"
     return "math"
-
-
-def _is_dtype_supported(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Return whether any fused kernel runs a dtype."""
-    return dtype in (torch.float16, torch.float32) or (dtype is torch.bfloat16 and capability >= (8, 0))
-
-
-def _is_too_wide(head_dim: int, dropout: float) -> bool:
-    return 192 < head_dim <= 224 or (head_dim > 224 and dropout > 0)
 
 
 _ATEN = torch.ops.aten
@@ -123,49 +117,27 @@ def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractCont
     """
     patches = _RECURRENT if is_available(device) and not for_cpu else (*_RECURRENT, *_NON_RECURRENT)
     device_type = "cpu" if for_cpu else "cuda"
-    wrappers: list[Wrapper] = [
-        (patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches
-    ]
+    wrappers: list[Wrapper] = [(patch, calling(partial(_call, choice, device_type))) for patch, choice in patches]
     if not is_available(device):
-        wrappers.append((_GET_CAPABILITY, _with_capability))
+        wrappers.append((_GET_CAPABILITY, calling(_read_capability)))
     return wrapped(wrappers)
 
 
-def _with_capability(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that returns the emulated compute capability in shape execution, else calls `original`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if in_shape_run():
-            return _CAPABILITY.get()
-        return original(*args, **kwargs)
-
-    return call
+def _read_capability(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _CAPABILITY.get() if in_shape_run() else original(*args, **kwargs)
 
 
-def _with_choice(
-    choice: Callable[..., Any], original: Callable[..., Any], *, device_type: str = "cuda"
-) -> Callable[..., Any]:
-    """Return a function that calls `choice` for tensors on a device in shape execution, else `original`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = (value for value in _flat_arguments(args, kwargs) if isinstance(value, torch.Tensor))
-        matches = any(tensor.device.type == device_type for tensor in tensors)
-        if matches and in_shape_run():
-            result = choice(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _flat_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield a call's arguments, and the items of lists among them."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, (list, tuple)):
-            yield from value
-        else:
-            yield value
+def _call(
+    choice: Callable[..., Any], device_type: str, original: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `choice` for tensors on a device in shape execution, else `original`."""
+    values = (*args, *kwargs.values())
+    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    if any(isinstance(item, Tensor) and item.device.type == device_type for item in flat) and in_shape_run():
+        result = choice(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return original(*args, **kwargs)
 
 
 def _recurrent(name: str, *args: Any) -> Any:
@@ -177,7 +149,7 @@ def _recurrent(name: str, *args: Any) -> Any:
         data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
         lengths = []
     if torch.is_autocast_enabled("cuda") and not is_available(data.device):  # cuDNN runs float16 in any autocast
-        data, hx, params = pytree.tree_map_only(torch.Tensor, lambda item: item.half(), (data, hx, params))
+        data, hx, params = pytree.tree_map_only(Tensor, lambda item: item.half(), (data, hx, params))
     torch_chooses = is_available(data.device) and not is_packed and type(params[0]) is not ShapeTensor
     cudnn_supported = torch.backends.cudnn.enabled and data.dtype in _CUDNN_DTYPES and data.numel() > 0
     if not cudnn_supported or (torch_chooses and not (train and dropout > 0)):
@@ -186,66 +158,39 @@ def _recurrent(name: str, *args: Any) -> Any:
     hidden = state.shape[2] if cell is None else cell.shape[2]
     proj_size = state.shape[2] if hidden != state.shape[2] else 0
     output, hy, cy, *_ = _ATEN._cudnn_rnn(
-        data,
-        list(params),
-        (4 if has_biases else 2) + bool(proj_size),
-        None,
-        state,
-        cell,
-        _CUDNN_RNN_MODES[name],
-        hidden,
-        proj_size,
-        layers,
-        batch_first,
-        dropout,
-        train,
-        bidirectional,
-        lengths,
-        None,
+        *(data, list(params), (4 if has_biases else 2) + bool(proj_size), None, state, cell, _CUDNN_RNN_MODES[name]),
+        *(hidden, proj_size, layers, batch_first, dropout, train, bidirectional, lengths, None),
     )
     return (output, hy, cy) if name == "lstm" else (output, hy)
 
 
-def _lstm_cell(
-    input: torch.Tensor, hx: Sequence[torch.Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
-) -> Any:
+def _lstm_cell(input: Tensor, hx: Sequence[Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
     return _ATEN._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)[:2]
 
 
-def _gru_cell(input: torch.Tensor, hx: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+def _gru_cell(input: Tensor, hx: Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
     return _ATEN._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 
 
-def _softmax(
-    input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Any:
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
     if dim is None or input.dtype is not torch.float16 or dtype is not torch.float32:
         return NotImplemented
     return _ATEN._softmax(input, dim, True)
 
 
-def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
+def _dropout(input: Tensor, p: float, train: bool) -> Any:
     fused = train and 0 < p < 1 and input.numel() > 0
     return _ATEN.native_dropout(input, p, train)[0] if fused else NotImplemented
 
 
-def _batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    *options: Any,
-) -> Any:
-    momentum, eps, cudnn_enabled = options
+def _batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+    running_mean, running_var, training, momentum, eps, cudnn_enabled = rest
     if not cudnn_enabled or weight is None or bias is None or input.ndim < 3:
         return NotImplemented
-    if torch.bfloat16 in (input.dtype, weight.dtype):
-        return NotImplemented
-    if input.dtype is torch.float16 and weight.dtype is not torch.float32:
+    is_mixed = input.dtype is torch.float16 and weight.dtype is not torch.float32
+    if torch.bfloat16 in (input.dtype, weight.dtype) or is_mixed:
         return NotImplemented
     has_running_statistics = running_mean is not None and running_var is not None
     if not (has_running_statistics or training) or len(input) > (880801 if training else 65535):
@@ -259,9 +204,7 @@ def _batch_norm(
     )[0]
 
 
-def _grid_sampler(
-    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Any:
+def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     mode_supported = interpolation_mode == 0 and padding_mode == 0 and align_corners
     input_supported = input.ndim == 4 and input.dtype in _CUDNN_DTYPES and input.shape[1] <= 1024
     uses_cudnn = torch.backends.cudnn.enabled and mode_supported and input_supported
@@ -269,10 +212,10 @@ def _grid_sampler(
 
 
 def _scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -304,15 +247,16 @@ def _scaled_dot_product_attention(
         )[0]
     if not torch.backends.cuda.math_sdp_enabled():
         return NotImplemented
-    arguments = query, key, value, attn_mask, dropout_p, is_causal
     mode = next(mode for mode in dispatch_mode_stack() if isinstance(mode, ShapeMode))
     return call_with_pairs(
-        *(mode.recorder, ValueReader(mode.has_values), _ATEN._scaled_dot_product_attention_math, arguments),
-        {"scale": scale, "enable_gqa": enable_gqa},
+        *(mode.recorder, ValueReader(mode.has_values), _ATEN._scaled_dot_product_attention_math),
+        *(query, key, value, attn_mask, dropout_p, is_causal),
+        scale=scale,
+        enable_gqa=enable_gqa,
     )[0]
 
 
-def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
+def _cast_by_autocast(*tensors: Tensor | None) -> list[Any]:
     """Return float32 tensors in autocast's dtype, as autocast does for an op of lower precision."""
     device = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), "")
     if not device:
@@ -321,14 +265,14 @@ def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
     return [tensor if tensor is None or tensor.dtype is not torch.float32 else tensor.to(dtype) for tensor in tensors]
 
 
-def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype, *, hidden: float) -> torch.Tensor | None:
+def _as_bias(mask: Tensor | None, dtype: torch.dtype, *, hidden: float) -> Tensor | None:
     """Return a mask as numbers to add to scores; `hidden` is added where a bool mask is False."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), torch.scalar_tensor(hidden, dtype=dtype))
 
 
-def _align(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+def _align(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     """Return a bias whose rows begin at multiples of 16 elements, of the shape of the scores."""
     if bias is None:
         return None
@@ -342,7 +286,7 @@ class _FusedRMSNorm(UnrecordedFunction):
     """CUDA's `_fused_rms_norm`, which torch decomposes for tensors on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: Any) -> Any:
         with below_autograd():
             output, rstd = _ATEN._fused_rms_norm(input, shape, weight, eps)
         ctx.shape = shape
@@ -359,7 +303,7 @@ class _FusedRMSNorm(UnrecordedFunction):
 
 
 def _rms_norm(
-    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
     input, weight = cast_by_autocast("aten::rms_norm", input, weight)
     has_kernel = hasattr(_ATEN, "_fused_rms_norm_backward")  # from torch 2.9 on
@@ -368,15 +312,8 @@ def _rms_norm(
     return _FusedRMSNorm.apply(input, list(normalized_shape), weight, eps)
 
 
-def _instance_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    use_input_stats: bool,
-    *options: Any,
-) -> Any:
+def _instance_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+    running_mean, _, use_input_stats, *options = rest
     if weight is None or bias is None or running_mean is not None or not use_input_stats:
         return NotImplemented
     batch, channels = input.shape[:2]
@@ -415,4 +352,4 @@ _CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_atte
 def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch as on CUDA, on a machine without it."""
     choice = _CHOICE_BY_FUNCTION.get(func)
-    return func(*args, **kwargs) if choice is None else _with_choice(choice, func)(*args, **kwargs)
+    return func(*args, **kwargs) if choice is None else _call(choice, "cuda", func, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import get_ident
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fvflops.capture.instrument.patching import Patch, wrapped
+from fvflops.capture.instrument.patching import Patch, calling, wrapped
 from fvflops.capture.restore.containers import IdentityMapping
 from fvflops.torch_internals import ddp_agreement, ddp_forward, loaded_contract, loaded_replicate
 
@@ -32,30 +33,25 @@ def reducers_restored() -> Iterator[None]:
     thread = get_ident()
     iterations_before: list[tuple[DistributedDataParallel, int]] = []
 
-    def around_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        def pre_forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() == thread:
-                iterations_before.append((wrapper, _iterations(wrapper)))
-            return original(wrapper, *args, **kwargs)
+    def pre_forward(original: Callable[..., Any], wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread:
+            iterations_before.append((wrapper, _iterations(wrapper)))
+        return original(wrapper, *args, **kwargs)
 
-        return pre_forward
+    def agree(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread and group.size() > 1:
+            raise ValueError(
+                "all ranks must create a DistributedDataParallel together, which replicate(model) does in the "
+                "first forward pass; run one forward pass before counting"
+            )
+        return original(group, *args, **kwargs)
 
-    def around_agreement(original: Callable[..., Any]) -> Callable[..., Any]:
-        def agree(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() == thread and group.size() > 1:
-                raise ValueError(
-                    "all ranks must create a DistributedDataParallel together, which replicate(model) does in the "
-                    "first forward pass; run one forward pass before counting"
-                )
-            return original(group, *args, **kwargs)
-
-        return agree
-
-    def around_rebuild(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda reducer: False if get_ident() == thread else original(reducer)
+    def rebuild(original: Callable[..., Any], reducer: Any) -> Any:
+        return False if get_ident() == thread else original(reducer)
 
     complete = False
-    with wrapped([(_FORWARD, around_forward), (_AGREEMENT, around_agreement), (_rebuild_patch(), around_rebuild)]):
+    calls = (_FORWARD, pre_forward), (_AGREEMENT, agree), (_rebuild_patch(), rebuild)
+    with wrapped([(patch, calling(function)) for patch, function in calls]):
         try:
             yield
             complete = True
@@ -69,28 +65,21 @@ def replication_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
     `replicate` creates its DDP in the first forward pass; in shape execution, the buckets would have no memory.
     """
-    replicate_module = loaded_replicate()
-    contract = loaded_contract()
-    if replicate_module is None or contract is None:
+    replicated, contract = loaded_replicate(), loaded_contract()
+    if replicated is None or contract is None:
         return []
     # `state` would add an attribute to a module that has none.
-    optional_states = (
-        replicate_module.replicate.state(module) for module in modules if contract.STATE_KEY in vars(module)
-    )
-    states = [state for state in optional_states if state is not None]
+    found = (replicated.replicate.state(module) for module in modules if contract.STATE_KEY in vars(module))
+    states = [state for state in found if state is not None]
     wrappers = [state._ddp for state in states if hasattr(state, "_ddp")]
     return [vars(item) for state in states for item in (state, state._param_list)] + list(map(vars, wrappers))
 
 
-_REBUILD: list[Patch] = []
-
-
+@cache
 def _rebuild_patch() -> Patch:
-    if not _REBUILD:
-        from fvflops.torch_internals import ddp_rebuild  # absent if torch is built without torch.distributed
+    from fvflops.torch_internals import ddp_rebuild  # absent if torch is built without torch.distributed
 
-        _REBUILD.append(Patch(*ddp_rebuild))
-    return _REBUILD[0]
+    return Patch(*ddp_rebuild)
 
 
 def _iterations(wrapper: DistributedDataParallel) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.backward import ENGINE_RUNS
-from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.metadata import META
@@ -34,11 +35,8 @@ _DEVICE_CALLS = [
     Patch(torch.accelerator, "synchronize"),
 ]
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
-_CONSTRUCTORS = [
-    Patch(torch, name)
-    for name in sorted(getattr(function, "__name__", "") for function in device_constructors())
-    if getattr(torch, name, None) in device_constructors()
-]
+_NAMES = {getattr(function, "__name__", "") for function in device_constructors()}
+_CONSTRUCTORS = [Patch(torch, name) for name in sorted(_NAMES) if getattr(torch, name, None) in device_constructors()]
 
 _CPU = torch.device("cpu")
 
@@ -63,31 +61,22 @@ class MissingDeviceMode(TorchFunctionMode):
         """
         thread = get_ident()
 
-        def around(original: Any) -> Any:
-            def run_engine(*args: Any, **kwargs: Any) -> Any:
-                if get_ident() != thread:
-                    return original(*args, **kwargs)
-                with self:
-                    return original(*args, **kwargs)
-
-            return run_engine
+        def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self if get_ident() == thread else nullcontext():
+                return original(*args, **kwargs)
 
         autocast = autocast_emulated() if self._device_type == "cuda" else nullcontext()
-        constructors = [(constructor, self._around_constructor) for constructor in _CONSTRUCTORS]
-        with ENGINE_RUNS.wrapped(around), wrapped(constructors), autocast:
+        constructors = [(constructor, calling(self._construct)) for constructor in _CONSTRUCTORS]
+        with ENGINE_RUNS.wrapped(calling(run_engine)), wrapped(constructors), autocast:
             yield
 
-    def _around_constructor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a constructor of tensors for Python code that torch runs outside of function modes."""
-
-        def construct(*args: Any, **kwargs: Any) -> Any:
-            device = self._parse(kwargs.get("device"))
-            is_missing = isinstance(device, torch.device) and device.type == self._device_type
-            if is_missing and in_shape_run():
-                kwargs["device"] = torch.device("cpu")
-            return original(*args, **kwargs)
-
-        return construct
+    def _construct(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Construct a tensor for Python code that torch runs outside of function modes."""
+        device = self._parse(kwargs.get("device"))
+        is_missing = isinstance(device, torch.device) and device.type == self._device_type
+        if is_missing and in_shape_run():
+            kwargs["device"] = _CPU
+        return original(*args, **kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -104,10 +93,8 @@ class MissingDeviceMode(TorchFunctionMode):
         """Return an argument with the missing device replaced by the CPU."""
         if isinstance(value, torch.Tensor):
             return value
-        return substitute(self._parse(value), lambda tensor: tensor, self._existing)
-
-    def _existing(self, device: torch.device) -> torch.device:
-        return _CPU if device.type == self._device_type else device
+        on_cpu = {self._device_type: _CPU}
+        return substitute(self._parse(value), lambda tensor: tensor, lambda device: on_cpu.get(device.type, device))
 
     def _parse(self, value: Any) -> Any:
         return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._device_type else value
@@ -126,38 +113,26 @@ def _chooses_by_device(frame: FrameType) -> bool:
 def skipped_device_calls() -> Iterator[Wrapper]:
     """Yield wrappers by which recorded code skips `torch.cuda.synchronize` and the like where CUDA is missing."""
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return None if dispatch_mode_stack() else original(*args, **kwargs)
-
-        return call
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return None if dispatch_mode_stack() else original(*args, **kwargs)
 
     for patch in () if torch.cuda.is_available() else _DEVICE_CALLS:
-        yield patch, around
+        yield patch, calling(call)
 
 
-def offloaded_activations() -> Iterator[Wrapper]:
-    """Yield the wrapper by which `torch.autograd.graph.save_on_cpu` copies saved shape tensors to the host and back.
+def offloaded_activations() -> Wrapper:
+    """Return the wrapper by which `torch.autograd.graph.save_on_cpu` copies saved shape tensors to the host and back.
 
     Where this machine lacks the device, its tensors are on the CPU for torch, so that `Tensor.cpu` copies nothing.
     """
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(hooks: saved_tensors_hooks, *args: Any, **kwargs: Any) -> None:
-            original(hooks, *args, **kwargs)
+    def copy(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not ShapeTensor:
+            return tensor  # a small one, whose values are known
+        return torch.ops.aten._to_copy.default(tensor, device=device)
 
-            def offload(tensor: torch.Tensor) -> torch.Tensor:
-                if type(tensor) is not ShapeTensor:
-                    return tensor  # a small one, whose values are known
-                return torch.ops.aten._to_copy.default(tensor, device=_HOST)
+    def initialise(original: Callable[..., Any], hooks: saved_tensors_hooks, *args: Any, **kwargs: Any) -> None:
+        original(hooks, *args, **kwargs)
+        hooks.pack_hook, hooks.unpack_hook = partial(copy, _HOST), partial(copy, META)
 
-            def reload(packed: torch.Tensor) -> torch.Tensor:
-                if type(packed) is not ShapeTensor:
-                    return packed
-                return torch.ops.aten._to_copy.default(packed, device=META)
-
-            hooks.pack_hook, hooks.unpack_hook = offload, reload
-
-        return __init__
-
-    yield _SAVE_ON_CPU, around
+    return _SAVE_ON_CPU, calling(initialise)

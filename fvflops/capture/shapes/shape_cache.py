@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.op_call_cache import clear_calls
+from fvflops.capture.real_mode import clear_calls
 from fvflops.capture.recorder.tensor_specs import OpSchema, describe_op, forget_signatures, group_size, signature_count
 from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
 from fvflops.capture.shapes.rules.data_dependent import reads_values
@@ -43,10 +43,6 @@ _PURE_NAMESPACES = frozenset(
 )
 
 
-def _enabled_attention_kernels() -> tuple[bool, ...]:
-    return is_flash_enabled(), is_efficient_enabled(), is_cudnn_attention_enabled(), is_math_enabled()
-
-
 # By name without overload: settings that choose the kernel, which a model may change while it runs.
 _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(
@@ -57,7 +53,9 @@ _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
         ],
         is_mkldnn_enabled,
     ),
-    "aten::scaled_dot_product_attention": _enabled_attention_kernels,
+    "aten::scaled_dot_product_attention": lambda: (
+        *(is_flash_enabled(), is_efficient_enabled(), is_cudnn_attention_enabled(), is_math_enabled()),
+    ),
 }
 
 

@@ -134,16 +134,10 @@ class OpInference:
         with without_symbolic_imports():
             result = rule(*args, **kwargs)
         metas = [meta_tensors[id(tensor)] for tensor in call.tensors]
-        outcome = _outcome_of(result, metas, metadata, devices[0] if devices else self._common_device(metadata))
+        devices += [item.device for item in (*filter(lambda item: item.shape, metadata), *metadata)]  # 0-dim ones last
+        outcome = _outcome_of(result, metas, metadata, next(iter(devices), self._device))
         outcome.written = tuple(index for index, tensor in enumerate(call.tensors) if id(tensor) in written)
         return outcome
-
-    def _common_device(self, metadata: Sequence[Metadata]) -> torch.device:
-        """Return an op's device: its tensors', where a 0-dim tensor yields to others."""
-        for item in metadata:
-            if item.shape:
-                return item.device
-        return metadata[0].device if metadata else self._device
 
 
 def _meta_tensor_of(metadata: Metadata) -> torch.Tensor:
@@ -159,11 +153,9 @@ def _outcome_of(
     result: Any, metas: Sequence[torch.Tensor], metadata: Sequence[Metadata], device: torch.device
 ) -> CachedResult:
     """Return the outcome of a rule that returned `result` for these arguments; new tensors are on the device."""
-    resized = {
-        index: _describe(meta, item.device)
-        for index, (meta, item) in enumerate(zip(metas, metadata, strict=True))
-        if (meta.shape, meta.stride()) != (item.shape, item.stride)
-    }
+    columns = zip(range(len(metas)), metas, metadata, strict=True)
+    changed = [row for row in columns if (row[1].shape, row[1].stride()) != (row[2].shape, row[2].stride)]
+    resized = {index: _describe(meta, item.device) for index, meta, item in changed}
     storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
     identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
 

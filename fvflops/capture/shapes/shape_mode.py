@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.model.script_copy import is_module_call
 from fvflops.capture.real_mode import has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.tensor_specs import (
     OpSchema,
     describe,

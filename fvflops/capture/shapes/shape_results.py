@@ -242,7 +242,12 @@ class ShapeResults(SubclassAwareMode):
         except RuntimeError as error:
             # A kernel that this machine lacks. One that refuses its arguments raises in a real run too.
             if isinstance(error, NotImplementedError) or "not implemented for" in str(error):  # torch 2.6 only says so
-                if not _is_kernel_missing(call.func, self.device) or outcome.written or not outcome.outputs:
+                # On the CPU it may be a kernel of the GPU whose kernels a plan chooses.
+                name, is_on_cpu = call.func.name(), self.device.type == "cpu"
+                is_missing = not is_available(self.device) or (
+                    is_on_cpu and not has_computed_kernel_for_key(name, "CPU")
+                )
+                if not is_missing or outcome.written or not outcome.outputs:
                     raise
                 args, kwargs = call.with_replaced(self._without_values, self.concrete.device_for)
                 with self:
@@ -316,11 +321,6 @@ def _view(call: ShapeCall, outcome: CachedResult) -> list[Any]:
         else tensors[source].as_strided(metadata.shape, metadata.stride)
         for metadata, source, *_ in outcome.outputs
     ]
-
-
-def _is_kernel_missing(func: Any, device: torch.device) -> bool:
-    """Return whether a device's kernel is missing here; on the CPU, one of the GPU whose kernels a plan chooses."""
-    return not is_available(device) or (device.type == "cpu" and not has_computed_kernel_for_key(func.name(), "CPU"))
 
 
 def _move_to_one_device(call: ShapeCall) -> tuple[Any, Any] | None:

@@ -47,11 +47,8 @@ def describe_survivors(names: list[str]) -> str:
 
 def _survivors(run: weakref.ref[Any]) -> list[Any]:
     tensors = [item for item in gc.get_objects() if type(item) is ShapeTensor]
-    return [
-        item
-        for item in tensors
-        if (storage_ref := getattr(item, "storage_ref", None)) is not None and storage_ref.mode is run()
-    ]
+    refs = [(item, getattr(item, "storage_ref", None)) for item in tensors]
+    return [item for item, storage_ref in refs if storage_ref is not None and storage_ref.mode is run()]
 
 
 def _remove(tensors: list[Any]) -> None:
@@ -81,11 +78,8 @@ def _referrers_of(items: list[Any]) -> list[Any]:
         frames = [referrer for referrer in referrers if type(referrer) is FrameType]
         generators = (item for item in gc.get_referrers(*frames) if isinstance(item, GeneratorType))
         referrers += [item for item in generators if not item.gi_running]
-    return [
-        referrer
-        for referrer in referrers
-        if referrer is not items and type(referrer) not in _TRANSIENT and not isinstance(referrer, ShapeTensor)
-    ]
+    lasting = [item for item in referrers if item is not items and type(item) not in _TRANSIENT]
+    return [item for item in lasting if not isinstance(item, ShapeTensor)]
 
 
 def _remove_from(referrer: Any, ids: set[int]) -> None:

@@ -64,10 +64,6 @@ def _has_int_sizes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _identity(value: Any) -> Any:
     return value
 
@@ -117,10 +113,6 @@ _PROXIES = {
 }
 
 
-def _is_torch_module(globals: Mapping[str, Any] | None) -> bool:
-    return str((globals or {}).get("__name__")).partition(".")[0] == "torch"
-
-
 class _ProxyImport:
     """A temporary `__import__` that gives torch's own functions proxies of modules that are not imported yet."""
 
@@ -129,7 +121,7 @@ class _ProxyImport:
         self.is_active = True
         self._undecorated: list[Any] = []
         # While the compiler is not imported, there is nothing to exclude from compilation.
-        dynamo = _ModuleProxy("torch._dynamo", {"disable": self._disable, "graph_break": _do_nothing})
+        dynamo = _ModuleProxy("torch._dynamo", {"disable": self._disable, "graph_break": lambda: None})
         self._proxies = {**_PROXIES, "torch._dynamo": dynamo}
         self._torch = _ModuleProxy("torch", {"_dynamo": dynamo})
 
@@ -143,7 +135,8 @@ class _ProxyImport:
     ) -> Any:
         # Only imports inside functions have no locals here; a module-level import would keep the proxy.
         in_function = self.is_active and locals is None and globals is not None
-        if in_function and name in self._proxies and name not in sys.modules and _is_torch_module(globals):
+        in_torch = str((globals or {}).get("__name__")).partition(".")[0] == "torch"
+        if in_function and name in self._proxies and name not in sys.modules and in_torch:
             if fromlist or name == "sympy":
                 return self._proxies[name]
             if name == "torch._dynamo":  # `import torch._dynamo` binds torch

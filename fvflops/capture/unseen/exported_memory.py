@@ -97,35 +97,22 @@ class Export:
         return hash(tuple([read_bytes(MEMORY, address + index * step) for index in range(_BLOCKS)]))
 
 
-class ExportedMemory:
+class ExportedMemory(dict[int, Export]):
     """The exported storages of a run by index; `report` is called with one that changed although no op wrote to it."""
 
     def __init__(self, report: Callable[[Site | None, TensorSpec, int], None]) -> None:
+        super().__init__()
         self._report = report
-        self._exports: dict[int, Export] = {}
-
-    def __len__(self) -> int:
-        return len(self._exports)
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._exports
-
-    def includes_any(self, indices: Iterable[int]) -> bool:
-        return bool(self._exports) and not self._exports.keys().isdisjoint(indices)
-
-    def site_of(self, index: int) -> Site | None:
-        export = self._exports.get(index)
-        return None if export is None else export.site
 
     def contains_address(self, address: int) -> bool:
         return self._find(address) is not None
 
     def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site | None) -> None:
         """Add a storage, or record that it was exported again."""
-        export = self._exports.get(index)
+        export = self.get(index)
         is_new = export is None
         if export is None:  # perhaps another view of exported memory
-            export = self._exports[index] = self._find(find_address(storage)) or Export(storage, spec, site)
+            export = self[index] = self._find(find_address(storage)) or Export(storage, spec, site)
         if site is None or (is_new and export.site is not None):
             return
         is_input = export.site is None
@@ -137,19 +124,16 @@ class ExportedMemory:
 
     def check(self, indices: Iterable[int] | None = None) -> None:
         """Report which of these storages, by default all, changed since an op last wrote to them."""
-        for index in list(self._exports) if indices is None else indices:
-            export = self._exports.get(index)
+        for index in list(self) if indices is None else indices:
+            export = self.get(index)
             if export is not None and export.update():
                 self._report(export.site, export.spec, index)
 
     def accept(self, indices: Iterable[int] | None = None) -> None:
         """Save the contents of these storages, by default all, without a report: an op may have written to them."""
-        if self._exports:
-            for index in self._exports.keys() & set(self._exports if indices is None else indices):
-                self._exports[index].update()
-
-    def forget(self, index: int) -> None:
-        self._exports.pop(index, None)
+        if self:
+            for index in self.keys() & set(self if indices is None else indices):
+                self[index].update()
 
     def _find(self, address: int) -> Export | None:
-        return next((export for export in self._exports.values() if export.contains(address)), None)
+        return next((export for export in self.values() if export.contains(address)), None)

@@ -6,17 +6,18 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from traceback import walk_stack
 from typing import Any
 
 import torch
 
+from fvflops.capture.recorder.caller_lines import TORCH_FOLDER
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.torch_internals import DispatchModeKey, FakeTensor, FakeTensorMode, get_dispatch_mode, pytree
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Parts of torch that run ops on their own FakeTensors, to infer shapes or trace graphs.
 _SHAPE_INFERENCE_PATHS = tuple(
-    os.path.join(_TORCH, *path.split("/"))
+    os.path.join(TORCH_FOLDER, *path.split("/"))
     for path in (
         *("distributed/tensor", "_dynamo", "_inductor", "_export", "export", "_functorch/_aot_autograd"),
         *("_functorch/aot_autograd.py", "fx/experimental/proxy_tensor.py", "_higher_order_ops", "_library"),
@@ -35,13 +36,7 @@ def is_torch_shape_inference(types: Sequence[type]) -> bool:
         return False
     if active_fake_mode() is None:
         return False
-    frame = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if path.startswith(_SHAPE_INFERENCE_PATHS):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return any(frame.f_code.co_filename.startswith(_SHAPE_INFERENCE_PATHS) for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def find_fake_mode(tensors: Iterable[torch.Tensor]) -> FakeTensorMode | None:

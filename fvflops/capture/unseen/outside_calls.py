@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper, calling
+from fvflops.capture.recorder.caller_lines import TORCH_FOLDER
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -50,7 +51,7 @@ _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpac
 _SHARE = Patch(torch.Tensor, "share_memory_")
 _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 # Where torch calls a storage's methods for the program's calls of its older class of storages.
-_TYPED_STORAGE = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "storage.py")
+_TYPED_STORAGE = TORCH_FOLDER + "storage.py"
 
 # Functions that start a process, or send it data.
 _STARTS = (
@@ -73,25 +74,14 @@ Note = Callable[[UnseenWork, FrameType, tuple[Any, ...]], None]
 def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any], is_recorded: Callable[[], bool]) -> list[Wrapper]:
     """Return the wrappers that save a pre-existing tensor before its memory is exported in a thread of the run."""
 
-    def around(max_bytes: int, original: Any) -> Any:
-        def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) is not ShapeTensor and is_recorded():
-                undo_log.save(tensor, fresh, max_bytes)
-            return original(tensor, *args, **kwargs)
-
-        return export
-
-    def around_storage(original: Any) -> Any:
-        def export(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if is_recorded():
-                undo_log.save_storage(storage, fresh, _SMALL)
-            return original(storage, *args, **kwargs)
-
-        return export
+    def export(save: Callable[..., None], limit: int, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(owner) is not ShapeTensor and is_recorded():
+            save(owner, fresh, limit)
+        return original(owner, *args, **kwargs)
 
     return [
-        *((_EXPORTS[name], partial(around, max_bytes)) for name, max_bytes in _MAX_BYTES.items()),
-        *((patch, around_storage) for patch in _STORAGE_EXPORTS),
+        *((_EXPORTS[name], calling(partial(export, undo_log.save, limit))) for name, limit in _MAX_BYTES.items()),
+        *((patch, calling(partial(export, undo_log.save_storage, _SMALL))) for patch in _STORAGE_EXPORTS),
     ]
 
 
@@ -108,21 +98,17 @@ def outside_calls(recorder: Recorder) -> list[Wrapper]:
         (_FUTURES, _note_future),
     ]
     return [
-        *((patch, partial(_noted, recorder, note)) for patch, note in notes),
-        (_SHARE, partial(_around_share, recorder)),
-        *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
+        *((patch, calling(partial(_noted, recorder, note))) for patch, note in notes),
+        (_SHARE, calling(partial(_share_memory, recorder))),
+        *((patch, calling(partial(_import, recorder))) for patch in _IMPORTS),
     ]
 
 
-def _noted(recorder: Recorder, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function, so that its calls in recorded threads are noted."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if (unseen_work := _active(recorder)) is not None:
-            note(unseen_work, sys._getframe(1), args)
-        return original(*args, **kwargs)
-
-    return call
+def _noted(recorder: Recorder, note: Note, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, and note its calls in recorded threads."""
+    if (unseen_work := _active(recorder)) is not None:
+        note(unseen_work, sys._getframe(2), args)
+    return original(*args, **kwargs)
 
 
 def _active(recorder: Recorder) -> UnseenWork | None:
@@ -146,27 +132,21 @@ def _note_storage_export(unseen_work: UnseenWork, frame: FrameType | None, args:
     unseen_work.record_storage_export(args[0], frame)
 
 
-def _around_share(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def share_memory_(tensor: torch.Tensor) -> torch.Tensor:
-        unseen_work = _active(recorder)
-        if unseen_work is None:
-            return original(tensor)
-        with disable_dispatch_modes():  # it moves the data by ops on memory of its own
-            shared: torch.Tensor = original(tensor)
-        unseen_work.record_export(shared, sys._getframe(1))
-        return shared
-
-    return share_memory_
+def _share_memory(recorder: Recorder, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
+    unseen_work = _active(recorder)
+    if unseen_work is None:
+        return original(tensor)
+    with disable_dispatch_modes():  # it moves the data by ops on memory of its own
+        shared = original(tensor)
+    unseen_work.record_export(shared, sys._getframe(2))
+    return shared
 
 
-def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def import_(*args: Any, **kwargs: Any) -> torch.Tensor:
-        tensor: torch.Tensor = original(*args, **kwargs)
-        if (unseen_work := _active(recorder)) is not None:
-            unseen_work.record_import(tensor)
-        return tensor
-
-    return import_
+def _import(recorder: Recorder, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    tensor = original(*args, **kwargs)
+    if (unseen_work := _active(recorder)) is not None:
+        unseen_work.record_import(tensor)
+    return tensor
 
 
 def _note_start(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:

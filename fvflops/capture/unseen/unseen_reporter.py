@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, is_standard_library
-from fvflops.paths import PACKAGE
+from fvflops.capture.recorder.caller_lines import (
+    PACKAGE_FOLDER,
+    TORCH_FOLDER,
+    ZOO_FOLDER,
+    SourceLine,
+    find_source_line,
+    is_standard_library,
+)
 from fvflops.torch_internals import current_autograd_node
-from fvflops.trace import Region, Signature, TensorSpec
+from fvflops.trace import Signature, TensorSpec
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGE = str(PACKAGE) + os.sep
-_ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 _CUSTOM_KERNEL_CALLERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 _MULTIPROCESSING = os.path.dirname(torch.multiprocessing.__file__)
 
@@ -66,25 +69,21 @@ class UnseenReporter:
         """Report work at a site that computes tensors or arrays, if known, on these storages."""
         recorder = self._recorder
         innermost = recorder.innermost_region(site.stack)
-        if innermost.kind == "function" and site.phase != "backward":
-            name = f"prim::PythonOp.{innermost.name}"
+        if innermost.kind != "function":
+            name = f"unseen::{site.source.function or innermost.name or 'work'}"
+        elif site.phase == "backward":
+            name = f"unseen::{innermost.name}.backward"
         else:
-            name = f"unseen::{_function_name(site, innermost)}"
+            name = f"prim::PythonOp.{innermost.name}"
         signature = Signature(name, (), (), outputs, f"{name}(...) -> Tensor", site.source.line)
         self.reported.add(site.stack)
         recorder.append_unseen(signature, site.stack, site.phase, writes)
 
 
-def _function_name(site: Site, innermost: Region) -> str:
-    if innermost.kind == "function":
-        return f"{innermost.name}.backward"
-    return site.source.function or innermost.name or "work"
-
-
 def is_model_code(frame: FrameType) -> bool:
     """Return whether a frame is of the model's code, or a library's, not of torch's or this package's."""
     path = frame.f_code.co_filename
-    return path.startswith(_ZOO) or not path.startswith((_TORCH, _PACKAGE))
+    return path.startswith(ZOO_FOLDER) or not path.startswith((TORCH_FOLDER, PACKAGE_FOLDER))
 
 
 def is_called_by_torch(frame: FrameType | None) -> bool:
@@ -92,22 +91,21 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
     Calls from torch.ops and the backward engine do not count, since these call custom kernels too.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
         frame = frame.f_back
     if frame is None:
         return False
     path = frame.f_code.co_filename
     if path.endswith("_ops.py") and frame.f_code.co_name == "decompose":
         return str(frame.f_locals["self"]).startswith("aten.")
-    return path.startswith(_TORCH) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
+    return path.startswith(TORCH_FOLDER) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
 
 
 def find_starter(frame: FrameType | None) -> FrameType | None:
     """Return the frame that called the standard library or torch's multiprocessing; None if a compiler did."""
-    while frame is not None and _is_starter(frame.f_code.co_filename):
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not (is_standard_library(path) or path.startswith(_MULTIPROCESSING)):
+            return None if frame.f_globals.get("__name__", "").startswith("triton.") else frame
         frame = frame.f_back
-    return None if frame is None or frame.f_globals.get("__name__", "").startswith("triton.") else frame
-
-
-def _is_starter(path: str) -> bool:
-    return is_standard_library(path) or path.startswith(_MULTIPROCESSING)
+    return None

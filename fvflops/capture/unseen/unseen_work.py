@@ -67,14 +67,12 @@ class UnseenWork(UnseenReporter):
         self._has_subclasses = False
         # By address: the storage's index and a sample of its contents.
         self._contents: dict[int, tuple[int, Sample]] = {}
-        self._is_lifting = False
+        # An op call is creating a constant, such as `torch.tensor([1, 2])`.
+        self.is_lifting = False
         # The function whose arguments or results are checked.
         self._owner: Any = None
         self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
-
-    def forget_tensors(self) -> None:
-        self._contents.clear()
 
     def record_subclass(self) -> None:
         """Record that tensor subclasses are in use, which may contain pre-existing tensors."""
@@ -112,9 +110,9 @@ class UnseenWork(UnseenReporter):
 
     def record_import(self, tensor: torch.Tensor) -> None:
         """Record a tensor created on foreign memory, which may be a constant."""
-        self._is_lifting = True
+        self.is_lifting = True
         self._index(tensor)
-        self._is_lifting = False
+        self.is_lifting = False
 
     def check_new(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
         """Check a tensor that no recorded op created, at its first use."""
@@ -126,10 +124,10 @@ class UnseenWork(UnseenReporter):
         is_view = storage.device.type == "cpu" and self.exported.contains_address(find_address(storage))
         if not storage.resizable():  # an array's memory, or another program's
             self._export(index, storage, describe_tensor(tensor), self.site())
-        if is_view or (not self._was_exported and (self._is_lifting or self._has_subclasses)):
+        if is_view or (not self._was_exported and (self.is_lifting or self._has_subclasses)):
             return  # of exported memory, whose contents are compared, or a constant
         site = self._current_site()
-        if self._is_lifting:
+        if self.is_lifting:
             self._report(site, describe_tensor(tensor), index)
         else:
             self._suspects[index] = site, describe_tensor(tensor)
@@ -155,7 +153,7 @@ class UnseenWork(UnseenReporter):
     def _are_unchanged(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> bool:
         """Return whether storages of plain tensors have the contents of their last samples; make first samples."""
         contents, rows = self._contents, self._recorder.storages
-        if self.exported and self.exported.includes_any(indices):
+        if self.exported and not self.exported.keys().isdisjoint(indices):
             return False
         for index, storage in zip(indices, storages, strict=True):
             nbytes = storage.nbytes()
@@ -236,10 +234,6 @@ class UnseenWork(UnseenReporter):
             for index in indices:
                 self._suspects.pop(index, None)
 
-    def set_lifting(self, is_lifting: bool) -> None:
-        """Mark the start or end of an op call that creates a constant, such as `torch.tensor([1, 2])`."""
-        self._is_lifting = is_lifting
-
     def enter(self, values: Any) -> None:
         """Check the arguments of a module or function."""
         if self.in_op:
@@ -268,8 +262,10 @@ class UnseenWork(UnseenReporter):
             index = self._index(tensor)
             if self._was_exported and index in self._suspects:  # a recorded program may keep the result
                 self._report(*self._suspects.pop(index), index)
-        if self._array_site is not None and (spec := self._find_computed(arrays)) is not None:
-            self.report(self._array_site, (spec,))
+        is_view = self.exported.contains_address
+        own = [array for array in arrays if not (address := address_of_array(array)) or not is_view(address)]
+        if self._array_site is not None and own:
+            self.report(self._array_site, (describe_array(own[0]),))
             self._array_site = None
 
     def report_array(self, array: Any, stack: int) -> None:
@@ -277,21 +273,13 @@ class UnseenWork(UnseenReporter):
         if stack not in self.reported and not self.exported.contains_address(address_of_array(array)):
             self.report(Site(stack, "forward", SourceLine("", type(array).__name__)), (describe_array(array),))
 
-    def _find_computed(self, arrays: Sequence[Any]) -> TensorSpec | None:
-        """Return the spec of the first array or number that is not a view of a tensor's memory."""
-        for array in arrays:
-            address = address_of_array(array)
-            if not address or not self.exported.contains_address(address):
-                return describe_array(array)
-        return None
-
     def forget_storage(self, index: int) -> None:
         """Discard a freed storage; report a tensor on it that no recorded op created."""
         suspect = self._suspects.pop(index, None)
         if suspect is not None:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
-        self.exported.forget(index)
+        self.exported.pop(index, None)
 
     def forget_contents(self) -> None:
         """Discard all samples of contents, after work that is not recorded."""
@@ -359,7 +347,8 @@ class UnseenWork(UnseenReporter):
         sample = self._sample(tensor.untyped_storage(), index) if self._has_values else None
         is_unchanged = sample is not None and sample == before and index not in self.exported
         if tensor.numel() and not is_unchanged:
-            self._report(self.exported.site_of(index) or site, describe_tensor(tensor), index)
+            export = self.exported.get(index)
+            self._report(site if export is None else export.site or site, describe_tensor(tensor), index)
             self.exported.accept((index,))
 
     def _check_contents(self, tensor: torch.Tensor) -> None:

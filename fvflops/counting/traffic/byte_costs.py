@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fvflops.counting.count_trace import CostModel, SignatureCache
@@ -20,7 +21,7 @@ _STORAGE_INFOS = {moved: StorageInfo(moved) for moved in (None, False, True)}
 
 @dataclass(slots=True)
 class _KnownTraffic:
-    """Bytes of a signature's inputs by shape, and the traffic of its calls by their storages."""
+    """Bytes of a signature's inputs by shape, None where unknown, and the traffic of its calls by their storages."""
 
     by_shape: int | None
     traffic: dict[StorageInfo, Traffic | None] = field(default_factory=dict)
@@ -128,15 +129,10 @@ def _make_storage_info(
 
 def _known_traffic(signature: Signature) -> _KnownTraffic:
     known = _KNOWN.get(signature)
-    return _KNOWN.put(signature, _KnownTraffic(_bytes_by_shape(signature))) if known is None else known
-
-
-def _bytes_by_shape(signature: Signature) -> int | None:
-    """Return the bytes of all inputs by shape, None where some have no storage in the trace or an unknown dtype."""
-    specs = list(tensors_in(signature.inputs))
-    if any(spec.layout != "strided" for spec in specs):
-        return None
-    try:
-        return sum(spec.nbytes for spec in specs)
-    except KeyError:
-        return None
+    if known is None:
+        specs, by_shape = list(tensors_in(signature.inputs)), None
+        if all(spec.layout == "strided" for spec in specs):  # others have no storage in the trace
+            with suppress(KeyError):  # a dtype of unknown size
+                by_shape = sum(spec.nbytes for spec in specs)
+        known = _KNOWN.put(signature, _KnownTraffic(by_shape))
+    return known

@@ -106,14 +106,11 @@ class ExpandedEvents:
 
         The latter begins at the other end of the run with the first event of its outermost period, if not there.
         """
-        middle = end
+        middle, rows = end, self._rows
         if high_before != high_after:
             outermost = SECOND + 1 if high_after else FIRST - 1
-            events, rows = self._rows.events, self._rows
-            periods = (
-                position for position in range(begin, end) if rows.period_of_event(events[position]) == outermost
-            )
-            middle = next(periods, end)
+            positions = range(begin, end)
+            middle = next((at for at in positions if rows.period_of_event(rows.events[at]) == outermost), end)
         self._move(begin, middle, high=high_before)
         self._move(middle, end, high=high_after)
 
@@ -160,13 +157,15 @@ class ExpandedEvents:
 
     def _copy_row(self, first: Event, second: Event, step: int, moves: range) -> Iterator[Row]:
         kind, item, stack, phase, thread, reads, writes, raised = second[:8]
-        items = (
-            self._copy_storage(first.item, item, step, moves) if kind == "free" else self._indexes(kind, item, moves)
+        is_free = kind == "free"
+        columns = (
+            self._copy_storage(first.item, item, step, moves) if is_free else self._indexes(kind, item, moves),
+            self._indexes("stack", stack, moves),
+            *(repeat(phase), repeat(thread)),
+            self._copy_storages(first.reads, reads, step, moves),
+            self._copy_storages(first.writes, writes, step, moves),
+            repeat(raised),
         )
-        stacks = self._indexes("stack", stack, moves)
-        copied_reads = self._copy_storages(first.reads, reads, step, moves)
-        copied_writes = self._copy_storages(first.writes, writes, step, moves)
-        columns = (items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised))
         return zip(repeat(kind, len(moves)), *columns)  # noqa: B905 - some columns are endless
 
     def _copy_storages(
@@ -311,9 +310,7 @@ def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedSto
         if row[0] == "free":
             frees[row[1]] += 1
         elif row[0] == "op":
-            for index in row[5]:
-                calls[index] += 1
-            for index in row[6]:
+            for index in (*row[5], *row[6]):
                 calls[index] += 1
     for repetition, begin in zip(rows.repetitions, storages.begins, strict=True):
         length = repetition.length

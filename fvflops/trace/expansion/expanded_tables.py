@@ -13,8 +13,6 @@ from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition
 from fvflops.trace.records import Region, Storage
 from fvflops.trace.spec import TensorSpec, Value
 
-# The part of a Trace that an expansion turns into one of the full model: names are moved by a number of periods.
-
 
 class ExpandedStorages:
     """The storages of the full model in the order of their creation, added periods included."""
@@ -24,15 +22,12 @@ class ExpandedStorages:
         added = rows.run.added
         self.storages: list[Storage] = []
         self._moved: list[int] = []  # by index in the recording, where a storage has no place
-        # By repetition: the index of its first storage, and how far the same storage of the next period is from it.
-        self.begins: list[int] = []
-        order = sorted(range(len(rows.repetitions)), key=lambda number: rows.repetitions[number])
-        begins = [0] * len(order)
+        self.begins = [0] * len(rows.repetitions)  # by repetition: the index of its first storage
         position = 0
-        for number in order:
+        for number in sorted(range(len(rows.repetitions)), key=rows.repetitions.__getitem__):
             repetition = rows.repetitions[number]
             self._copy(position, repetition.second, added if repetition.step < 0 else 0, repetition)
-            begins[number] = len(self.storages) - repetition.length
+            self.begins[number] = len(self.storages) - repetition.length
             first, second = repetition.periods
             for copy in range(1, added + 1):
                 periods = (first + copy if repetition.step > 0 else second + 1 + added - copy) - second
@@ -41,7 +36,6 @@ class ExpandedStorages:
             self._copy(repetition.second, repetition.end, 0 if repetition.step < 0 else added, None)
             position = repetition.end
         self._copy(position, len(rows.storages), 0, None)
-        self.begins = begins
         for index, (before, after) in rows.vectors.items():
             storage = self.storages[self._moved[index]]
             self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
@@ -58,8 +52,7 @@ class ExpandedStorages:
 
     def stride(self, index: int) -> int:
         """Return how far the storages of successive periods are from each other, 0 for a storage without a place."""
-        place = self._rows.places[index]
-        if place is None:
+        if (place := self._rows.places[index]) is None:
             return 0
         repetition = self._rows.repetitions[place.repetition]
         return repetition.step * repetition.length

@@ -61,9 +61,7 @@ class LayerRun:
 
     def periods_in(self, text: str) -> list[int | None]:
         """Return the periods of the layers that a text names."""
-        return (
-            [self.period_of(name) for name in self._names_in().findall(text)] if self.path and self.path in text else []
-        )
+        return [self.period_of(name) for name in re.findall(self._pattern, text)] if self.path in text else []
 
     def rename_in(self, text: str, periods: int) -> str:
         """Return a text with the layers that it names moved by a number of periods.
@@ -71,14 +69,12 @@ class LayerRun:
         >>> LayerRun("h", 0, 1, 12).rename_in("FSDP::pre_forward (h.2)", 8)
         'FSDP::pre_forward (h.10)'
         """
-        return (
-            self._names_in().sub(lambda match: self.rename(match[0], periods), text)
-            if self.path and self.path in text
-            else text
-        )
+        return re.sub(self._pattern, lambda match: self.rename(match[0], periods), text) if self.path in text else text
 
-    def _names_in(self) -> re.Pattern[str]:
-        return re.compile(rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)")
+    @property
+    def _pattern(self) -> str:
+        # Nothing matches without a path, since any number could be a layer's.
+        return rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)" if self.path else r"(?!)"
 
     def place(self, period: int | None, *, high: bool) -> int:
         """Return by how many periods a name moves from the shortened model to the full one.
@@ -105,8 +101,7 @@ class LayerRun:
 
 def repeat_periods(items: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tuple[str, T]]:
     """Yield (name, item) of the full model from pairs of the shortened model, in the order of the full model."""
-    pairs = list(items)
-    for (name, item), periods in with_added(pairs, lambda pair: pair[0], run):
+    for (name, item), periods in with_added(items, lambda pair: pair[0], run):
         yield run.rename(name, periods), item
 
 

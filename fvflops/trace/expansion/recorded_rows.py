@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from fvflops.trace.calls import RegionSignature, Signature
@@ -260,12 +261,7 @@ def periods_by_table(
 
 def count_registered(storages: Iterable[Storage]) -> int:
     """Return how many storages of parameters and buffers come first: a recording registers them before it starts."""
-    count = 0
-    for storage in storages:
-        if storage.origin not in ("parameter", "buffer"):
-            break
-        count += 1
-    return count
+    return len(list(takewhile(lambda storage: storage.origin in ("parameter", "buffer"), storages)))
 
 
 def storages_of(event: Event) -> tuple[int, ...]:

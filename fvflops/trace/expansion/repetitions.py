@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice, takewhile
 
 from fvflops.trace.expansion.layer_run import FIRST, KEPT, SECOND, UnequalLayersError
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, count_registered
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, count_registered, storages_of
 from fvflops.trace.records import Event
 from fvflops.trace.spec import TensorSpec, tensors_in
 
@@ -35,11 +36,8 @@ class ListCall:
         self.elements = [item for item in self.reads if item.end <= self.length]
         outputs = signature.outputs
         spec = lists[0][0] if lists else None
-        is_stack = (
-            signature.op == "aten::stack"
-            and isinstance(spec, TensorSpec)
-            and outputs == (replace(spec, shape=(self.length,)),)
-        )
+        is_list = signature.op == "aten::stack" and isinstance(spec, TensorSpec)
+        is_stack = is_list and outputs == (replace(spec, shape=(self.length,)),)
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
@@ -134,11 +132,8 @@ def _add_copies(rows: RecordedRows) -> None:
     They are the first storages after the model's, with the bytes of their parameters times a common factor.
     """
     registered = count_registered(rows.storages)
-    parameters = [
-        index
-        for index, storage in enumerate(rows.storages[:registered])
-        if storage.origin == "parameter" and storage.nbytes
-    ]
+    registered_rows = enumerate(rows.storages[:registered])
+    parameters = [index for index, item in registered_rows if item.origin == "parameter" and item.nbytes]
     copies = rows.storages[registered : registered + len(parameters)]
     pairs = [(rows.storages[index].nbytes, copy.nbytes) for index, copy in zip(parameters, copies, strict=False)]
     if len(copies) < len(parameters) or any(size * pairs[0][0] != nbytes * pairs[0][1] for nbytes, size in pairs):
@@ -174,7 +169,8 @@ class _Finder:
         position = 0
         while position < len(events):
             event = events[position]
-            if event.kind == "op" and self._periods[position] is None and self._reads_both(event):
+            is_open = event.kind == "op" and self._periods[position] is None
+            if is_open and {FIRST, SECOND} <= {*map(rows.period_of_storage, storages_of(event))}:
                 lists[position] = ListCall(rows, position)
                 self._index_periods(position)
             elif event.kind == "op" and not rows.vectors.keys().isdisjoint(event.reads):
@@ -189,10 +185,6 @@ class _Finder:
             position = repetition.end if event.kind == "free" else self._end_of(repetition)
             self._index_periods(position)
         return found, lists
-
-    def _reads_both(self, event: Event) -> bool:
-        """Return whether an op reads or writes storages of both periods."""
-        return {FIRST, SECOND} <= {self._rows.period_of_storage(index) for index in (*event.reads, *event.writes)}
 
     def _index_periods(self, begin: int) -> None:
         """Update the periods of events from `begin` on, and their positions by period."""
@@ -240,19 +232,15 @@ class _Finder:
             second - first == pairs[0][1] - pairs[0][0] and min(first, second) < begin + length
             for first, second in pairs
         )
-        if not is_regular or repetition.end > len(self._rows.storages):
-            return False
-        if not self._rows.are_equal_storages(repetition):
-            return False
-        self._rows.add_repetition(repetition)
-        return True
+        fits = is_regular and repetition.end <= len(self._rows.storages) and self._rows.are_equal_storages(repetition)
+        if fits:
+            self._rows.add_repetition(repetition)
+        return fits
 
     def _frees_at(self, first: int) -> Repetition | None:
         """Return the repetition that begins at an event within a sequence of freed storages."""
-        end = first
-        while end < len(self._events) and self._events[end][0] == "free":
-            end += 1
-        freed = [event.item for event in self._events[first:end]]
+        events = takewhile(lambda event: event.kind == "free", islice(self._events, first, None))
+        freed = [event.item for event in events]
         positions = {index: position for position, index in enumerate(freed)}
         found = _repetition_at(self._rows, freed, positions, 0)
         if found is None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.rules.memory_formats import empty_with_format, suggested_format
 from fvflops.torch_internals import convolution_memory_format, make_wrapper_subclass, select_convolution_backend
@@ -16,7 +17,7 @@ _Parameters = Sequence[Any]
 _FormatChoice = Callable[..., torch.memory_format]
 
 
-class _Probe(torch.Tensor):
+class _Probe(Tensor):
     """A tensor without memory on the CPU, for torch's selection of a convolution backend."""
 
     @classmethod
@@ -24,14 +25,14 @@ class _Probe(torch.Tensor):
         raise NotImplementedError(f"{func}: a probe has no values")
 
 
-def _probe(tensor: torch.Tensor) -> torch.Tensor:
+def _probe(tensor: Tensor) -> Tensor:
     return make_wrapper_subclass(
         _Probe, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=torch.device("cpu")
     )
 
 
 def format_on_cpu(
-    input: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *parameters: Any
+    input: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *parameters: Any
 ) -> torch.memory_format:
     """Return the memory format of a convolution's result from the backend that torch selects on the CPU."""
     if suggested_format(input) is suggested_format(weight) is torch.contiguous_format:
@@ -40,7 +41,7 @@ def format_on_cpu(
     return convolution_memory_format(*probes, select_convolution_backend(*probes, None, *parameters, bias_sizes))
 
 
-def format_on_cuda(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.memory_format:
+def format_on_cuda(input: Tensor, weight: Tensor, *_: Any) -> torch.memory_format:
     """Return the memory format of a convolution's result from cuDNN: channels last if the input or the weight is."""
     if torch.float64 in (input.dtype, weight.dtype):
         return torch.contiguous_format
@@ -50,8 +51,8 @@ def format_on_cuda(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.
 
 def _kernel_format(
     choose_format: _FormatChoice,
-    input: torch.Tensor,
-    weight: torch.Tensor,
+    input: Tensor,
+    weight: Tensor,
     bias_sizes: Sequence[int] | None,
     parameters: _Parameters,
 ) -> torch.memory_format:
@@ -63,13 +64,13 @@ def _kernel_format(
     return choose_format(input, weight, bias_sizes, *parameters)
 
 
-def _in_format(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def _in_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     if tensor.ndim == 3:
         return empty_with_format(tensor, tensor.unsqueeze(2).shape, memory_format).squeeze(2)
     return empty_with_format(tensor, tensor.shape, memory_format)
 
 
-def convolution(choose_format: _FormatChoice, *args: Any) -> torch.Tensor:
+def convolution(choose_format: _FormatChoice, *args: Any) -> Tensor:
     """Return the result of `aten::convolution` in its kernel's memory format."""
     input, weight, bias, *parameters = args
     result = torch.ops.aten.convolution(*args)
@@ -79,7 +80,7 @@ def convolution(choose_format: _FormatChoice, *args: Any) -> torch.Tensor:
     return _in_format(result, _kernel_format(choose_format, input, weight, bias_sizes, parameters))
 
 
-def convolution_backward(choose_format: _FormatChoice, *args: Any) -> tuple[torch.Tensor | None, ...]:
+def convolution_backward(choose_format: _FormatChoice, *args: Any) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias, in their kernel's memory format."""
     grad_output, input, weight, bias_sizes, *parameters, output_mask = args
     memory_format = _kernel_format(choose_format, input, weight, bias_sizes, parameters)
@@ -90,7 +91,7 @@ def convolution_backward(choose_format: _FormatChoice, *args: Any) -> tuple[torc
     )
 
 
-def backend_convolution(name: str, *args: Any) -> torch.Tensor:
+def backend_convolution(name: str, *args: Any) -> Tensor:
     """Return the result of a convolution op of one backend [batch, channels, *spatial], by its arguments' names."""
     schema = getattr(torch.ops.aten, name).default._schema
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))

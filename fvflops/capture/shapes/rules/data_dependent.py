@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.trace.calls import packet_of
@@ -23,29 +24,29 @@ def selected_count(size: Size, total: int) -> int:
     return min(int(size), total) if isinstance(size, int) else math.ceil(size * total)
 
 
-def nonzero(size: Size, self: torch.Tensor) -> torch.Tensor:
+def nonzero(size: Size, self: Tensor) -> Tensor:
     return self.new_empty((self.ndim, selected_count(size, self.numel())), dtype=torch.int64).t()
 
 
-def nonzero_numpy(size: Size, self: torch.Tensor) -> list[torch.Tensor]:
+def nonzero_numpy(size: Size, self: Tensor) -> list[Tensor]:
     """Return the indices of the nonzero elements, one tensor per dimension, and one for a scalar."""
     return list(nonzero(size, self if self.ndim else self.unsqueeze(0)).unbind(1))
 
 
-def masked_select(size: Size, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_select(size: Size, self: Tensor, mask: Tensor) -> Tensor:
     return self.new_empty(selected_count(size, math.prod(torch.broadcast_shapes(self.shape, mask.shape))))
 
 
-def masked_select_known(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_select_known(self: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where a mask with known values is true; otherwise raise DataDependentError."""
     _require_values(mask, "aten::masked_select")
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     return self.new_empty(int(mask.expand(shape).count_nonzero()))
 
 
-def index(size: Size, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+def index(size: Size, self: Tensor, indices: list[Tensor | None]) -> Tensor:
     """Return the result of indexing; each mask among the indices selects the assumed number of elements."""
-    positions: list[torch.Tensor | None] = []
+    positions: list[Tensor | None] = []
     for item in indices:
         if item is not None and item.dtype in (torch.bool, torch.uint8):
             count = selected_count(size, item.numel())
@@ -56,26 +57,23 @@ def index(size: Size, self: torch.Tensor, indices: list[torch.Tensor | None]) ->
 
 
 def unique(
-    size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size: Size, self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     return unique_consecutive(size, self, return_inverse, return_counts)
 
 
 def unique_consecutive(
-    size: Size, self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size: Size, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first element of each group of consecutive equal ones, the inverse indices and the counts."""
     if dim is not None:
         return unique_dim(size, self, dim)
     count = selected_count(size, self.numel())
-    return (
-        self.new_empty(count),
-        self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64),
-        self.new_empty(count if return_counts else 0, dtype=torch.int64),
-    )
+    inverse = self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64)
+    return self.new_empty(count), inverse, self.new_empty(count if return_counts else 0, dtype=torch.int64)
 
 
-def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def unique_dim(size: Size, self: Tensor, dim: int, *_: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct slices along a dimension, the inverse indices and the counts."""
     first = self.movedim(dim, 0)
     count = selected_count(size, len(first))
@@ -84,7 +82,7 @@ def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torc
     return values, self.new_empty(len(first), dtype=torch.int64), counts
 
 
-def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) -> torch.Tensor:
+def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) -> Tensor:
     """Return the elements, or slices along a dimension, each repeated; `size` is the total."""
     size = output_size if output_size is not None else size
     if len(args) == 1:  # repeats only: the result contains indices
@@ -98,21 +96,21 @@ def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) ->
     return self.new_empty(shape)
 
 
-def bincount(size: Size, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+def bincount(size: Size, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     return self.new_empty(max(_result_count(size, self.numel()), minlength), dtype=dtype, device="meta")
 
 
-def bincount_known(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+def bincount_known(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     _require_values(self, "aten::bincount")
     return bincount(int(self.max()) + 1 if self.numel() else 0, self, weights, minlength)
 
 
-def one_hot(size: Size, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def one_hot(size: Size, self: Tensor, num_classes: int = -1) -> Tensor:
     return self.new_empty((*self.shape, _result_count(size, self.numel())), dtype=torch.int64)
 
 
-def one_hot_known(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def one_hot_known(self: Tensor, num_classes: int = -1) -> Tensor:
     """Return one-hot rows with `num_classes`, or a number of classes from known values, else DataDependentError.
 
     The result is contiguous, as for real tensors; torch's own rule for meta tensors decomposes into a comparison.
@@ -123,11 +121,11 @@ def one_hot_known(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return self.new_empty((*self.shape, num_classes), dtype=torch.int64)
 
 
-def nms(size: Size, dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+def nms(size: Size, dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     return dets.new_empty(selected_count(size, len(dets)), dtype=torch.int64)
 
 
-def combinations(self: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+def combinations(self: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """Return the combinations of r elements; their number is static, although torch computes it from a mask."""
     n = self.numel()
     return self.new_empty((math.comb(n + r - 1 if with_replacement else n, r), r) if r else (0,))
@@ -138,9 +136,7 @@ def _result_count(size: Size, total: int) -> int:
     return int(size) if isinstance(size, int) else selected_count(size, total)
 
 
-def pack_padded_sequence(
-    input: torch.Tensor, lengths: torch.Tensor, batch_first: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Return the packed elements [sum of lengths, *], and the batch size at each step, a real tensor with values."""
     _require_values(lengths, "aten::_pack_padded_sequence", "sequence lengths")
     one_feature = torch.empty(*input.shape[:2], 1)  # a real tensor, so that torch checks the lengths
@@ -149,8 +145,8 @@ def pack_padded_sequence(
 
 
 def pad_packed_sequence(
-    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Tensor, Tensor]:
     """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, a real tensor."""
     _require_values(batch_sizes, "aten::_pad_packed_sequence", "batch sizes")
     one_feature = torch.empty(data.shape[0], 1)
@@ -161,20 +157,20 @@ def pad_packed_sequence(
 
 
 def pack_padded_sequence_backward(
-    grad: torch.Tensor, input_size: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
-) -> torch.Tensor:
+    grad: Tensor, input_size: Sequence[int], batch_sizes: Tensor, batch_first: bool
+) -> Tensor:
     """Return the gradient of the padded input, [steps, batch, *] or [batch, steps, *]."""
     output = grad.new_empty(tuple(input_size) if not batch_first else (input_size[1], input_size[0], *input_size[2:]))
     return output.transpose(0, 1) if batch_first else output
 
 
-def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+def is_left_aligned(t: Tensor, mask: Tensor) -> bool:
     """Return whether the true elements of each row of the mask come first."""
     _require_values(mask, "aten::_nested_tensor_from_mask_left_aligned", "the mask's values")
     return bool(torch.ops.aten._nested_tensor_from_mask_left_aligned(torch.empty(*mask.shape, 1), mask))
 
 
-def _require_values(tensor: torch.Tensor, name: str, what: str = "values") -> None:
+def _require_values(tensor: Tensor, name: str, what: str = "values") -> None:
     if tensor.device.type == "meta":
         raise DataDependentError.of_op(name, what)
 
@@ -236,15 +232,16 @@ DATA_DEPENDENT = frozenset(
 
 # Positions of the arguments whose values are read, for ops that do not read all of their tensors.
 _DECISIVE = {
-    "aten::_nested_tensor_from_mask": (1,),
-    "aten::_pack_padded_sequence": (1,),
-    "aten::_pad_packed_sequence": (1,),
-    "aten::_padded_dense_to_jagged_forward": (1,),
     "aten::bincount": (0,),
-    "aten::masked_select": (1,),
-    "aten::repeat_interleave.self_Tensor": (1,),
-    "aten::tensor_split.tensor_indices_or_sections": (1,),
     "aten::_ctc_loss.Tensor": (2, 3),
+    **{
+        f"aten::{name}": (1,)
+        for name in (
+            *("_nested_tensor_from_mask", "_pack_padded_sequence", "_pad_packed_sequence", "masked_select"),
+            *("_padded_dense_to_jagged_forward", "repeat_interleave.self_Tensor"),
+            "tensor_split.tensor_indices_or_sections",
+        )
+    },
 }
 # Data-dependent ops whose results have a size that the arguments' shapes give.
 _STATIC = frozenset({"aten::_to_dense", "aten::narrow.Tensor"})
@@ -261,7 +258,7 @@ def reads_values(name: str) -> bool:
     return depends_on_values(name) and name not in _STATIC
 
 
-def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors whose values a call reads, to return them to Python or to determine the size of its result.
 
     >>> x = torch.arange(3)
@@ -270,17 +267,12 @@ def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     """
     if data_dependent_key(name) in ("aten::index", "aten::_unsafe_index"):
         return [item for item in args[1] if item is not None and item.dtype in _MASKS]
-    if kwargs.get("output_size") is not None or (
-        packet_of(name) == "aten::one_hot" and _class_count(args, kwargs) >= 0
-    ):
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if kwargs.get("output_size") is not None or (packet_of(name) == "aten::one_hot" and classes >= 0):
         return []
     positions = _DECISIVE.get(name, _DECISIVE.get(packet_of(name)))
     values = (*args, *kwargs.values()) if positions is None else [args[item] for item in positions if item < len(args)]
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _class_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 CPU_RULES: dict[str, Callable[..., Any]] = {

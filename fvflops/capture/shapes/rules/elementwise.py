@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.torch_internals import pytree
@@ -19,7 +20,7 @@ _META = torch.device("meta")
 SCALAR = torch.empty((), device=_META)
 
 
-def elementwise_result(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def elementwise_result(operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the result that an elementwise kernel allocates for broadcast operands.
 
     >>> flipped = torch.empty(5, 4, device="meta").t()
@@ -56,7 +57,7 @@ def _common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(common)
 
 
-def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor | None:
+def _result_of_one_layout(operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return the result for operands of one shape with equal strides, ignoring dimensions of size 1, or None."""
     first = operands[0]
     if all(operand.is_contiguous() for operand in operands):
@@ -68,14 +69,10 @@ def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) 
     return None
 
 
-def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
+def _broadcast(operand: Tensor, shape: Sequence[int]) -> list[int]:
     """Return an operand's strides in the broadcast shape, 0 where it is expanded."""
-    strides = [
-        0 if size == 1 and size != common else stride
-        for size, stride, common in zip(
-            operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True
-        )
-    ]
+    columns = zip(operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True)
+    strides = [0 if size == 1 and size != common else stride for size, stride, common in columns]
     return [0] * (len(shape) - len(strides)) + strides
 
 
@@ -110,82 +107,70 @@ def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list
 def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rule that gives new tensors in another rule's result the strides of an elementwise kernel."""
     arguments = func._schema.arguments
-    operand_indices = {
-        index
-        for index, argument in enumerate(arguments)
-        if str(argument.type) == "Tensor" or (argument.name == "other" and str(argument.type) == "number")
-    }
+    kinds = [(index, argument.name, str(argument.type)) for index, argument in enumerate(arguments)]
+    operand_indices = {index for index, name, kind in kinds if kind == "Tensor" or (name, kind) == ("other", "number")}
 
-    def operands(args: Sequence[Any]) -> Iterator[torch.Tensor]:
+    def operands(args: Sequence[Any]) -> Iterator[Tensor]:
         for index, value in enumerate(args):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 yield value
             elif index in operand_indices and isinstance(value, (int, float, complex)):
                 yield SCALAR
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         result = rule(*args, **kwargs)
-        tensors = [*operands(args), *(value for value in kwargs.values() if isinstance(value, torch.Tensor))]
+        tensors = [*operands(args), *(value for value in kwargs.values() if isinstance(value, Tensor))]
         argument_ids = {id(tensor) for tensor in tensors}
 
-        def restride(tensor: torch.Tensor) -> torch.Tensor:
+        def restride(tensor: Tensor) -> Tensor:
             if id(tensor) in argument_ids or tensor.device != _META or not tensors:
                 return tensor
             like = elementwise_result(tensors, tensor.dtype)
             return like if like.shape == tensor.shape and like.stride() != tensor.stride() else tensor
 
-        return pytree.tree_map_only(torch.Tensor, restride, result)
+        return pytree.tree_map_only(Tensor, restride, result)
 
     return apply
 
 
-def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def glu(self: Tensor, dim: int = -1) -> Tensor:
     """Return the result of `glu`, an elementwise op on the two halves of a dimension."""
-    return (
-        elementwise_result(self.chunk(2, dim), self.dtype)
-        if self.shape[dim] % 2 == 0
-        else torch.ops.aten.glu(self, dim)
-    )
+    if self.shape[dim] % 2:
+        return torch.ops.aten.glu(self, dim)  # which raises
+    return elementwise_result(self.chunk(2, dim), self.dtype)
 
 
-def ldexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def ldexp(self: Tensor, other: Tensor) -> Tensor:
     """Return the result of `ldexp`, which computes the powers of two first."""
     powers = torch.empty(other.shape, device=_META)
     return elementwise_result([self, powers], torch.ops.aten.ldexp.Tensor(self, other).dtype)
 
 
-def pow_scalar(self: complex, exponent: torch.Tensor) -> torch.Tensor:
+def pow_scalar(self: complex, exponent: Tensor) -> Tensor:
     dtype = torch.ops.aten.pow.Scalar(self, exponent).dtype
     return torch.empty(exponent.shape, dtype=dtype, device=_META)
 
 
-def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
+def mvlgamma(self: Tensor, p: int) -> Tensor:
     """Return the result of `mvlgamma`, which sums over an added dimension."""
     dtype = torch.ops.aten.mvlgamma(self, p).dtype
     return elementwise_result([torch.empty(p, device=_META), self.unsqueeze(-1)], dtype).sum(-1)
 
 
-def like_elementwise(positions: tuple[int, int], *args: Any, **_: Any) -> torch.Tensor:
+def like_elementwise(positions: tuple[int, int], *args: Any, **_: Any) -> Tensor:
     """Return the result of an elementwise kernel on the arguments at two positions, in that order."""
     first, second = (args[position] for position in positions)
     return elementwise_result([first, second], first.dtype)
 
 
-def rrelu_backward(
-    grad_output: torch.Tensor,
-    self: torch.Tensor,
-    noise: torch.Tensor,
-    lower: float,
-    upper: float,
-    training: bool,
-    *_: Any,
-) -> torch.Tensor:
+def rrelu_backward(grad_output: Tensor, self: Tensor, noise: Tensor, *rest: Any) -> Tensor:
     """Return the gradient of RReLU, which in training is multiplied by the noise."""
+    lower, upper, training = rest[:3]
     factor = noise if training and upper - lower > 1e-6 else self
     return elementwise_result([factor, grad_output], factor.dtype)
 
 
-def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     mask = torch.empty_like(input, dtype=torch.bool)
     return torch.clone(input) if train is False else elementwise_result([input, mask], input.dtype), mask
 

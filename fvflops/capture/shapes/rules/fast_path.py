@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.rules.elementwise import SCALAR, elementwise_result
 from fvflops.capture.shapes.rules.memory_formats import suggested_format
@@ -21,12 +22,12 @@ _META = torch.device("meta")
 _SHARES_HEADS = is_torch("2.9")  # the fused kernel of a CPU
 
 
-def _contiguous_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
+def _contiguous_same_float_dtype(*tensors: Tensor | None) -> bool:
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
 
-def _contiguous_format_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
+def _contiguous_format_same_float_dtype(*tensors: Tensor | None) -> bool:
     """Return whether additionally `suggest_memory_format` is contiguous for all tensors.
 
     It can be channels_last for contiguous tensors with sizes of 1.
@@ -36,33 +37,33 @@ def _contiguous_format_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+def _new(shape: Sequence[int], like: Tensor) -> Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=_META)
 
 
-def unary(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+def unary(self: Tensor, *rest: Any, **options: Any) -> Any:
     """Return a tensor like `self`, with the strides of elementwise kernels."""
     return elementwise_result([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
 
 
-def like_self(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+def like_self(self: Tensor, *rest: Any, **options: Any) -> Any:
     return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
 
 
-def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+def softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
     return _new(self.shape, self) if _contiguous_same_float_dtype(self) and not half_to_float else NotImplemented
 
 
-def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
     supported = _contiguous_same_float_dtype(grad_output, output) and input_dtype is grad_output.dtype
     return _new(grad_output.shape, grad_output) if supported else NotImplemented
 
 
-def binary(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
+def binary(self: Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of a binary op with broadcasting."""
-    if not isinstance(self, torch.Tensor):  # torch.add(0.5, x)
+    if not isinstance(self, Tensor):  # torch.add(0.5, x)
         return NotImplemented
-    if isinstance(other, torch.Tensor):
+    if isinstance(other, Tensor):
         if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented
         return elementwise_result([self, other], self.dtype)
@@ -71,13 +72,13 @@ def binary(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     return elementwise_result([self, SCALAR], self.dtype)
 
 
-def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+def in_place(self: Tensor, *rest: Any, **options: Any) -> Any:
     """Return the first tensor, which the op writes to."""
-    supported = _contiguous_same_float_dtype(self) and not any(isinstance(value, torch.Tensor) for value in rest)
+    supported = _contiguous_same_float_dtype(self) and not any(isinstance(value, Tensor) for value in rest)
     return self if supported else NotImplemented
 
 
-def _require_one_dtype(first: torch.Tensor, second: torch.Tensor) -> None:
+def _require_one_dtype(first: Tensor, second: Tensor) -> None:
     """Raise RuntimeError for operands of a product whose dtypes differ: kernels do, and shape rules of torch do not."""
     if first.dtype is not second.dtype:
         raise RuntimeError(
@@ -85,13 +86,13 @@ def _require_one_dtype(first: torch.Tensor, second: torch.Tensor) -> None:
         )
 
 
-def product(first: torch.Tensor, second: torch.Tensor, *rest: Any) -> Any:
+def product(first: Tensor, second: Tensor, *rest: Any) -> Any:
     """Leave the result to another rule after checking the operands of a product."""
     _require_one_dtype(first, second)
     return NotImplemented
 
 
-def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Any:
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
     """Return the result [rows, columns]."""
     _require_one_dtype(mat1, mat2)
     same_dtype = self.dtype == mat1.dtype == mat2.dtype
@@ -101,32 +102,19 @@ def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options:
     return _new(shape, mat1) if self.shape in (shape, shape[1:]) else NotImplemented
 
 
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """Return the result [*, out_features]."""
     _require_one_dtype(input, weight)
     shapes_match = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
-    if (
-        not shapes_match
-        or not _contiguous_same_float_dtype(input, weight, bias)
-        or (bias is not None and bias.shape != weight.shape[:1])
-    ):
-        return NotImplemented
-    return _new((*input.shape[:-1], weight.shape[0]), input)
+    bias_matches = bias is None or bias.shape == weight.shape[:1]
+    supported = shapes_match and bias_matches and _contiguous_same_float_dtype(input, weight, bias)
+    return _new((*input.shape[:-1], weight.shape[0]), input) if supported else NotImplemented
 
 
-def convolution(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    *rest: Any,
-) -> Any:
-    """Return the result [batch, channels, *spatial]; `rest` are the output padding and the groups."""
+def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Any:
+    """Return the result [batch, channels, *spatial]."""
     _require_one_dtype(input, weight)
-    groups: int = rest[1]
+    stride, padding, dilation, transposed, _, groups = parameters
     spatial_rank = len(stride)
     supported = (
         spatial_rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
@@ -143,16 +131,12 @@ def convolution(
         or 0 in input.shape
     ):
         return NotImplemented
-    sizes = [
-        (size + 2 * pad - axis_dilation * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, axis_dilation in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
+    axes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in axes]
     return _new((input.shape[0], weight.shape[0], *sizes), input) if min(sizes) > 0 else NotImplemented
 
 
-def _row_major(*tensors: torch.Tensor) -> bool:
+def _row_major(*tensors: Tensor) -> bool:
     """Return whether strides are row-major even for sizes of 1, which excludes channels_last."""
     for tensor in tensors:
         step = 1
@@ -164,60 +148,49 @@ def _row_major(*tensors: torch.Tensor) -> bool:
 
 
 def batch_norm(
-    input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
+    input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
     supported = _contiguous_format_same_float_dtype(input) if training else _contiguous_same_float_dtype(input)
     supported = supported and input.dim() > 1 and _per_channel(input, weight, bias, running_mean, running_var)
     return _new(input.shape, input) if supported else NotImplemented
 
 
-def _per_channel(input: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+def _per_channel(input: Tensor, *parameters: Tensor | None) -> bool:
     """Return whether parameters have an element for each channel; torch raises for others."""
     return all(item is None or item.shape == input.shape[1:2] for item in parameters)
 
 
-def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+def native_batch_norm(training: bool | None, input: Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
     """Return a tensor like the input, and in training two statistics per channel; `training` may be an op argument."""
     parameters = [item for item in (weight, bias) if item is not None]
-    if (
-        not _contiguous_format_same_float_dtype(input, *parameters)
-        or input.dtype is not torch.float32
-        or input.dim() < 2
-        or not _per_channel(input, weight, bias)
-    ):
+    is_contiguous = _contiguous_format_same_float_dtype(input, *parameters)
+    supported = input.dtype is torch.float32 and input.dim() > 1 and _per_channel(input, weight, bias)
+    # The statistics saved in evaluation depend on the device.
+    if not (is_contiguous and supported and (rest[2] if training is None else training)):
         return NotImplemented
-    if not (rest[2] if training is None else training):
-        return NotImplemented  # the statistics saved in evaluation depend on the device
     size = input.shape[1]
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
 
 
-def _gradients(input: torch.Tensor, shape: Sequence[int], output_mask: Sequence[bool]) -> Any:
+def _gradients(input: Tensor, shape: Sequence[int], output_mask: Sequence[bool]) -> Any:
     """Return the gradients of an input, and of a weight and a bias of a shape, where requested."""
-    shapes = (input.shape, shape, shape)
-    return tuple(
-        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
-    )
+    pairs = zip((input.shape, shape, shape), output_mask, strict=True)
+    return tuple(_new(shape, input) if requested else None for shape, requested in pairs)
 
 
-def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
+def batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Tensor | None, *rest: Any) -> Any:
     if not _contiguous_same_float_dtype(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     return _gradients(input, input.shape[1:2], rest[-1])
 
 
-def layer_norm(
-    input: torch.Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any
-) -> Any:
+def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any) -> Any:
     shapes_match = tuple(input.shape[input.dim() - len(normalized_shape) :]) == tuple(normalized_shape)
-    return (
-        _new(input.shape, input)
-        if shapes_match and _contiguous_same_float_dtype(input, weight, bias)
-        else NotImplemented
-    )
+    supported = shapes_match and _contiguous_same_float_dtype(input, weight, bias)
+    return _new(input.shape, input) if supported else NotImplemented
 
 
-def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def native_layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     """Return a tensor like the input, and two statistics per normalised group."""
     output = layer_norm(input, normalized_shape, weight, bias)
     if output is NotImplemented or input.dtype is not torch.float32:
@@ -227,22 +200,14 @@ def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weig
     return output, _new(statistics_shape, input), _new(statistics_shape, input)
 
 
-def layer_norm_backward(
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
-    output_mask: Sequence[bool],
-) -> Any:
+def layer_norm_backward(grad_out: Tensor, input: Tensor, shape: Sequence[int], *rest: Any) -> Any:
+    _, _, weight, bias, output_mask = rest
     if not _contiguous_same_float_dtype(grad_out, input, weight, bias) or input.dtype is not torch.float32:
         return NotImplemented
-    return _gradients(input, normalized_shape, output_mask)
+    return _gradients(input, shape, output_mask)
 
 
-def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def reduce(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """Return the tensor without the reduced dimensions."""
     if not _contiguous_same_float_dtype(self) or dtype is not None or not self.dim():
         return NotImplemented
@@ -254,17 +219,16 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
     return _new(sizes if keepdim else [size for axis, size in enumerate(sizes) if axis not in reduced], self)
 
 
-def roll(self: torch.Tensor, *rest: Any) -> Any:
-    return (
-        _new(self.shape, self) if _contiguous_format_same_float_dtype(self) and 0 not in self.shape else NotImplemented
-    )
+def roll(self: Tensor, *rest: Any) -> Any:
+    supported = _contiguous_format_same_float_dtype(self) and 0 not in self.shape
+    return _new(self.shape, self) if supported else NotImplemented
 
 
 def scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     **options: Any,
@@ -285,9 +249,7 @@ def scaled_dot_product_attention(
         and dropout_p == 0.0
         and 0 not in (*query.shape, *key.shape)
     )
-    if not fused:
-        return NotImplemented
-    return torch.empty_like(query)
+    return torch.empty_like(query) if fused else NotImplemented
 
 
 _UNARY = (

@@ -7,22 +7,22 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
+from fvflops.capture.shapes.rules.memory_formats import contiguous_like
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 
-_Tensors = Sequence[torch.Tensor]
-_Lengths = torch.Tensor | Sequence[int]
+_Tensors = Sequence[Tensor]
+_Lengths = Tensor | Sequence[int]
 _SUM, _MEAN, _MAX = range(3)  # of embedding bags
+_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 _FAST_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def recurrent_layer(
-    input: torch.Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *options: Any
-) -> Any:
+def recurrent_layer(input: Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *options: Any) -> Any:
     """Return the outputs, time-major in memory, and the last states; torch's own rules run every time step."""
     bidirectional, batch_first = options[2:]
-    hidden, *cell = [hx] if isinstance(hx, torch.Tensor) else hx
+    hidden, *cell = [hx] if isinstance(hx, Tensor) else hx
     steps, batch = input.shape[1::-1] if batch_first else input.shape[:2]
     directions = _directions(hidden, layers, batch, bidirectional)
     output = input.new_empty(steps, batch, directions * hidden.shape[2])
@@ -30,32 +30,28 @@ def recurrent_layer(
 
 
 def packed_recurrent_layer(
-    data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *rest: Any
-) -> tuple[torch.Tensor, ...]:
+    data: Tensor, batch_sizes: Tensor, hx: Any, params: _Tensors, has_biases: bool, layers: int, *rest: Any
+) -> tuple[Tensor, ...]:
     """Return the outputs [elements, directions * hidden] of packed sequences, and the last states."""
-    hidden, *cell = [hx] if isinstance(hx, torch.Tensor) else hx
+    hidden, *cell = [hx] if isinstance(hx, Tensor) else hx
     directions = _directions(hidden, layers, hidden.shape[1], rest[2])
     output = data.new_empty(len(data), directions * hidden.shape[2])
     return output, *(contiguous_like(0, state) for state in (hidden, *cell))
 
 
-def _directions(hidden: torch.Tensor, layers: int, batch: int, bidirectional: bool) -> int:
+def _directions(hidden: Tensor, layers: int, batch: int, bidirectional: bool) -> int:
     directions = 1 + bidirectional
     if tuple(hidden.shape[:2]) != (layers * directions, batch):
         raise ValueError(f"Expected hidden size ({layers * directions}, {batch}, ...), got {list(hidden.shape)}")
     return directions
 
 
-def fused_gru_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fused_gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Return the new state and the workspace for backward: five values per state element."""
     return torch.empty_like(hx), input_gates.new_empty(len(hx), 5 * hx.shape[1])
 
 
-def fused_gru_cell_backward(
-    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
-) -> tuple[torch.Tensor | None, ...]:
+def fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     """Return the gradients of input gates, hidden gates, state and both biases."""
     batch, hidden = grad_hy.shape
     gates = [workspace.new_empty(batch, 3 * hidden) for _ in range(2)]
@@ -63,13 +59,7 @@ def fused_gru_cell_backward(
     return *gates, torch.empty_like(grad_hy), *biases
 
 
-def cudnn_rnn(
-    input: torch.Tensor,
-    weight: Sequence[torch.Tensor],
-    weight_stride0: int,
-    weight_buf: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
+def cudnn_rnn(input: Tensor, weight: _Tensors, weight_stride0: int, weight_buf: Any, *rest: Any) -> Any:
     """Return outputs, last hidden and cell states, reserve (only cuDNN knows its size) and the weight buffer.
 
     Without `weight_buf` a buffer is allocated for all weights, with space for biases even if there are none.
@@ -83,8 +73,8 @@ def cudnn_rnn(
 
 
 def cudnn_rnn_backward(
-    is_on_cuda: bool, input: torch.Tensor, weight: _Tensors, weight_stride0: int, *args: Any
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, _Tensors]:
+    is_on_cuda: bool, input: Tensor, weight: _Tensors, weight_stride0: int, *args: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, _Tensors]:
     """Return the gradients of input, hidden states, cell states and weights, where requested.
 
     The kernel returns the former three even if they are not requested, time-major in memory.
@@ -103,14 +93,14 @@ def cudnn_rnn_backward(
 
 
 def embedding_bag(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    offsets: torch.Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
     scale_grad_by_freq: bool = False,
     mode: int = _SUM,
     *rest: Any,
     forward_only: bool = False,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Return the bags [bags, embedding_dim], the bag of each index, the bag sizes and the indices of the maxima.
 
     The kernels' fast path (sum, single or half precision, contiguous rows) does not compute the bag of each index.
@@ -137,17 +127,17 @@ def embedding_bag(
     )
 
 
-def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+def embedding_bag_forward_only(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return embedding_bag(*args, **kwargs, forward_only=True)
 
 
-def embedding_bag_padding_idx(weight: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+def embedding_bag_padding_idx(weight: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Return the results without gradients; a negative padding index counts from the end."""
     *rest, padding_idx = args
     return embedding_bag_forward_only(weight, *rest, -1 if padding_idx is None else padding_idx % len(weight))
 
 
-def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+def flex_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, ...]:
     """Return the output [batch, heads, queries, value_dim], its log-sum-exp and its maximum scores.
 
     As in the dense implementation, the output has the query's layout, and the statistics are float32 or float64.
@@ -159,8 +149,8 @@ def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def flex_attention_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...]]:
     """Return the gradients of query, key and value, and placeholders for the score function's captured buffers."""
     batch = query.shape[0]
     captured = rest[9] if len(rest) > 9 else ()
@@ -168,13 +158,13 @@ def flex_attention_backward(
         dense_strided(query, query.shape, query.stride(), last_innermost=True),
         dense_strided(key, (batch, *key.shape[1:]), key.stride(), last_innermost=True),
         dense_strided(value, (batch, *value.shape[1:]), value.stride(), last_innermost=True),
-        tuple(torch.empty_like(item) if isinstance(item, torch.Tensor) else item for item in captured),
+        tuple(torch.empty_like(item) if isinstance(item, Tensor) else item for item in captured),
     )
 
 
 def dense_strided(
-    like: torch.Tensor, shape: Sequence[int], stride_order: Sequence[int], *, last_innermost: bool = False
-) -> torch.Tensor:
+    like: Tensor, shape: Sequence[int], stride_order: Sequence[int], *, last_innermost: bool = False
+) -> Tensor:
     """Return a dense tensor with dimensions in memory by `stride_order`, the last innermost if `last_innermost`."""
     inner_first = sorted(range(len(shape)), key=lambda dim: stride_order[dim])
     if last_innermost and inner_first[0] != len(shape) - 1:
@@ -187,27 +177,20 @@ def dense_strided(
     return like.new_empty_strided(tuple(shape), tuple(strides))
 
 
-def ctc_loss(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: _Lengths,
-    target_lengths: _Lengths,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> torch.Tensor:
-    """Return the loss, one per sequence if `reduction` is 0."""
+def ctc_loss(log_probs: Tensor, *rest: Any) -> Tensor:
+    """Return the loss, one per sequence if the reduction is 0."""
+    reduction = rest[4] if len(rest) > 4 else 1
     return log_probs.new_empty(log_probs.shape[1:2] if reduction == 0 and log_probs.ndim == 3 else ())
 
 
 def ctc_loss_forward(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: _Lengths, target_lengths: _Lengths, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+    log_probs: Tensor, targets: Tensor, input_lengths: _Lengths, target_lengths: _Lengths, *_: Any
+) -> tuple[Tensor, Tensor]:
     """Return the loss of each sequence and the forward variables [batch, time, 2 * longest target + 1].
 
     Raises DataDependentError if the target lengths are unknown.
     """
-    if isinstance(target_lengths, torch.Tensor):
+    if isinstance(target_lengths, Tensor):
         if target_lengths.device.type == "meta":
             raise DataDependentError.of_op("aten::_ctc_loss.Tensor")
         target_lengths = target_lengths.tolist()
@@ -215,21 +198,18 @@ def ctc_loss_forward(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
 
 
-def uses_cudnn_for_ctc(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int
-) -> bool:
+def uses_cudnn_for_ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int) -> bool:
     """Return False; raise DataDependentError where cuDNN is used for some sequence lengths."""
-    cudnn_supported = (
-        blank == 0 and targets.ndim == 1 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
-    )
+    dtypes = log_probs.dtype, targets.dtype
+    cudnn_supported = blank == 0 and targets.ndim == 1 and dtypes == (torch.float32, torch.int32)
     if cudnn_supported and torch.backends.cudnn.enabled:
         raise DataDependentError.of_op("aten::_use_cudnn_ctc_loss", "sequence lengths")
     return False
 
 
 def nll_loss2d_forward(
-    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Return the loss per pixel if `reduction` is 0, else their mean or sum, and the total weight."""
     return self.new_empty(target.shape if reduction == 0 else ()), self.new_empty(())
 
@@ -240,21 +220,14 @@ def _with_tensor_lengths(rules: Mapping[str, Callable[..., Any]]) -> dict[str, C
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(
-        ("aten::gru.input", "aten::lstm.input", "aten::rnn_relu.input", "aten::rnn_tanh.input"), recurrent_layer
-    ),
-    **dict.fromkeys(
-        ("aten::gru.data", "aten::lstm.data", "aten::rnn_relu.data", "aten::rnn_tanh.data"), packed_recurrent_layer
-    ),
+    **{f"aten::{kind}.input": recurrent_layer for kind in _RECURRENT},
+    **{f"aten::{kind}.data": packed_recurrent_layer for kind in _RECURRENT},
     **_with_tensor_lengths(
         {
             "aten::_ctc_loss": ctc_loss_forward,
             "aten::_ctc_loss_backward": partial(contiguous_like, 1),
             # The loss of each sequence and the gradient of the log probabilities.
-            "aten::_cudnn_ctc_loss": lambda log_probs, *_: (
-                log_probs.new_empty(log_probs.shape[1]),
-                like((0,), log_probs),
-            ),
+            "aten::_cudnn_ctc_loss": lambda probs, *_: (probs.new_empty(probs.shape[1]), torch.empty_like(probs)),
             "aten::ctc_loss.IntList": ctc_loss,
         }
     ),

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 
@@ -17,12 +18,12 @@ _HAS_MKL = torch.backends.mkl.is_available()
 
 
 def grouped_mm(
-    self: torch.Tensor,
-    mat2: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    self: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the products of groups of rows, of columns, of parts of the contracted dimension, or of a batch.
 
     torch's own rule accepts fewer dtypes and layouts than kernels. Rows of the result are aligned to 16 bytes. Shapes:
@@ -42,25 +43,20 @@ def grouped_mm(
     return self.new_empty_strided(shape, (rows * row_stride, row_stride, 1)[-len(shape) :], dtype=dtype)
 
 
-def scaled_grouped_mm(offsets: int, dtype: int, self: torch.Tensor, mat2: torch.Tensor, *rest: Any) -> torch.Tensor:
+def scaled_grouped_mm(offsets: int, dtype: int, self: Tensor, mat2: Tensor, *rest: Any) -> Tensor:
     """Return grouped low-precision products, by default bfloat16; `offsets` and `dtype` are positions in `rest`."""
     given = (*rest, *[None] * (dtype + 1 - len(rest)))
     return grouped_mm(self, mat2, given[offsets], None, given[dtype] or torch.bfloat16)
 
 
-def geqrf(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def geqrf(self: Tensor) -> tuple[Tensor, Tensor]:
     *batch, rows, columns = self.shape
     return _column_major_like(self), self.new_empty((*batch, min(rows, columns)))
 
 
 def linalg_lstsq(
-    self: torch.Tensor,
-    b: torch.Tensor,
-    rcond: float | None = None,
-    *,
-    driver: str | None = None,
-    default_driver: str = "gels",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None, default_driver: str = "gels"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return solution, residuals, ranks and singular values.
 
     Raises DataDependentError for the drivers gelsd and gelss if there are more rows than columns: whether there are
@@ -87,27 +83,27 @@ def linalg_lstsq(
 
 
 def linalg_svd(
-    A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return U, the singular values and Vh, which is column-major from LAPACK, unlike from cuSOLVER."""
     u, values, vh = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv)
     return u, values, _column_major_like(vh) if compute_uv else vh
 
 
-def linalg_eig(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def linalg_eig(self: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues and the eigenvectors, which are column-major from LAPACK."""
     values, vectors = torch.ops.aten.linalg_eig(self)
     return values, _column_major_like(vectors)
 
 
-def _column_major_like(like: torch.Tensor) -> torch.Tensor:
+def _column_major_like(like: Tensor) -> Tensor:
     return torch.empty_like(like.mT, memory_format=torch.contiguous_format).mT
 
 
 # Strides of MKL's results, which torch's own rules lack.
 
 
-def fft_r2c(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
+def fft_r2c(self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
     """Return the transform of a real tensor; `onesided` halves the last dimension."""
     sizes = list(self.shape)
     if onesided:
@@ -115,7 +111,7 @@ def fft_r2c(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided
     return _transform(self, sizes, [*_outer_first(self, dim[:-1]), dim[-1]], _COMPLEX[self.dtype])
 
 
-def fft_c2r(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor:
+def fft_c2r(self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """Return the real inverse transform; in several dimensions the last one is transformed separately."""
     inner = fft_c2c(self, dim[:-1], normalization, False) if len(dim) > 1 and _HAS_MKL else self
     sizes = list(self.shape)
@@ -123,16 +119,16 @@ def fft_c2r(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim
     return _transform(inner, sizes, dim[-1:], _REAL[self.dtype])
 
 
-def fft_c2c(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
+def fft_c2c(self: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Tensor:
     """Return the transform of a complex tensor."""
     return _transform(self, self.shape, _outer_first(self, dim), self.dtype) if dim else torch.clone(self)
 
 
-def _outer_first(self: torch.Tensor, dim: Sequence[int]) -> list[int]:
+def _outer_first(self: Tensor, dim: Sequence[int]) -> list[int]:
     return sorted((axis % self.ndim for axis in dim), key=lambda axis: -self.stride()[axis])
 
 
-def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _transform(self: Tensor, sizes: Sequence[int], dim: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a result with the transformed dimensions innermost, and the others in the order of their strides."""
     if not _HAS_MKL:
         return torch.empty(tuple(sizes), dtype=dtype, device=self.device)

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _CHANNELS_LAST = {4: (torch.channels_last, (1, 3, 2, 0)), 5: (torch.channels_last_3d, (1, 4, 3, 2, 0))}
 
 
-def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+def suggested_format(tensor: Tensor) -> torch.memory_format:
     """Return the memory format that a tensor's strides suggest, as C++'s `Tensor.suggest_memory_format`.
 
     >>> suggested_format(torch.empty(1, 2, 3, 3).to(memory_format=torch.channels_last))
@@ -32,7 +33,7 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     return channels_last
 
 
-def empty_with_format(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
+def empty_with_format(like: Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
     """Return a tensor with the dtype and device of another, contiguous if the memory format is for another rank."""
     channels_last, _ = _CHANNELS_LAST.get(len(shape), (None, ()))
     if memory_format is not channels_last:
@@ -40,22 +41,22 @@ def empty_with_format(like: torch.Tensor, shape: Sequence[int], memory_format: t
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def preserve_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def preserve_format(rule: Callable[..., Any], self: Tensor, *rest: Any, **options: Any) -> Tensor:
     """Return another rule's result in the memory format that the first argument's strides suggest."""
     # Called with a contiguous tensor, since torch's own rules create views, which other strides may not allow.
     result = rule(torch.empty(self.shape, dtype=self.dtype, device=self.device), *rest, **options)
     return empty_with_format(result, result.shape, suggested_format(self))
 
 
-def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
+def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> Tensor:
     result = rule(*args, **options)
     return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 
-def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
+def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> Tensor:
     """Return another rule's result, in a storage of the first two arguments' broadcast shape if that is larger."""
     result = rule(*args, **options)
-    shape = torch.broadcast_shapes(*(item.shape for item in args[:2] if isinstance(item, torch.Tensor)))
+    shape = torch.broadcast_shapes(*(item.shape for item in args[:2] if isinstance(item, Tensor)))
     if math.prod(shape) <= result.numel():
         return result
     return torch.empty(shape, dtype=result.dtype, device=result.device).resize_(result.shape)
@@ -66,11 +67,11 @@ def like(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def contiguous_like(position: int, *args: Any, **_: Any) -> torch.Tensor:
+def contiguous_like(position: int, *args: Any, **_: Any) -> Tensor:
     return torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
 
-def format_of(position: int, *args: Any, **_: Any) -> torch.Tensor:
+def format_of(position: int, *args: Any, **_: Any) -> Tensor:
     """Return a tensor like an argument: channels last if the argument is, else contiguous."""
     tensor = args[position]
     channels_last = _CHANNELS_LAST[tensor.ndim][0] if tensor.ndim in _CHANNELS_LAST else torch.contiguous_format
@@ -78,7 +79,7 @@ def format_of(position: int, *args: Any, **_: Any) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=channels_last if is_channels_last else torch.contiguous_format)
 
 
-def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Return the result of the CPU's kernel, which concatenates two parts per dimension."""
     if not self.numel():
         return torch.clone(self)

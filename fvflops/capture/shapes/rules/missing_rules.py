@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
@@ -21,9 +22,9 @@ def is_work(value: Any) -> bool:
     return type(value) is torch.ScriptObject and value._type().qualified_name() == _WORK
 
 
-def completed_work(results: Sequence[torch.Tensor]) -> Any:
+def completed_work(results: Sequence[Tensor]) -> Any:
     """Return a completed work handle whose future has the results, as DDP's reducer expects."""
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result(list(results))
     return work_from_future(future).boxed()
 
@@ -33,7 +34,7 @@ def written_and_work(*args: Any) -> tuple[Any, Any]:
     return args[0], completed_work([])
 
 
-def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def preserve_strides(rule: Callable[..., Any], self: Tensor, *rest: Any, **options: Any) -> Tensor:
     """Return torch's result with a dense argument's strides: torch's rule changes the strides of size-1 dimensions."""
     result = rule(self, *rest, **options)
     preserves = options.get("memory_format") in (None, torch.preserve_format)
@@ -42,7 +43,7 @@ def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, *
     return result
 
 
-def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def embedding(weight: Tensor, indices: Tensor, *rest: Any, **options: Any) -> Tensor:
     """Return torch's result, but check the index dtype: the meta kernels of torch 2.8 to 2.12 accept any."""
     if indices.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(
@@ -52,27 +53,23 @@ def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options
     return torch.ops.aten.embedding.default(weight, indices, *rest, **options)
 
 
-def aminmax_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def aminmax_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     values = torch.amin(self, dim, keepdim)
     return values, torch.empty_like(values)
 
 
-def fake_quantize(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 
-def transform_bias_rescale_qkv(
-    qkv: torch.Tensor, qkv_bias: torch.Tensor, num_heads: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def transform_bias_rescale_qkv(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values [batch, heads, tokens, head_dim], split from one tensor."""
     batch, length, width = qkv.shape
     query, key, value = qkv.new_empty(3, batch, num_heads, length, width // 3 // num_heads).unbind(0)
     return query, key, value
 
 
-def padded_dense_to_jagged(
-    dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None
-) -> torch.Tensor:
+def padded_dense_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
     """Return the rows of sequences without padding; raise DataDependentError without their number `total_L`."""
     if total_L is None:
         raise DataDependentError.of_op("aten::_padded_dense_to_jagged_forward")
@@ -121,20 +118,17 @@ _HISTOGRAMS: _Rules = {  # for a number of bins or for their edges; histogram re
 
 # Op → positions of the arguments whose shape, strides and dtype the results have.
 _LIKE: dict[str, tuple[int, ...]] = {
-    "_add_relu.Scalar": (0,),
-    "_dirichlet_grad": (0,),
-    "_fake_quantize_learnable_per_channel_affine": (0,),
-    "_fake_quantize_learnable_per_channel_affine_backward": (1, 2, 3),
-    "_fake_quantize_learnable_per_tensor_affine": (0,),
-    "_fake_quantize_learnable_per_tensor_affine_backward": (1, 2, 3),
-    "_logcumsumexp": (0,),
-    "_masked_softmax": (0,),
-    "_masked_softmax_backward": (0,),
-    "_standard_gamma_grad": (0,),
+    **dict.fromkeys(
+        (
+            *("_add_relu.Scalar", "_dirichlet_grad", "_logcumsumexp", "_masked_softmax", "_masked_softmax_backward"),
+            *("_fake_quantize_learnable_per_channel_affine", "_fake_quantize_learnable_per_tensor_affine"),
+            *("_standard_gamma_grad", "glu_jvp", "log_sigmoid_backward"),
+        ),
+        (0,),
+    ),
+    **{f"_fake_quantize_learnable_per_{part}_affine_backward": (1, 2, 3) for part in ("channel", "tensor")},
     "_weight_norm_interface_backward": (1, 2),  # torch 2.9 and older have none
     "glu_backward_jvp": (2,),
-    "glu_jvp": (0,),
-    "log_sigmoid_backward": (0,),
 }
 _CONTIGUOUS_LIKE = {
     "_sample_dirichlet": 0,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.rules.memory_formats import (
     contiguous_like,
@@ -16,33 +17,25 @@ from fvflops.capture.shapes.rules.memory_formats import (
     suggested_format,
 )
 
-_Pair = tuple[torch.Tensor, torch.Tensor]
+_Pair = tuple[Tensor, Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def statistics(input: torch.Tensor, *_: Any) -> _Pair:
+def statistics(input: Tensor, *_: Any) -> _Pair:
     """Return two statistics per channel, in single precision for half-precision input."""
     dtype = torch.float32 if input.dtype in _HALF else input.dtype
     return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
 
 
-def batch_norm_backward_reduce(
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-) -> tuple[torch.Tensor | None, ...]:
+def batch_norm_backward_reduce(grad_out: Tensor, input: Tensor, *rest: Any) -> tuple[Any, ...]:
     """Return per-channel sums of the gradient and of its product with the input, and the parameters' gradients."""
+    mean, _, weight, input_g, weight_g, bias_g = rest
     parameter = mean if weight is None else weight
     sums = (mean, input_g), (mean, input_g), (parameter, weight_g), (parameter, bias_g)
     return tuple(torch.empty_like(item) if requested else None for item, requested in sums)
 
 
-def batch_norm(name: str, *args: Any) -> tuple[torch.Tensor, ...]:
+def batch_norm(name: str, *args: Any) -> tuple[Tensor, ...]:
     """Return the normalized input, the statistics saved for backward (empty in evaluation), and other results."""
     input, *rest = args
     # Inferred with twice the batch, which gives the same statistics: torch rejects one element per channel, since it
@@ -51,7 +44,7 @@ def batch_norm(name: str, *args: Any) -> tuple[torch.Tensor, ...]:
     _, *others = getattr(torch.ops.aten, name)(doubled, *rest)
     running_statistics = args[3:5] if len(args) > 6 else ()
     dtype = statistics_dtype(*args[:3], *running_statistics)
-    training = _is_training(name, args)
+    training = not name.endswith(("_no_training", "_no_update")) and bool(args[-3])
     saved = (item.new_empty(item.shape if training else 0, dtype=dtype) for item in others[:2])
     # A copy of each running statistic, or the reserve.
     running = zip(others[2:], running_statistics, strict=False)
@@ -61,51 +54,41 @@ def batch_norm(name: str, *args: Any) -> tuple[torch.Tensor, ...]:
     return (output, *saved, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
 
 
-def native_layer_norm(
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
+def native_layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     output, *saved = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
     dtype = statistics_dtype(input, weight, bias)
     return (output, *(torch.empty_like(item, dtype=dtype) for item in saved))
 
 
-def group_norm(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+def group_norm(input: Tensor, *rest: Any) -> Tensor:
     """Return a tensor like the input, in the memory format that its strides suggest."""
     torch.ops.aten.group_norm(input, *rest)  # checks the arguments
     return empty_with_format(input, input.shape, suggested_format(input))
 
 
 def native_group_norm(
-    input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
-) -> tuple[torch.Tensor, ...]:
+    input: Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Tensor, ...]:
     """Return the normalized input, and the means and inverse standard deviations of the groups."""
     _, *saved = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
     return (empty_with_format(input, input.shape, suggested_format(input)), *saved)
 
 
-def batch_norm_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+def batch_norm_backward(name: str, grad_out: Tensor, input: Tensor, *rest: Any) -> tuple[Any, ...]:
     """Return the gradients of input, weight and bias, the first in the input's memory format."""
     grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
     return (None if grad_input is None else format_of(0, input), *others)
 
 
-def native_layer_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+def native_layer_norm_backward(*args: Any) -> tuple[Tensor | None, ...]:
     grads = torch.ops.aten.native_layer_norm_backward(*args)
     return tuple(None if item is None else contiguous_like(0, item) for item in grads)
 
 
-def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
+def statistics_dtype(input: Tensor, *parameters: Any) -> torch.dtype:
     """Return the dtype of a CPU kernel's statistics: the input's, or float32 for mixed half precision."""
-    dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
+    dtypes = {item.dtype for item in parameters if isinstance(item, Tensor)} - {input.dtype}
     return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
-
-
-def _is_training(name: str, args: Sequence[Any]) -> bool:
-    return not name.endswith(("_no_training", "_no_update")) and bool(args[-3])
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -7,42 +7,39 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fvflops.capture.shapes.rules.memory_formats import like
 
 
 def roi_align(
-    input: torch.Tensor, rois: torch.Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, *_: Any
-) -> torch.Tensor:
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, *_: Any
+) -> Tensor:
     """Return the pooled regions [regions, channels, height, width]."""
     return input.new_empty(len(rois), input.shape[1], pooled_height, pooled_width)
 
 
-def roi_pool(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def roi_pool(*args: Any) -> tuple[Tensor, Tensor]:
     """Return the maximum in each bin of the regions, and its index."""
     pooled = roi_align(*args)
     return pooled, torch.empty_like(pooled, dtype=torch.int32)
 
 
-def ps_roi_pool(input: torch.Tensor, rois: torch.Tensor, spatial_scale: float, *size: Any) -> Any:
+def ps_roi_pool(input: Tensor, rois: Tensor, spatial_scale: float, *size: Any) -> Any:
     """Return the pooled regions, each position from its own channels, and the indices of these channels."""
     channels = input.shape[1] // (size[0] * size[1])
     return roi_pool(input[:, :channels], rois, spatial_scale, *size)
 
 
-def gradient_of_features(position: int, grad: torch.Tensor, *args: Any) -> torch.Tensor:
+def gradient_of_features(position: int, grad: Tensor, *args: Any) -> Tensor:
     """Return the gradient of pooled features, whose shape is among the other arguments from a position on."""
     return grad.new_empty(args[position : position + 4])
 
 
-def deform_conv2d(
-    input: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor, *rest: Any
-) -> torch.Tensor:
+def deform_conv2d(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, *rest: Any) -> Tensor:
     """Return the result [batch, channels, height, width]."""
-    sizes = [
-        (size + 2 * rest[2 + axis] - rest[4 + axis] * (kernel - 1) - 1) // rest[axis] + 1
-        for axis, (size, kernel) in enumerate(zip(input.shape[2:], weight.shape[2:], strict=True))
-    ]
+    axes = zip(input.shape[2:], weight.shape[2:], rest[:2], rest[2:4], rest[4:6], strict=True)
+    sizes = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in axes]
     return input.new_empty(len(input), len(weight), *sizes)
 
 
