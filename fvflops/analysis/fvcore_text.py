@@ -26,8 +26,8 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     >>> summary.columns["flops"][""], summary.ledger["counted"], summary.about["inputs"]
     (24, {'aten::linear': 1}, 'float32[2, 4]')
     """
-    analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
-    return make_summary({heading: analysed_run(analysis) for heading, analysis in analyses.items()})
+    runs = {"flops": analysed_run(flops)}
+    return make_summary(runs if activations is None else {**runs, "activations": analysed_run(activations)})
 
 
 def flop_count_table(
@@ -58,7 +58,6 @@ def flop_count_table(
     summary = _summarise_without_warnings(flops, activations)
     require_int("max_depth", max_depth, least=0)
     summary = collapse_runs(summary) if collapse else summary
-    require_int("max_depth", max_depth, least=0)
     return fvcore_format.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
 

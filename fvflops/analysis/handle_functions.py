@@ -23,7 +23,6 @@ from fvflops.torch_internals import OpOverload, OpOverloadPacket
 from fvflops.trace import Symbol, TensorSpec, Trace, Value
 from fvflops.trace.calls import packet_of
 
-_WITHOUT_SCHEMAS = ("prim::", "unseen::", "triton::", "higher_order::")
 _PYTHON_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:\.|::)(\w+)(\.\w+)?", re.ASCII)
 
 
@@ -40,7 +39,7 @@ def read_op(op: Any) -> str:
         kind = type(op).__name__
         raise TypeError(f"the first argument must be the name of an op, such as 'aten::linear'; got a {kind}")
     name = op
-    if name.startswith(_WITHOUT_SCHEMAS):
+    if name.startswith(("prim::", "unseen::", "triton::", "higher_order::")):  # without schemas
         return name
     if "::" not in name and not name.startswith("torch.ops."):
         raise ValueError(
@@ -84,15 +83,6 @@ def _alike(name: str, called: set[str]) -> set[str]:
     packet = packet_of(name).removesuffix("_")
     forms = {op for op in called if packet_of(op).removesuffix("_") == packet}
     return forms or called
-
-
-# In a traced graph the op is `_convolution`, with four more arguments than `convolution`.
-_CONVOLUTION_FLAGS: Mapping[str, Value] = {
-    "benchmark": False,
-    "deterministic": False,
-    "cudnn_enabled": True,
-    "allow_tf32": True,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +167,12 @@ _SCALAR_TYPES = {
     "float64": "Double",
     "float16": "Half",
     "bfloat16": "BFloat16",
+    "bool": "Bool",
     "int64": "Long",
     "int32": "Int",
     "int16": "Short",
     "int8": "Char",
     "uint8": "Byte",
-    "bool": "Bool",
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
@@ -208,8 +198,8 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     @wraps(handle, updated=())
     def call_fvcore_handle(call: Call) -> int | Counter[str]:
         arguments = list(call.arguments.values())
-        if name == "aten::_convolution":
-            arguments += _CONVOLUTION_FLAGS.values()
+        if name == "aten::_convolution":  # in a traced graph it has benchmark, deterministic, cudnn_enabled, allow_tf32
+            arguments += [False, False, True, True]
         result: int | Counter[str] = handle(
             [JitValue(value, position) for position, value in enumerate(arguments)],
             [JitValue(value, position) for position, value in enumerate(call.outputs)],

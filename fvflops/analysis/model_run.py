@@ -139,9 +139,8 @@ class ModelRun:
 
     def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""
-        return replace(
-            self, model=self.model if model is None else model, inputs=self.inputs if inputs is None else inputs
-        )
+        given: dict[str, Any] = {"model": model, "inputs": inputs}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def require_model(self) -> Model:
         if self.model is None:
@@ -154,7 +153,5 @@ class ModelRun:
     def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:
         """Run the model once and return its Trace."""
         settings: CallOptions = {**self.options, "quiet": quiet}
-        args, kwargs = self.arguments()
-        return record_call(
-            self.require_model(), args, kwargs, stops_at=stops_at, estimate_cost=estimate_cost, **settings
-        )
+        model, (args, kwargs) = self.require_model(), self.arguments()
+        return record_call(model, args, kwargs, stops_at=stops_at, estimate_cost=estimate_cost, **settings)

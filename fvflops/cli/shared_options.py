@@ -68,7 +68,7 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         --denoising-steps N  steps of a diffusers pipeline; default: 1
         --guidance  double the denoiser's batch, for classifier-free guidance
         """,
-        type={"batch": parse_count, "seq": parse_count, "image_size": parse_sides, "denoising_steps": parse_count},
+        type={"image_size": parse_sides, **dict.fromkeys(("batch", "seq", "denoising_steps"), parse_count)},
     )
     add_building(parser)
 
@@ -95,15 +95,11 @@ def model_options(
     arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
     """Return the options that build the arguments' MODEL, on a device; `inputs` defaults to the arguments'."""
+    names = ("batch", "seq", "image_size", "dtype", "denoising_steps", "guidance")
     return replace(
         building_options(arguments, device=device),
         inputs=tuple(arguments.input if inputs is None else inputs),
-        batch=arguments.batch,
-        seq=arguments.seq,
-        image_size=arguments.image_size,
-        dtype=arguments.dtype,
-        denoising_steps=arguments.denoising_steps,
-        guidance=arguments.guidance,
+        **{name: getattr(arguments, name) for name in names},
     )
 
 
@@ -200,7 +196,7 @@ RARE_OF_PLANS = (
 )
 
 
-def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_mesh(parser: argparse.ArgumentParser) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
     of_ranks, of_experts = (
         [f"{name} ({axis.title})" for name, axis in AXES.items() if axis.regroups is regroups]
@@ -230,8 +226,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         --precision NAME  dtypes of parameters, compute and gradient reduction: {", ".join(PRECISIONS)}; default:
             bf16-mixed for a float32 model on an accelerator that has bf16, else the model's
         """,
-        required={"mesh": required},
-        type={"rank": int, "microbatches": int, "stages_per_rank": int},
+        type=dict.fromkeys(("rank", "microbatches", "stages_per_rank"), int),
         default={"rank": 0, "microbatches": 1, "reshard_after_forward": None, "reduce_each_microbatch": None},
         choices={
             "schedule": tuple(SCHEDULES),
@@ -256,7 +251,7 @@ def add_report(
     `more` are formats of this command only, `sort` describes the keys of `--sort`.
     """
     group = find_group(parser, "report")
-    formats = {**FORMATS, **(more or {})}
+    formats = (*FORMATS, *(more or {}))
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     add_options(
         group,
@@ -267,11 +262,11 @@ def add_report(
         --digits N  significant digits in text, markdown and latex; default: 3, more if models would look equal
         {"--output PATH  file for the report, - for standard output; default: -" if output else ""}
         """,
-        choices={"format": tuple(formats)},
+        choices={"format": formats},
         type={"top": parse_count, "digits": parse_count},
         default={"top": top},
     )
-    group.set_defaults(formats=tuple(formats))
+    group.set_defaults(formats=formats)
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:

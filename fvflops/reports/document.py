@@ -48,15 +48,13 @@ class Column:
         return self.form(value) or ("model" if self.tree else "")
 
 
-def text_column(
-    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", shorten_last: bool = False
-) -> Column:
-    return Column(key, heading or key, form, is_text=True, missing=missing, shorten_last=shorten_last)
+def text_column(key: str, heading: str = "", *, form: Callable[[Any], str] = str, shorten_last: bool = False) -> Column:
+    return Column(key, heading or key, form, is_text=True, shorten_last=shorten_last)
 
 
-def module_column(key: str = "module") -> Column:
+def module_column() -> Column:
     """Return a column of module names; text shows them as a tree."""
-    return Column(key, key, is_text=True, tree=True)
+    return Column("module", "module", is_text=True, tree=True)
 
 
 def number_column(
@@ -113,7 +111,8 @@ class Table:
         keys = [column.key for column in columns]
         if sort is not None:
             check_sort(sort, keys if NAME in keys else [*keys, NAME])
-            index = keys.index(sort) if sort in keys else self._first_text_column()
+            texts = [index for index, column in enumerate(columns) if column.is_text]
+            index = keys.index(sort) if sort in keys else texts[0] if texts else 0
             if columns[index].is_text:
                 rows.sort(key=lambda row: natural_key(str(row[index] or "")))
             else:
@@ -141,9 +140,6 @@ class Table:
         column = self.columns[index]
         value: Any = sum(row[index] or 0 for row in rows[top:])
         return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
-
-    def _first_text_column(self) -> int:
-        return next((index for index, column in enumerate(self.columns) if column.is_text), 0)
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with its columns for "people", without empty ones, or for "data" formats."""

@@ -29,18 +29,15 @@ from fvflops.sources.imports import import_library
 from fvflops.sweep.count_model import OnTick, Task, failed_row, ignore_tick, run_task
 from fvflops.sweep.model_count import ModelCount
 
-_TRIM_THRESHOLD = -1  # parameters of mallopt, of malloc.h
-_MMAP_THRESHOLD = -3
-_MOST_KEPT = 1 << 30  # bytes that are free at the end of the heap
-_LARGEST = (1 << 31) - 1  # bytes of a block; larger ones are returned when they are freed
-
 
 def keep_freed_memory() -> bool:
     """Keep up to a GiB of freed memory in this process, from now on; return whether the C library can."""
     library = _glibc()
     if library is None:
         return False
-    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT))
+    mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+    # Blocks above 2 GiB are returned when they are freed.
+    return bool(library.mallopt(mmap_threshold, (1 << 31) - 1) and library.mallopt(trim_threshold, 1 << 30))
 
 
 def return_freed_memory() -> None:
@@ -56,7 +53,6 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 _TICK = 1.0  # seconds
-_QUEUED = 2  # tasks for each worker that are scheduled at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +123,11 @@ def run_queued(
     schedule: Callable[[Task], Future[ModelCount]],
     read: Callable[[Future[ModelCount], Task], ModelCount],
 ) -> Iterator[ModelCount]:
-    """Schedule tasks, a few for each worker at a time, and yield what `read` returns of each as it is done."""
+    """Schedule tasks, two for each worker at a time, and yield what `read` returns of each as it is done."""
     waiting, pending = iter(tasks), dict[Future[ModelCount], Task]()
     while True:
         workers = count_workers()
-        for task in islice(waiting, max(0, workers * _QUEUED - len(pending))):
+        for task in islice(waiting, max(0, 2 * workers - len(pending))):
             pending[schedule(task)] = task
         if not pending:
             return

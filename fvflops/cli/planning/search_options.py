@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.step_options import AXIS_OF
 from fvflops.cli.progress import Progress
@@ -33,7 +33,6 @@ KEPT = (
     *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss", "offload"),
     *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
 )
-_NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")
 _BEST = 20
 
 
@@ -50,27 +49,27 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         --best N  layouts that are shown; default: {_BEST}
         --jobs N  processes of a search; default: one for each core
         """,
-        type={"gpus": int, "global_batch": int, "best": int, "jobs": int},
+        type=dict.fromkeys(("gpus", "global_batch", "best", "jobs"), int),
     )
 
 
 def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that a search, or one layout, does not have."""
+    refuse(
+        arguments,
+        (not arguments.search, ("gpus", "global_batch", "choices", "best", "jobs"), "{} is for a search: add --search"),
+        (arguments.search, CHOSEN, "a search chooses {}: omit it, or limit what is tried by --choices"),
+    )
     if not arguments.search:
-        if option := find_chosen(arguments, _NEED_SEARCH):
-            raise ValueError(f"{option} is for a search: add --search")
         if arguments.mesh is None:
             raise ValueError("a plan needs --mesh, such as --mesh fsdp=8, or --search with --gpus and --global-batch")
         return
-    if option := find_chosen(arguments, CHOSEN):
-        raise ValueError(f"a search chooses {option}: omit it, or limit what is tried by --choices")
     for name in ("gpus", "global_batch", "device"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
     if accelerator is None:
-        raise ValueError(
-            f"--search needs an accelerator, such as --device H100; got the torch device {arguments.device}"
-        )
+        got = arguments.device
+        raise ValueError(f"--search needs an accelerator, such as --device H100; got the torch device {got}")
 
 
 def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str:
@@ -80,17 +79,19 @@ def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str
         value = getattr(arguments, name)
         if AXIS_OF.get(name, "") not in ("", *candidate.mesh):
             continue
-        if name == "image_size" and value is not None:
+        if value is None:
+            continue
+        if name == "image_size":
             value = "x".join(map(str, value))
-        if name == "seq" and value is not None:
+        if name == "seq":
             value //= candidate.size("cp")
         if name == "input":
             value = [_of_a_rank(text, candidate) for text in value]
-        if isinstance(value, bool):
-            if name == "reduce_each_microbatch" and not value:
-                words.append("--no-reduce-each-microbatch")
+        if name == "reduce_each_microbatch" and not value:
+            words.append("--no-reduce-each-microbatch")
+        elif isinstance(value, bool):
             words += [_option(name)] * value
-        elif value is not None:
+        else:
             for item in value if isinstance(value, list) else [value]:
                 words += [_option(name), str(item)]
     options = candidate.command()

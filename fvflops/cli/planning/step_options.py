@@ -24,7 +24,7 @@ from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.model_call import loss_in
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
-from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.argument_values import parse_assumptions, parse_mesh, refuse
 from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
@@ -44,6 +44,11 @@ _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
 _LOGITS = 3  # axes: batch, tokens, vocabulary
 OF_OUTPUT = ("--format", "--output")
+# Options of plans that need not be parsed.
+_AS_TYPED = (
+    *("rank", "sequence_parallel", "microbatches", "schedule", "stages_per_rank", "reshard_after_forward"),
+    *("optimizer_sharding", "gradient_dtype", "offload"),
+)
 # Option → the axis without which it has no effect.
 AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
 
@@ -301,23 +306,18 @@ def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str
     return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
 
 
-def read_plan_options(arguments: argparse.Namespace, mesh: Mapping[str, int], table: FormulaTable) -> PlanOptions:
-    """Return the options of a plan on a mesh that do not depend on the model."""
+def read_plan_options(arguments: argparse.Namespace, table: FormulaTable) -> PlanOptions:
+    """Return the options of a plan on `--mesh`, or of a search, that do not depend on the model."""
+    mesh = {} if arguments.mesh is None else parse_mesh(arguments.mesh)
+    if mesh:
+        _check_mesh_options(arguments, mesh)
     return PlanOptions(
+        **{name: getattr(arguments, name) for name in _AS_TYPED},
         mesh=mesh,
-        rank=arguments.rank,
         shard_by=None if arguments.shard is None else load_function(arguments.shard, "--shard"),
-        sequence_parallel=arguments.sequence_parallel,
-        microbatches=arguments.microbatches,
-        schedule=arguments.schedule,
-        stages_per_rank=arguments.stages_per_rank,
         stage_layers=_parse_numbers(arguments, "stage_layers", "the layers of each stage, such as 7,8,8,7"),
-        reshard_after_forward=arguments.reshard_after_forward,
         reduce_each_microbatch=arguments.reduce_each_microbatch is not False,
-        optimizer_sharding=arguments.optimizer_sharding,
-        gradient_dtype=arguments.gradient_dtype,
         routing=_parse_numbers(arguments, "routing", "the tokens of each expert, such as 3,3,1,1"),
-        offload=arguments.offload,
         assume=read_assumptions(arguments),
         table=table,
     )
@@ -334,21 +334,16 @@ def _parse_numbers(arguments: argparse.Namespace, name: str, expected: str) -> l
     return [int(part) for part in parts]
 
 
-def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for an option whose axis the mesh lacks; axes that do not exist are the plan's to report."""
-    if not mesh.keys() <= set(AXES):
-        return
-    for name, axis in AXIS_OF.items():
-        if axis not in mesh and (option := find_chosen(arguments, [name])):
-            raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
+def _check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for an option whose axis the mesh lacks, and for options of replicas without them or with FSDP.
 
-
-def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for options of replicas with a mesh without them, or with FSDP."""
-    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
+    Axes that do not exist are the plan's to report.
+    """
+    no_effect = f"{{}} has no effect on --mesh {arguments.mesh}: omit it, or "
+    for name, axis in AXIS_OF.items() if mesh.keys() <= set(AXES) else ():
+        refuse(arguments, (axis not in mesh, [name], f"{no_effect}add the axis {axis}"))
+    are_without = mesh.get("dp", 1) * mesh.get("cp", 1) == 1 or mesh.get("fsdp", 1) > 1
     of_replicas = [name for name in ("bucket_cap_mb", "optimizer_sharding") if name in arguments.options]
-    option = find_chosen(arguments, of_replicas)
-    if option and (replicas == 1 or mesh.get("fsdp", 1) > 1):
-        raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp")
+    refuse(arguments, (are_without, of_replicas, f"{no_effect}use the axis dp without fsdp"))
     if arguments.gradient_dtype and not (arguments.optimizer_sharding or arguments.master_weights):
         raise ValueError("--gradient-dtype is for --optimizer-sharding or --master-weights: omit it, or add one")
