@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, require_analysis
@@ -91,8 +89,6 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
-    analyses = [require_analysis(analysis) for analysis in (flops, activations) if analysis is not None]
-    with ExitStack() as stack:
-        for analysis in analyses:
-            stack.enter_context(analysis._warnings_disabled())
+    others = require_analysis(flops) if activations is None else require_analysis(activations)
+    with require_analysis(flops)._warnings_disabled(), others._warnings_disabled():
         return summarise(flops, activations)

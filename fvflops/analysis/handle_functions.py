@@ -113,24 +113,8 @@ class JitType:
 
 
 @dataclass(frozen=True, slots=True)
-class JitNode:
-    """Result of `value.node()`: the node that produced a value; only the node of a list has inputs."""
-
-    value: Value
-
-    def inputs(self) -> list[JitValue]:
-        """Return the elements of a list, [] for anything else."""
-        return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
-
-    def kind(self) -> str:
-        if isinstance(self.value, tuple):
-            return "prim::ListConstruct"
-        return "prim::Param" if isinstance(self.value, TensorSpec) else "prim::Constant"
-
-
-@dataclass(frozen=True, slots=True)
 class JitValue:
-    """One input or output of an op, with the methods of `torch._C.Value` that handles use."""
+    """One input or output of an op, with the methods of `torch._C.Value` and of its node that handles use."""
 
     value: Value
     position: int
@@ -149,13 +133,21 @@ class JitValue:
         if isinstance(self.value, TensorSpec):
             return None
         if isinstance(self.value, tuple):
-            return [JitValue(item, 0).toIValue() for item in self.value]
-        if isinstance(self.value, Symbol):
-            return self.value.name
-        return self.value
+            return [item.toIValue() for item in self.inputs()]
+        return self.value.name if isinstance(self.value, Symbol) else self.value
 
-    def node(self) -> JitNode:
-        return JitNode(self.value)
+    def node(self) -> JitValue:
+        """Return the node that produced the value: itself, with inputs and a kind."""
+        return self
+
+    def inputs(self) -> list[JitValue]:
+        """Return the elements of a list, [] for anything else."""
+        return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
+
+    def kind(self) -> str:
+        if isinstance(self.value, tuple):
+            return "prim::ListConstruct"
+        return "prim::Param" if isinstance(self.value, TensorSpec) else "prim::Constant"
 
     def debugName(self) -> str:
         """Return a name that is unique among the inputs, or among the outputs, of a call."""

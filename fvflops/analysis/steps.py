@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fvflops.counting import CostModel, count
-from fvflops.reports.escaping import printable_short
+from fvflops.reports.escaping import list_ops
 from fvflops.text import require_int, short_repr, shown_by_fields
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
@@ -56,9 +56,8 @@ def action_at(plan: Schedule, step: int) -> str:
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
     if name not in ("none", "warmup", *ACTIVE):
-        raise ValueError(
-            f"schedule={plan!r} returned {action!r} for step {step}: use fvflops.schedule or torch.profiler's"
-        )
+        remedy = "use fvflops.schedule or torch.profiler's"
+        raise ValueError(f"schedule={plan!r} returned {action!r} for step {step}: {remedy}")
     return name
 
 
@@ -139,10 +138,7 @@ class PerStep:
         if any(step.flops not in (0, step.by_phase.total()) for step in self.each):
             text += f"; {self.flops} at 2 per MAC"
         if self.unsupported:
-            listed = [
-                f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unsupported.items()
-            ]
-            text += f"; unsupported, so not counted: {', '.join(listed)}"
+            text += f"; unsupported, so not counted: {list_ops(self.unsupported)}"
         return text
 
 

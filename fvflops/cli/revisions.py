@@ -27,10 +27,8 @@ _SETTINGS = (
 )
 _PATHS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
-_CHUNK = 1 << 20
 # Files by which the processes exchange the request and the Trace.
 REQUEST, RESULT = "request.pickle", "trace.json"
-_STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
 
 
 class GitError(ValueError):
@@ -50,7 +48,8 @@ def run_git(folder: str, *command: str) -> str:
     process = _start(folder, command, stdin=subprocess.DEVNULL)
     output, message = process.communicate()
     if process.returncode:
-        raise GitError(_format_error(command, message, process.returncode))
+        text = " ".join(message.decode(errors="surrogateescape").split())
+        raise GitError(f"git {command[0]}: {text or f'exited with status {process.returncode}'}")
     return os.fsdecode(output).removesuffix("\n")
 
 
@@ -74,11 +73,10 @@ def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
         directory = os.path.join(tree, *parts)
         os.makedirs(directory if entry.mode == _SUBMODULE else os.path.dirname(directory), exist_ok=True)
     files = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
-    command = ("cat-file", "--batch")
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
         names.write("".join(f"{entry.name}\n" for entry in files).encode())
         names.seek(0)
-        process = _start(folder, command, stdin=names, stderr=errors)
+        process = _start(folder, ("cat-file", "--batch"), stdin=names, stderr=errors)
         assert process.stdout is not None
         with process, process.stdout as objects:
             for entry in files:
@@ -100,7 +98,7 @@ def _write(objects: IO[bytes], size: int, path: str, mode: str) -> None:
     else:
         with open(path, "xb") as file:
             while size:
-                chunk = objects.read(min(size, _CHUNK))
+                chunk = objects.read(min(size, 1 << 20))
                 if not chunk:
                     raise GitError(f"git ended before all of {path} was read")
                 file.write(chunk)
@@ -140,11 +138,6 @@ def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
     disabled = {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     inherited = {name: value for name, value in environment.items() if name != "GIT_INDEX_FILE"}
     return {**inherited, **changed, **disabled}
-
-
-def _format_error(command: Sequence[str], message: bytes, code: int) -> str:
-    text = " ".join(message.decode(errors="surrogateescape").split())
-    return f"git {command[0]}: {text or f'exited with status {code}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +256,7 @@ def record_in_subprocess(
                 errors="backslashreplace",
             )
         if process.returncode or not os.path.isfile(result):
-            last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
+            last_line = process.stderr[-2000:].strip().splitlines()[-1:]
             reason = last_line[0] if last_line else f"the subprocess exited with status {process.returncode}"
             raise ValueError(f"{subject}: {reason}")
         return load_trace(result)

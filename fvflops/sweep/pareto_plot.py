@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -172,18 +173,10 @@ def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
     axes.plot(*_steps(front, lower), color=_LINE, linewidth=0.9, zorder=2, solid_joinstyle="miter")
     for on_front, colour, edge, order in ((False, "white", "#7a7a7a", 3), (True, _FRONT, "white", 4)):
         shown = [point for point in points if point.on_front is on_front]
-        axes.plot(
-            [point.x for point in shown],
-            [point.y for point in shown],
-            "o",
-            markersize=4.2 if on_front else 3.6 if len(points) <= 10 * _MANY else 2.2,
-            markerfacecolor=colour,
-            markeredgecolor=edge,
-            markeredgewidth=0.5 if on_front else 0.8,
-            linestyle="",
-            zorder=order,
-            label="Pareto front" if on_front else "others",
-        )
+        size = 4.2 if on_front else 3.6 if len(points) <= 10 * _MANY else 2.2
+        style: dict[str, Any] = {"markerfacecolor": colour, "markeredgecolor": edge, "markersize": size}
+        style |= {"markeredgewidth": 0.5 if on_front else 0.8, "label": "Pareto front" if on_front else "others"}
+        axes.plot([point.x for point in shown], [point.y for point in shown], "o", linestyle="", zorder=order, **style)
 
 
 def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[float], list[float]]:
@@ -199,17 +192,9 @@ def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[floa
 def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:
     handles, names = axes.get_legend_handles_labels()
     shown = [(handle, name) for handle, name in zip(handles, names, strict=True) if len(handle.get_xdata())]
-    figure.legend(
-        *zip(*reversed(shown), strict=True),
-        loc="outside upper left",
-        ncols=2,
-        fontsize=_LABEL + 0.5,
-        labelcolor=colours.colour("quiet"),
-        frameon=False,
-        handletextpad=0.0,
-        columnspacing=1.0,
-        borderpad=0.1,
-    )
+    style: dict[str, Any] = {"fontsize": _LABEL + 0.5, "labelcolor": colours.colour("quiet"), "frameon": False}
+    style |= {"loc": "outside upper left", "ncols": 2, "handletextpad": 0.0, "columnspacing": 1.0, "borderpad": 0.1}
+    figure.legend(*zip(*reversed(shown), strict=True), **style)
 
 
 def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
@@ -245,27 +230,15 @@ def _draw_label(axes: Any, point: _Point, text: str, position: tuple[float, floa
     side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
     if frame.left <= x <= frame.right:
         side, end = "center", (frame.left + frame.right) / 2
-    axes.annotate(
-        escape(text),
-        (point.x, point.y),
-        ((end - x) * 72, (frame.bottom - y) * 72 + 0.8),
-        ha=side,
-        textcoords="offset points",
-        fontsize=_LABEL,
-        color=colours.colour("ink" if point.on_front else "quiet"),
-        annotation_clip=False,
-        zorder=2.8,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-    )
+    offset = (end - x) * 72, (frame.bottom - y) * 72 + 0.8
+    colour = colours.colour("ink" if point.on_front else "quiet")
+    style: dict[str, Any] = {"annotation_clip": False, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4}}
+    annotate = partial(axes.annotate, xy=(point.x, point.y), textcoords="offset points")
+    annotate(escape(text), xytext=offset, ha=side, fontsize=_LABEL, color=colour, zorder=2.8, **style)
     if leader := leader_of(position, frame):
-        axes.annotate(
-            "",
-            (point.x, point.y),
-            ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
-            zorder=2.5,
-        )
+        offset = (leader[1][0] - x) * 72, (leader[1][1] - y) * 72
+        arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2}
+        annotate("", xytext=offset, arrowprops=arrow, zorder=2.5)
 
 
 def _fit(text: str) -> str:

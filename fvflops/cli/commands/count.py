@@ -18,13 +18,14 @@ from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
 from fvflops.cli.parser import find_group
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import TerminalInfo, find_terminal, find_width
+from fvflops.cli.progress import find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.call_tables import CALL_COLUMNS, CALL_VIEWS, call_report
 from fvflops.reports.formats import FORMATS
+from fvflops.reports.formats.text import Terminal
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
@@ -167,6 +168,6 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     stream, is_standard = report_stream(), is_standard_output(arguments.output)
     encoding = getattr(stream, "encoding", None) if is_standard else None
     terminal = find_terminal(stream) if is_standard else None
-    terminal = terminal or TerminalInfo(find_width(stream), colour=False, encoding=encoding or "utf-8")
+    terminal = terminal or Terminal(find_width(stream), colour=False, encoding=encoding or "utf-8")
     options = vars(arguments) | terminal._asdict()
     return {name: options[name] for name in report.options if name != "collapse"}

@@ -24,7 +24,7 @@ _TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
 _TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
-class _Terminal(NamedTuple):
+class Terminal(NamedTuple):
     """Abilities of an output: lines of a width (None is no limit), colours, and the characters of an encoding."""
 
     width: int | None
@@ -65,13 +65,13 @@ def write(document: Document, *, width: int | None = None, colour: bool = False,
     <BLANKLINE>
     Counted by exact.
     """
-    terminal = _Terminal(width, colour, encoding)
+    terminal = Terminal(width, colour, encoding)
     blocks = [_write_lines(document.title, width)] if document.title else []
     blocks += [_write_part(part, terminal) for part in document.parts]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _write_part(part: Part, terminal: _Terminal) -> str:
+def _write_part(part: Part, terminal: Terminal) -> str:
     width = terminal.width
     if isinstance(part, Table):
         return _write_table(part, terminal)
@@ -116,7 +116,7 @@ def _write_lines(text: str, width: int | None, indent: str = "", hanging: str = 
     return "\n".join(indent + line for line in lines)
 
 
-def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: _Terminal) -> str:
+def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: Terminal) -> str:
     """Return sentences in the colours of their tones, without indentation."""
     painted = []
     for sentence, tone in zip(map(terminal.printable, sentences), tones, strict=True):
@@ -125,7 +125,7 @@ def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: _
     return "\n".join(painted)
 
 
-def _write_table(table: Table, terminal: _Terminal) -> str:
+def _write_table(table: Table, terminal: Terminal) -> str:
     width = terminal.width
     bar = next((index for index, column in enumerate(table.columns) if column.bar_total is not None), None)
     show = _show if bar is None else terminal.printable
@@ -186,7 +186,7 @@ def _draw_bar(value: Any, total: float, width: int, blocks: str) -> str:
     return blocks[-1] * full + (blocks[rest - 1] if rest else "")
 
 
-def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: _Terminal) -> list[str]:
+def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: Terminal) -> list[str]:
     header, rule, *rows = lines
     painted = [terminal.paint(header, _BOLD), terminal.paint(rule, _DIM)]
     for index, (line, bar) in enumerate(zip(rows, bars, strict=True)):

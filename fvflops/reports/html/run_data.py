@@ -10,14 +10,11 @@ from fvflops.reports.document import find_peaks
 from fvflops.reports.escaping import printable
 from fvflops.trace.calls import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
-from fvflops.views.breakdown import MemoryCurve, Peaks
-
-# A column is packed if the packed form has at most this share of its values.
-_MAX_SHARE = 0.5
+from fvflops.views.breakdown import MemoryCurve
 
 
 def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
-    """Return a column as runs if that is shorter, else as it is.
+    """Return a column as runs if these have at most half of its values, else as it is.
 
     A run is [repetitions, values] or [repetitions, values, steps]; the steps are added at each repetition.
     """
@@ -50,7 +47,7 @@ def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
     if plain < length:
         runs.append([1, list(values[plain:])])
     size = sum(sum(map(len, run[1:])) for run in runs)
-    return {"runs": runs} if size <= _MAX_SHARE * length else list(values)
+    return {"runs": runs} if size <= length / 2 else list(values)
 
 
 def _difference(first: Any, second: Any) -> int | None:
@@ -158,8 +155,3 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
         "phases": list(phases),
         "measured": curve.measured,
     }
-
-
-def write_peaks(peaks: Peaks) -> dict[str, Any]:
-    """Return the peaks of the roofline's device."""
-    return {"device": printable(peaks.device), "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)}
