@@ -1,7 +1,4 @@
-"""Format and parse numbers.
-
-The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables can be compared with theirs.
-"""
+"""Format and parse numbers; the formats of fvcore and of DeepSpeed are reproduced exactly."""
 
 from __future__ import annotations
 

@@ -27,10 +27,7 @@ _PYTHON_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:\.|::)(\w+)(\.\w+)
 
 
 def read_op(op: Any) -> str:
-    """Return an op's name as in a Trace, given that name, its name in Python or the op itself.
-
-    Raises ValueError for a name without a namespace, and for an op that torch does not have.
-    """
+    """Return an op's name as in a Trace from that, its Python name or the op; a missing op raises ValueError."""
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
     if not isinstance(op, str):

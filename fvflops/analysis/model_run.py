@@ -27,10 +27,7 @@ InputSize = Any
 def inputs_of_size(
     model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, input_size: InputSize
 ) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return inputs and keyword arguments, tensors of `input_size` if that is not None; both at once raise ValueError.
-
-    The tensors are on the model's device, and floats in its dtype unless a size names another.
-    """
+    """Return the inputs, or tensors of `input_size` on the model's device and, unless it names one, in its dtype."""
     if input_size is None:
         return inputs, kwargs
     if inputs is not None:

@@ -145,10 +145,7 @@ class PerStep:
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class StepCount:
-    """Cost of one step by phase, and op → calls of the unsupported ops.
-
-    `flops` counts a multiply-add as 2, whatever the convention of `by_phase`; both are 0 where the metric is not flops.
-    """
+    """Cost of one step by phase, its unsupported op → calls, and macs and flops at 2 per MAC, 0 for other metrics."""
 
     by_phase: Counter[str]
     unsupported: Counter[str]

@@ -34,11 +34,7 @@ ASCII: Mapping[str, str] = {
 
 @contextmanager
 def ascii_streams(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Write standard output and error in ASCII where they are not UTF-8, or the locale is C.
-
-    Python writes UTF-8 in the locale C; a terminal that was set to it does not show that. Where no locale is set, or
-    PYTHONIOENCODING or PYTHONUTF8 sets the encoding, Python's choice stays.
-    """
+    """Write standard streams in ASCII where they are not UTF-8, or the locale is C, in which Python writes UTF-8."""
     changed: list[tuple[Any, str, str]] = []
     try:
         for stream in (sys.stdout, sys.stderr):

@@ -64,10 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; unknown ones are an error that names the nearest option of the command.
-
-        Their `options` are destination → the command's option and its default, for `find_chosen`.
-        """
+        """Return the arguments, with `options`: destination → option and default; unknown ones are an error."""
         arguments, unknown = self.parse_known_args(args, namespace)
         command = self.commands().get(getattr(arguments, "command", None) or "", self)
         if unknown:

@@ -90,10 +90,7 @@ class Progress:
 
 @contextmanager
 def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Name the work of the body while it takes longer than two seconds, on a terminal only.
-
-    A thread draws it, since the work itself calls nothing meanwhile.
-    """
+    """Name the work of the body, in a thread, while it takes longer than two seconds; on a terminal only."""
     chosen = sys.stderr if stream is None else stream
     if not chosen.isatty():
         yield

@@ -152,11 +152,7 @@ class Revision:
 
 
 def find_revision(text: str) -> Revision | None:
-    """Return the Revision that `REV:file.py:factory` names, or None for a text of another form.
-
-    The path is relative to the current folder, or else to the repository's. An unknown revision or file raises
-    ValueError.
-    """
+    """Return the Revision that `REV:file.py:factory` names, None for another text; unknown ones raise ValueError."""
     source, _, factory = text.rpartition(":")
     revision, separator, path = source.partition(":")
     if not separator or not revision or not factory or not path.endswith(".py") or os.path.isfile(source):

@@ -131,10 +131,7 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
-    """Add the device on which the model is built, the execution and the mode of the model.
-
-    `runs_on` adds the device on which the model would run, which some commands add themselves.
-    """
+    """Add the device on which the model is built and, unless a command has its own, would run, execution and mode."""
     run = find_group(parser, "run")
     if runs_on:
         add_options(
@@ -246,10 +243,7 @@ def add_report(
     top: int | None = None,
     output: bool = True,
 ) -> None:
-    """Add the format of the report, the order of its rows, and with `output` its path.
-
-    `more` are formats of this command only, `sort` describes the keys of `--sort`.
-    """
+    """Add the report's format, `more` for this command, its order, by keys that `sort` describes, and its path."""
     group = find_group(parser, "report")
     formats = (*FORMATS, *(more or {}))
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])

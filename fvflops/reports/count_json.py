@@ -60,10 +60,7 @@ class SummaryError(ValueError):
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as JSON text, from which `parse` returns an equal one.
-
-    It contains all views in full depth: `depth` is ignored, as is `by`, except that an unknown one raises ValueError.
-    """
+    """Return the summary as JSON text with all views in full depth, from which `parse` returns an equal one."""
     check_view(by, report="the JSON report")
     check_not_collapsed(summary, "the JSON report")
     return json.dumps(

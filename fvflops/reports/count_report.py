@@ -71,10 +71,7 @@ def write_exact(summary: Summary, *, format: str = "csv", **options: Any) -> str
 
 
 def exact_table(summary: Summary, view: View) -> Table:
-    """Return the exact numbers of a summary, with 0 where a column lacks a row.
-
-    Counts of a module include its submodules. By operator `depth` is ignored.
-    """
+    """Return the exact numbers of a summary, 0 where a column lacks a row; by operator `depth` is ignored."""
     if view.by == "module":
         uncalled = frozenset().union(*summary.uncalled.values())
         columns = [*map(text_column, ("module", "class")), *map(number_column, summary.columns), text_column("called")]

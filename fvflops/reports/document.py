@@ -196,10 +196,7 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of sentences under a heading.
-
-    `tones`, one for each sentence, are as in `fvflops.reports.terminal.op_coverage`: text shows them as colours.
-    """
+    """A list of sentences under a heading; `tones`, as in `op_coverage`, select their colours in text."""
 
     heading: str
     items: Sequence[str]
@@ -374,10 +371,7 @@ class Document:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
-        """Return the document with its main table, and the tables named in `also`, as returned by `Table.ranked`.
-
-        A table in `also` without the column `sort` retains its order.
-        """
+        """Return the document with its main table ranked, and its `also` tables, by a column that they have."""
         if sort is None and top is None:
             return self
         main = self.main_table()

@@ -44,10 +44,7 @@ class JoinedFile:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The rows of a file by model; `notes` are sentences on names without a match.
-
-    `missing` are the models without a row, or with several.
-    """
+    """The rows of a file by model, the `missing` models without one, and `notes` on names without a match."""
 
     file: JoinedFile
     cells: Mapping[str, tuple[Value, ...]]

@@ -57,10 +57,7 @@ _TICK = 1.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
-
-    A model that takes longer is stopped. Beyond `memory` an allocation raises in the worker; this needs Linux.
-    """
+    """Seconds, after which it is stopped, and bytes (on Linux) for a model; and modules that a worker imports first."""
 
     timeout: float | None = None
     memory: int | None = None
@@ -139,11 +136,7 @@ def run_queued(
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread: the threads and processes that the pool starts in it inherit that.
-
-    A terminal sends Ctrl-C to all processes of a command. Workers are stopped by the pool, and would write a traceback
-    each, for as long as they import torch.
-    """
+    """Block SIGINT for the threads and processes started here: the pool stops workers, without a traceback each."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -76,10 +76,7 @@ def read_rows(path: str) -> dict[str, ModelCount]:
 
 
 def write_rows(path: str, rows: Iterable[ModelCount]) -> None:
-    """Write rows, sorted by model, to a file that is replaced only once it is complete; without rows none is written.
-
-    Numbers of 2^63 and above, which Parquet and SQLite cannot hold, raise ResultError.
-    """
+    """Write rows, sorted by model, at once, none without rows; numbers too large for the format raise ResultError."""
     _, write = _FORMATS[_extension(path)]
     records = [_seal(row) for row in sorted(rows, key=lambda row: row.model)]
     if not records:

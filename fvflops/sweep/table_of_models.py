@@ -39,10 +39,7 @@ _UNITS = {3: ("K", "K"), 6: ("M", "M"), 9: ("B", "G"), 12: ("T", "T"), 15: ("P",
 
 
 def list_columns(join: Join | None = None) -> tuple[Column, ...]:
-    """Return all columns of a table of models, with the columns of a joined file before the text columns.
-
-    A joined column NAME whose key is taken has the key `joined_NAME`.
-    """
+    """Return all columns, a joined file's before the texts; one whose key is taken has the key `joined_NAME`."""
     keys = {column.key for column in COLUMNS}
     joined: tuple[Column, ...] = ()
     if join is not None:

@@ -47,10 +47,7 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
 
 
 def _find_unused_backwards(run: AnalysedRun) -> list[str]:
-    """Return the rows and handles named after torch's backward of a function, `prim::PythonOp.NAMEBackward`.
-
-    No call has that name, unless a function is called so: a backward pass is counted op by op.
-    """
+    """Return the rows and handles of torch's `prim::PythonOp.NAMEBackward`, since a backward is counted op by op."""
     if not any(phase == "backward" for *_, phase in run.trace.calls):
         return []
     named = run.handled.union(() if run.table is None else run.table.rows)
@@ -59,10 +56,7 @@ def _find_unused_backwards(run: AnalysedRun) -> list[str]:
 
 
 def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:
-    """Return the ops counted by formulas of torch.utils.flop_counter, by how their result is read.
-
-    "registered_halved" are read as 2 FLOPs per multiply-add, "registered" as FLOPs.
-    """
+    """Return the ops counted by torch's registered formulas, by whether their result is halved to multiply-adds."""
     ops: dict[str, dict[str, None]] = {}
     for signature in run.trace.signatures if table.registered_formulas else ():
         if table.row(signature.op) is None and not {signature.op, signature.packet} & run.handled:
@@ -73,10 +67,7 @@ def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs by heading; everything except counts is from the first run.
-
-    If more than the forward pass was recorded, each phase has a column.
-    """
+    """Return the summary of runs by heading; columns of phases, and all except counts, are from the first run."""
     first = next(iter(runs.values()))
     by_both = {
         heading: {name: dict(labels) for name, labels in run.counts.labels_by_module(run.ancestors).items()}

@@ -55,10 +55,7 @@ BETWEEN_OPS = "(between ops)"
 
 
 class Cell(NamedTuple):
-    """A module's canonical name, a phase and an operator's label.
-
-    `phase` and `operator` are "" where a measure has none. The cells of a module do not include its submodules.
-    """
+    """A module's canonical name, without submodules, a phase and an operator, "" where a measure has none."""
 
     module: str
     phase: str = ""

@@ -69,10 +69,7 @@ def depth_of(name: str) -> int:
 
 
 def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return name → heading → count from heading → name → count; the root is always included.
-
-    Names are in order of first appearance, which is the order of the rows of a table.
-    """
+    """Return name → heading → count in order of first appearance, with the root always, from heading → name → count."""
     counts: dict[str, dict[str, int]] = {"": {}}
     for heading, column in columns.items():
         for name, count in column.items():
@@ -162,10 +159,7 @@ def _list_modules(summary: Summary, depth: int | None) -> list[ModuleInfo]:
 
 
 def rank_operators(summary: Summary, view: View) -> list[OperatorRow]:
-    """Return the operators of the model, or by="both" of each module, not limited to `top`.
-
-    Operators are in descending order of their counts, the first heading first, and modules in tree order.
-    """
+    """Return the operators, largest first, of the model or of each module in tree order, or ranked, all of them."""
     headings = list_operator_headings(summary)
     rows: list[OperatorRow] = []
     if view.by == "operator":

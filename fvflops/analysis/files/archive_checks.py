@@ -11,10 +11,7 @@ from typing import Any
 
 
 def read_records(path: str) -> tuple[tuple[str, ...], Callable[[str], bytes]]:
-    """Return the names of an archive's entries, without its folder, and a function that returns an entry's contents.
-
-    A damaged or ambiguous archive raises ValueError that names it.
-    """
+    """Return an archive's entries and a function that reads one; a damaged or ambiguous archive raises ValueError."""
     from fvflops.torch_internals import ArchiveReader
 
     try:

@@ -1,8 +1,4 @@
-"""`fvflops completion`: print a completion script for a shell, or the names that the scripts ask for.
-
-A script contains the commands, options and choices, and asks `fvflops completion --names` for names that change, which
-are cached. argcomplete would import torch for each TAB; shtab writes no scripts for fish, and asks for no names.
-"""
+"""`fvflops completion`: print a completion script for a shell, or the names, cached, that the scripts ask for."""
 
 from __future__ import annotations
 

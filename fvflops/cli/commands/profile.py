@@ -102,10 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Profile the model that the arguments name and write the report and the files; return the exit code.
-
-    A run that raises or is interrupted is an error too; the report of the runs before it is written first.
-    """
+    """Profile the model and write the report and the files; where a run raises, of the runs before it."""
     checked = _check(arguments)
     options = _read_runs(arguments)
     device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)

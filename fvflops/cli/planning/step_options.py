@@ -76,10 +76,7 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
 
 
 def prepare_training(subject: LoadedModel) -> None:
-    """Set a model to training mode, without the KV cache that transformers' models make unless they are told not to.
-
-    Their Trainer tells them so for checkpoints: a recomputed layer would find its keys and values in the cache.
-    """
+    """Set a model to training mode without a KV cache, in which a recomputed layer would find its keys and values."""
     subject.train(True)
     for module in subject.model.modules():  # a decoder's config is a copy of its model's
         config: Any = getattr(module, "config", None)
@@ -297,10 +294,7 @@ def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[
 
 
 def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
-    """Return whether a module of a rank has the class of one of some modules of the model.
-
-    A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
-    """
+    """Return whether a rank's module, whose class FSDP2 may change, has the class of one of some modules."""
     wanted = set(names)
     classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
     return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
@@ -335,10 +329,7 @@ def _parse_numbers(arguments: argparse.Namespace, name: str, expected: str) -> l
 
 
 def _check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for an option whose axis the mesh lacks, and for options of replicas without them or with FSDP.
-
-    Axes that do not exist are the plan's to report.
-    """
+    """Raise ValueError for an option without effect on the mesh; axes that do not exist are the plan's to report."""
     no_effect = f"{{}} has no effect on --mesh {arguments.mesh}: omit it, or "
     for name, axis in AXIS_OF.items() if mesh.keys() <= set(AXES) else ():
         refuse(arguments, (axis not in mesh, [name], f"{no_effect}add the axis {axis}"))

@@ -1,7 +1,4 @@
-"""Files of a timeline: chrome traces, collapsed stacks, and files for speedscope.
-
-https://ui.perfetto.dev reads chrome traces, https://www.speedscope.app all three.
-"""
+"""Files of a timeline: chrome traces for ui.perfetto.dev, collapsed stacks, and files for www.speedscope.app."""
 
 from __future__ import annotations
 

@@ -133,10 +133,7 @@ def measured_memory(timeline: Timeline) -> MemoryCurve | None:
 
 
 def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, Any]:
-    """Return a memory curve of at most MAX_POINTS points, each the highest of its part of the run.
-
-    `at` has the index of each point's op, `ops` the number of ops in the run.
-    """
+    """Return a memory curve of at most MAX_POINTS points, the highest of their parts, `at` the indexes of their ops."""
     totals = curve.totals()
     points = find_peaks(totals, min(len(totals), MAX_POINTS)) if totals else []
     labels, phases = dict[str, int](), dict[str, int]()

@@ -27,11 +27,7 @@ _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 
 
 class Box(NamedTuple):
-    """One rectangle: its start and width as fractions of the total, its level, and its module.
-
-    `kind` is "module", "self" for a module without its submodules, or "rest" for `modules` neighbours that are too
-    narrow to draw.
-    """
+    """A rectangle; its kind is "module", "self" without submodules, or "rest" of `modules` too narrow to draw."""
 
     module: str
     kind: str

@@ -131,10 +131,7 @@ _TICKS = 6  # within a power of ten, at most
 def label_logarithmic(
     scale: Any, form: Callable[[float], str], *, integer: bool = False, ticks: int | None = None
 ) -> None:
-    """Label a logarithmic scale, such as `axes.xaxis`, with `form` of each value; with `integer`, of integers alone.
-
-    `ticks` is the largest number of powers of ten that are labelled.
-    """
+    """Label a logarithmic scale, such as `axes.xaxis`, at most at `ticks` powers of ten; with `integer` at integers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     first, last = scale.get_view_interval()
