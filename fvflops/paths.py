@@ -237,9 +237,7 @@ def join(base: str, relative: str) -> str:
     """
     if "://" in relative or Path(relative).is_absolute():
         return relative
-    if "://" in base:
-        return base.rpartition("/")[0] + "/" + relative
-    return str(Path(base).parent / relative)
+    return f"{base.rpartition('/')[0]}/{relative}" if "://" in base else str(Path(base).parent / relative)
 
 
 @cache

@@ -172,9 +172,7 @@ def format_percent(part: float, whole: float) -> str:
     if whole == 0:
         return ""
     tenths = round(part * 1000 / whole)
-    if part and not tenths:
-        return "<0.1%"
-    return f"{tenths / 10:.1f}%"
+    return "<0.1%" if part and not tenths else f"{tenths / 10:.1f}%"
 
 
 def format_share(share: float) -> str:

@@ -345,8 +345,7 @@ class ModelAnalysis(AnalysisOutputs):
             return
         stops = self._cost_model().stops_at
         recorded = {signature.op for signature in trace.signatures if signature.op in trace.stops_at}
-        whole = sorted({packet_of(op) for op in recorded if op not in stops and is_composite(op)})
-        if whole:
+        if whole := sorted({packet_of(op) for op in recorded if op not in stops and is_composite(op)}):
             raise TraceError(
                 f"this trace has {', '.join(whole)} as a whole, and the convention {self._table.name} counts the ops "
                 "inside: record the model again, by this convention"

@@ -69,8 +69,7 @@ def bind_inputs(
     if inputs is None:
         return (), extra
     if isinstance(inputs, Mapping):
-        duplicates = sorted(inputs.keys() & extra.keys())
-        if duplicates:
+        if duplicates := sorted(inputs.keys() & extra.keys()):
             raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: pass it once")
         if not _accepts(model, (), {**inputs, **extra}) and _accepts(model, (inputs,), extra):
             return (inputs,), extra

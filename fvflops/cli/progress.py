@@ -43,9 +43,7 @@ def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     columns = environment.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
-    if not stream.isatty():
-        return None
-    return terminal_width(stream)
+    return terminal_width(stream) if stream.isatty() else None
 
 
 _WIDTH = 30

@@ -160,7 +160,10 @@ def find_revision(text: str) -> Revision | None:
     folder = os.path.dirname(os.path.abspath(path)) if os.path.isabs(path) else os.getcwd()
     try:
         repository = run_git(folder, "rev-parse", "--show-toplevel")
-        commit = _find_commit(folder, revision)
+        try:
+            commit = run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
+        except GitError:
+            raise GitError(f"this git repository has no revision {revision}") from None
         files = [entry.path for entry in list_files(folder, commit)]
     except GitError as error:
         raise ValueError(f"{text}: {error}") from None
@@ -186,9 +189,8 @@ def record_revision(revision: Revision, options: SourceOptions, arguments: argpa
             "without the repository's hooks and filters",
             file=sys.stderr,
         )
-        repository = os.path.realpath(revision.repository)
         # Entries of sys.path inside the working tree are mapped to the revision's files.
-        map_path = partial(_map_path, repository=repository, tree=tree)
+        map_path = partial(_map_path, repository=os.path.realpath(revision.repository), tree=tree)
         working_folder = map_path(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
         try:
@@ -211,13 +213,6 @@ def _map_path(entry: str, *, repository: str, tree: str) -> str:
     mapped = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
     # A virtual environment inside the repository's folder is not part of the revision.
     return mapped if os.path.isdir(mapped) else entry
-
-
-def _find_commit(folder: str, revision: str) -> str:
-    try:
-        return run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
-    except GitError:
-        raise GitError(f"this git repository has no revision {revision}") from None
 
 
 def record_in_subprocess(

@@ -99,8 +99,7 @@ def _list_op(call: OpCall) -> list[Value]:
 def op_call_notes(calls: Sequence[OpCall], *, ignored: Mapping[str, int], convention: str) -> list[str]:
     """Return sentences on the op calls that a convention does not count; `ignored` are op → calls not listed."""
     notes = []
-    unsupported = Counter(call.op for call in calls if call.flops is None)
-    if unsupported:
+    if unsupported := Counter(call.op for call in calls if call.flops is None):
         notes.append(f"Unsupported by {convention}, so not counted: {list_ops(unsupported)}.")
     if any(call.status == "ignored" for call in calls):
         notes.append(f"ignored: arithmetic that the convention {convention} does not count.")

@@ -43,9 +43,7 @@ class Column:
 
     def show(self, value: Value) -> str:
         """Return the text of a value, not yet escaped for any format."""
-        if value is None:
-            return self.missing
-        return self.form(value) or ("model" if self.tree else "")
+        return self.missing if value is None else self.form(value) or ("model" if self.tree else "")
 
 
 def text_column(key: str, heading: str = "", *, form: Callable[[Any], str] = str, shorten_last: bool = False) -> Column:

@@ -209,7 +209,6 @@ def _prepare_tree(summary: Summary) -> dict[str, dict[str, str]]:
 
 def _list_details(module: ModuleInfo, cells: Mapping[str, Mapping[str, str]]) -> list[str]:
     details = module.extra_repr.split("\n") if module.extra_repr else []
-    row = cells.get(module.name)
-    if row:
+    if row := cells.get(module.name):
         details.append(", ".join(f"{_SHORT.get(heading, f'#{heading}')}: {text}" for heading, text in row.items()))
     return details

@@ -204,8 +204,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
         if len(names) > 1:
             row = plain_name(file.rows[number][0])
             notes.append(f"{file.path}: the row {row} fits {list_names(names)}: write their full names.")
-    without = [model for model in missing if not fitting[model]]
-    if without:
+    if without := [model for model in missing if not fitting[model]]:
         notes.append(f"{file.path} has no row for {list_names(without)}.")
     if unused:
         verb = "has" if len(unused) == 1 else "have"

@@ -161,8 +161,7 @@ def _paper_column(column: Column, values: Sequence[Any]) -> Column:
     if column.key not in _PAPER:
         return column
     heading, power = _PAPER[column.key]
-    known = [value for value in values if value]
-    if known:
+    if known := [value for value in values if value]:
         fitting = [unit for unit in _UNITS if 2 * sum(value >= 10**unit for value in known) >= len(known)]
         power = max(fitting, default=min(_UNITS))
     is_bytes = column.key in ("bytes", "peak_memory")
@@ -180,8 +179,7 @@ def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
             inputs.setdefault(count.inputs, []).append(plain_name(count.model))
     if inputs:
         sentences.append(f"Inputs: {_list_inputs(inputs)}.")
-    real = [count.model for count in counts if count.execution == "real"]
-    if real:
+    if real := [count.model for count in counts if count.execution == "real"]:
         sentences.append(f"Counted in real execution: {list_names(real)}.")
     built = [f"{plain_name(count.model)} ({count.built})" for count in counts if count.built]
     return [*sentences, *([f"Counted another model instead: {', '.join(built)}."] if built else [])]

@@ -140,8 +140,7 @@ def _sum_cells(counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[st
     """Return the sum of `weigh` over the entries of each cell; `labels` renames ops."""
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
-        value = weigh(entry)
-        if value:
+        if value := weigh(entry):
             owner = entry.scope[-1] if entry.scope else ""
             sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += value
     return dict(sums)
@@ -185,6 +184,4 @@ def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
 
 def format_value(measure: Measure, value: int) -> str:
     """Return a value with its unit, rounded to three digits."""
-    if measure.unit == "ns":
-        return format_seconds(value / 1e9)
-    return format_short(value) + measure.unit
+    return format_seconds(value / 1e9) if measure.unit == "ns" else format_short(value) + measure.unit

@@ -265,6 +265,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.shell is None:
         raise ValueError(f"completion needs a shell: {', '.join(SHELLS)}")
     cli = import_module("fvflops.cli")  # which imports this module, for the parser of all commands
-    script = SHELLS[arguments.shell](cli.build_parser().commands(), cli.COMMANDS)
-    print(script, end="", file=report_stream())
+    print(SHELLS[arguments.shell](cli.build_parser().commands(), cli.COMMANDS), end="", file=report_stream())
     return 0

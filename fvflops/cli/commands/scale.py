@@ -234,8 +234,8 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
             raise ValueError(f"--arg {name}: --vary {name} sets it: omit one")
 
     def build(**sizes: int) -> Any:
-        values = {**fixed, **{name: sizes[name] for name in arguments_varied}}
-        result = call_with(function, values, arguments.model)
+        varied = {name: sizes[name] for name in arguments_varied}
+        result = call_with(function, {**fixed, **varied}, arguments.model)
         model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         model.train(arguments.train)
         return model if templates else (model, inputs)

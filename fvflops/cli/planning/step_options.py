@@ -136,8 +136,7 @@ def find_optimizer(name: str) -> Any:
         except (ValueError, SyntaxError):
             raise ValueError(f"--optimizer {name}: write options as in AdamW(fused=True)") from None
         found = find_optimizer(called[1])
-        unknown = options.keys() - (() if found in (None, Muon) else signature(found).parameters)
-        if unknown:
+        if unknown := options.keys() - (() if found in (None, Muon) else signature(found).parameters):
             raise ValueError(f"--optimizer {name}: {called[1]} takes no option {', '.join(sorted(unknown))}")
         return partial(found, **options)
     classes: dict[str, type[Optimizer]] = {

@@ -49,8 +49,7 @@ def list_notes(summary: Summary) -> list[Note]:
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(Note(_count_calls(summary.ledger)))
-    ignored = _sort_by_calls(summary.ledger.get("ignored", {}))
-    if ignored:
+    if ignored := _sort_by_calls(summary.ledger.get("ignored", {})):
         named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
         more = len(ignored) - _MAX_IGNORED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
@@ -73,8 +72,7 @@ def list_notes(summary: Summary) -> list[Note]:
     if "unknown_masks" in summary.about:
         masks = summary.about["unknown_masks"]
         sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
-    unsupported = _sort_by_calls(summary.ledger.get("unsupported", {}))
-    if unsupported:
+    if unsupported := _sort_by_calls(summary.ledger.get("unsupported", {})):
         named = [f"{op} ({_describe_unsupported(summary, op, calls)})" for op, calls in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
@@ -88,9 +86,7 @@ def describe_ignored(share: str, by: str) -> str:
 
 def _explain_multiply_add(summary: Summary) -> str:
     flops = summary.about.get("multiply_add")
-    if flops is None:
-        return ""
-    return f" ({flops} FLOP{'' if flops == '1' else 's'} per multiply-add)"
+    return "" if flops is None else f" ({flops} FLOP{'' if flops == '1' else 's'} per multiply-add)"
 
 
 def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
@@ -113,8 +109,7 @@ def _describe_unsupported(summary: Summary, op: str, calls: int) -> str:
     text = format_quantity(calls, "call")
     if op in summary.unsupported_elements:
         text += ", " + format_quantity(summary.unsupported_elements[op], "output element")
-    locations = summary.unsupported_locations.get(op)
-    if locations:
+    if locations := summary.unsupported_locations.get(op):
         text += f"; in {format_locations(locations, escape=str)}"
     return text
 
