@@ -204,8 +204,6 @@ def _takes_call(handle: Any) -> bool:
         parameters = inspect.signature(handle).parameters.values()
     except (TypeError, ValueError):
         return False
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [item for item in parameters if item.kind in positional and item.default is item.empty]
-    return len(required) == 1
+    return len(required) == 1 and all(item.kind is not item.VAR_POSITIONAL for item in parameters)

@@ -32,17 +32,14 @@ def inputs_of_size(
         return inputs, kwargs
     if inputs is not None:
         raise ValueError("inputs and input_size are both passed: omit one")
-    floats = [tensor for tensor in _tensors(model) if tensor.is_floating_point()]
+    tensors = list(model.parameters()) if isinstance(model, nn.Module) else []
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = str(floats[0].dtype).removeprefix("torch.") if floats and floats[0].element_size() > 1 else "float32"
     specs = read_sizes(input_size, dtype=dtype)
-    device = next((tensor.device for tensor in _tensors(model)), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         args, made = make_arguments(specs, device)
     return args, {**(kwargs or {}), **made}
-
-
-def _tensors(model: Any) -> list[torch.Tensor]:
-    return list(model.parameters()) if isinstance(model, nn.Module) else []
 
 
 def check_inputs(model: Callable[..., Any], inputs: Any) -> None:

@@ -14,7 +14,6 @@ from fvflops.views.ranking import check_sort, check_top, natural_key, truncation
 
 # Value of a cell; None where it is unknown or does not apply to the row.
 Value = str | int | float | bool | Fraction | None
-NAME = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Table:
         columns, rows = self.columns, list(self.rows)
         keys = [column.key for column in columns]
         if sort is not None:
-            check_sort(sort, keys if NAME in keys else [*keys, NAME])
+            check_sort(sort, keys if "name" in keys else [*keys, "name"])
             texts = [index for index, column in enumerate(columns) if column.is_text]
             index = keys.index(sort) if sort in keys else texts[0] if texts else 0
             if columns[index].is_text:
@@ -119,25 +118,17 @@ class Table:
                 replace(column, tree=False, form=lambda name: name or "model") if column.tree else column
                 for column in columns
             ]
+        note = truncation_note(rows, top, self.noun)
+        if note and self.summed:
+            index = keys.index(self.summed)
+            hidden: Any = sum(row[index] or 0 for row in rows[top:])
+            note = [f"{note[0].rstrip('.')}: {columns[index].heading} {columns[index].show(hidden)}."]
         return replace(
-            self,
-            columns=columns,
-            rows=rows[:top],
-            notes=(*self.notes, *self._describe_hidden(rows, top)),
-            sort=self.sort if sort is None else sort,
+            self, columns=columns, rows=rows[:top], notes=(*self.notes, *note), sort=self.sort if sort is None else sort
         )
 
     def has(self, key: str) -> bool:
-        return key == NAME or any(column.key == key for column in self.columns)
-
-    def _describe_hidden(self, rows: Sequence[Sequence[Value]], top: int | None) -> list[str]:
-        note = truncation_note(rows, top, self.noun)
-        if not note or not self.summed:
-            return note
-        index = [column.key for column in self.columns].index(self.summed)
-        column = self.columns[index]
-        value: Any = sum(row[index] or 0 for row in rows[top:])
-        return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
+        return key == "name" or any(column.key == key for column in self.columns)
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with its columns for "people", without empty ones, or for "data" formats."""

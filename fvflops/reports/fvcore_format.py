@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
@@ -64,11 +64,6 @@ def write_table(summary: Summary, *, show_param_shapes: bool = True, **options: 
     else:
         table, notes = _draw_operators(summary, view)
     return "\n\n".join([table, "\n".join(notes)] if notes else [table])
-
-
-def write_covered_table(summary: Summary, **options: Any) -> str:
-    """Return the table of `write_table` with the coverage of the count below."""
-    return f"{write_table(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def _label(heading: str, show_param_shapes: bool = False) -> str:
@@ -162,9 +157,12 @@ def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None
     return "\n".join([*lines, *draw_tree(summary.modules, lambda module: _list_details(module, cells), depth=depth)])
 
 
-def write_covered_tree(summary: Summary, **options: Any) -> str:
-    """Return the tree of `write_tree` with the coverage of the count below."""
-    return f"{write_tree(summary, **options)}\n\n{op_coverage.render(summary)}"
+def _write_covered(write: Callable[..., str], summary: Summary, **options: Any) -> str:
+    """Return a text with the coverage of the count below."""
+    return f"{write(summary, **options)}\n\n{op_coverage.render(summary)}"
+
+
+write_covered_table, write_covered_tree = partial(_write_covered, write_table), partial(_write_covered, write_tree)
 
 
 def draw_tree(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -49,8 +49,6 @@ def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bo
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
 _MANY = 25  # points: with more, only points of the front have labels
-_TICKS = 5
-_DECADE = 10.0  # a scale on which values span more is logarithmic
 _LONGEST = 1.5  # inches of a label
 # Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
 _FRONT, _LINE = "#0072b2", "#d55e00"
@@ -151,21 +149,21 @@ def _set_scales(axes: Any, points: Sequence[_Point], columns: Sequence[Column]) 
         (axes.yaxis, axes.set_yscale, axes.set_ylim, [point.y for point in points], columns[1]),
     ):
         least, most = min(values), max(values)
-        is_log = least > 0 and most > _DECADE * least
-        if is_log:
+        form = partial(_write_tick, column)
+        if least > 0 and most > 10 * least:
             set_scale("log")
             margin = (most / least) ** 0.08
             set_limits(least / margin, most * margin)
-            label_logarithmic(scale, _tick_form(column), ticks=_TICKS)
+            label_logarithmic(scale, form, ticks=5)
         else:
             margin = 0.1 * (most - least) or abs(most) * 0.1 or 1
             set_limits(least - margin, most + margin)
-            label_linear(scale, _tick_form(column))
+            label_linear(scale, form)
 
 
-def _tick_form(column: Column) -> Callable[[float], str]:
-    """Return the column's number format without zeros at the end, as in `10M`."""
-    return lambda value: as_text(_ZEROS.sub("", column.form(value)))
+def _write_tick(column: Column, value: float) -> str:
+    """Return a value in the column's number format without zeros at the end, as in `10M`."""
+    return as_text(_ZEROS.sub("", column.form(value)))
 
 
 def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:

@@ -76,7 +76,11 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
     columns = {"parameters": dict(first.trace.modules.count_parameters())}
     for heading, modules in by_both.items():
         columns[heading] = {name: sum(labels.values()) for name, labels in modules.items()}
-    columns |= _by_phase(first)
+    phases = {phase for *_, phase in first.trace.calls}
+    if not phases <= {"forward"}:
+        by_module = first.counts.by_module_and_phase(first.ancestors)
+        for phase in filter(phases.__contains__, PHASES):
+            columns[phase] = {name: values[phase] for name, values in by_module.items()}
     return Summary(
         modules=first.trace.modules,
         columns=columns,
@@ -110,7 +114,7 @@ def name_heading(heading: str) -> str:
     return title.lower() if title[1:].islower() else title
 
 
-def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
+def find_uncalled(trace: Trace, ancestors: str) -> set[str]:
     """Return the names of modules in which no op ran: unused, or used without being called."""
     scopes = trace.scopes()
     active = [scopes[stack] for stack in trace.active]
@@ -135,12 +139,3 @@ def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
     storages = [trace.storages[index] for index in read]
     used = {storage.name.rpartition(".")[0] for storage in storages if storage.origin == "parameter"}
     return sorted(name for name in expected if name not in used)
-
-
-def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:
-    phases = {phase for *_, phase in run.trace.calls}
-    if phases <= {"forward"}:
-        return {}
-    by_module = run.counts.by_module_and_phase(run.ancestors)
-    present = [phase for phase in PHASES if phase in phases]
-    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}

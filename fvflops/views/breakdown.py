@@ -36,10 +36,6 @@ class MemoryCurve:
         """Return the sum of the layers after each op."""
         return [sum(values) for values in zip(*self.layers.values(), strict=True)]
 
-    def peak(self) -> int:
-        """Return the largest total, 0 without ops."""
-        return max(self.totals(), default=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Peaks:

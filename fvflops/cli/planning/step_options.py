@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,6 @@ NO_OPTIMIZER = "none"
 _CALL = re.compile(r"(\w+)\((.+)\)")
 _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
-_LOGITS = 3  # axes: batch, tokens, vocabulary
 OF_OUTPUT = ("--format", "--output")
 # Options of plans that need not be parsed.
 _AS_TYPED = (
@@ -236,7 +235,8 @@ class DefaultLoss:
                 "--inference"
             )
         found = tensors_of(getattr(result, "logits", result))
-        logits = [item for item in found if item.ndim == _LOGITS and item.shape[-1] == self.vocabulary]
+        # Axes of logits are batch, tokens and vocabulary.
+        logits = [item for item in found if item.ndim == 3 and item.shape[-1] == self.vocabulary]
         if len(logits) == 1:
             self.used = _CROSS_ENTROPY
             labels = torch.zeros(logits[0].shape[:-1], dtype=torch.int64, device=logits[0].device)
@@ -279,7 +279,10 @@ def find_policy(subject: LoadedModel, names: Sequence[str]) -> Checkpoint:
     """Return the policy of planning that `--checkpoint` names, or which modules have the classes that it names."""
     if len(names) == 1 and is_policy(names[0]):
         return names[0]
-    return have_classes_of(subject, find_modules(subject, names))
+    wanted = set(find_modules(subject, names))
+    classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
+    # A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
+    return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
 
 
 def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[str]:
@@ -290,13 +293,6 @@ def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[
         raise ValueError("--checkpoint selective is planned for a rank: add --mesh, such as --mesh dp=1")
     chosen = {id(module) for module in find_checkpointed(subject.model, names[0])}
     return [name for name, module in module_paths(subject.model) if id(module) in chosen]
-
-
-def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
-    """Return whether a rank's module, whose class FSDP2 may change, has the class of one of some modules."""
-    wanted = set(names)
-    classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
-    return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
 
 
 def read_plan_options(arguments: argparse.Namespace, table: FormulaTable) -> PlanOptions:

@@ -121,8 +121,10 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         dump([] if key is None else [frames.setdefault(text, len(frames)) for text in list_frames(timeline, *key)])
         for key in stacks
     ]
+    root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
+    heading = f"{printable(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
     yield (
-        f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(_name(timeline, weight))},'
+        f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(heading)},'
         f'"fvflops":{dump(describe(timeline, weight))},"activeProfileIndex":0,'
         f'"shared":{{"frames":{dump([{"name": text} for text in frames])}}},"profiles":['
     )
@@ -140,11 +142,6 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         yield from _join(dump(sample_weight) for _, sample_weight in profile)
         yield "]}"
     yield "]}\n"
-
-
-def _name(timeline: Timeline, weight: str) -> str:
-    root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
-    return f"{printable(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
 
 
 def _join(texts: Iterator[str]) -> Iterator[str]:
