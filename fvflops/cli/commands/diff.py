@@ -76,17 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
     given = {field: value for field, value in changes.items() if value}
     arguments.renamed = {f"--{field.rstrip('s')}": f"--{field.rstrip('s')}-b" for field in given}  # in errors of B
     names = (arguments.model, arguments.other)
-    apart, options = _are_files_of_two_folders(*names), replace(options, **given)
-    second = open_analysis(arguments.other, arguments, table, options=options, in_subprocess=apart)
+    files = filter(os.path.isfile, (name.rpartition(":")[0] for name in names))
+    of_two_folders = len({os.path.realpath(os.path.dirname(file)) for file in files}) == 2
+    options = replace(options, **given)
+    second = open_analysis(arguments.other, arguments, table, options=options, in_subprocess=of_two_folders)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
     if arguments.format == "html":
         write(difference.to_html(measure=arguments.measure), arguments.output)
         return 0
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
-
-
-def _are_files_of_two_folders(*names: str) -> bool:
-    sources = [name.rpartition(":")[0] for name in names]
-    folders = {os.path.realpath(os.path.dirname(source)) for source in sources if os.path.isfile(source)}
-    return len(folders) == 2

@@ -128,8 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with activity(f"trying what lowers the peak of {arguments.model}"), kernels_emulated(accelerator):
         savings = None if arguments.inference or arguments.no_savings else find()
-    if savings is not None:
-        savings = replace(savings, untried=(*savings.untried, *_other_losses(arguments, subject.model)))
+    if savings is not None and arguments.loss is None and step_options.find_vocabulary(subject.model) is not None:
+        head = find_head(subject.model)
+        if isinstance(head, nn.Linear) and head.bias is None:  # a language model's loss can need less memory
+            savings = replace(savings, untried=(*savings.untried, "--loss chunked"))
     for_data = arguments.format in DATA_FORMATS
     report = memory_report(
         timeline,
@@ -203,12 +205,6 @@ def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> 
         )
     elif timeline.device.startswith("cpu"):
         yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
-
-
-def _other_losses(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
-    """Return the option by which a language model's loss needs less memory, if it can have it."""
-    head = find_head(model) if arguments.loss is None and step_options.find_vocabulary(model) is not None else None
-    return ["--loss chunked"] if isinstance(head, nn.Linear) and head.bias is None else []
 
 
 def _predict_forward(subject: LoadedModel, step: dict[str, Any], arguments: argparse.Namespace) -> Predicted:

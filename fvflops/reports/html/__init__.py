@@ -55,7 +55,9 @@ def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
 def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
     records = [make_record(breakdown) for breakdown in breakdowns]
     style, script = read_style("base.css") + read_style("report.css"), join_scripts(views=tuple(_views_of(records[0])))
-    first, *others = map(_write_json, records)
+    # No name can end its script element: JSON without `<`.
+    texts = (json.dumps(record, allow_nan=False, separators=(",", ":"), default=int) for record in records)
+    first, *others = (text.replace("<", "\\u003c") for text in texts)
     parts = {
         "title": escape(printable(title)[:200]),
         "policy": f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'",
@@ -76,12 +78,6 @@ def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield "memory"
     if {"time", "bytes"} <= {measure["key"] for measure in record["measures"]}:
         yield "roofline"
-
-
-def _write_json(record: Mapping[str, Any]) -> str:
-    """Return JSON without `<`, so that no name can end its script element."""
-    text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
-    return text.replace("<", "\\u003c")
 
 
 def make_record(breakdown: Breakdown) -> dict[str, Any]:
