@@ -26,17 +26,15 @@ from fvflops.sources.options import SourceOptions
 
 def add_convention(parser: argparse.ArgumentParser, default: str | None = "default", *, note: str = "") -> None:
     """Add the convention, by name or as a file; `note` describes a default that is not one convention."""
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--convention",
-        dest="table",
-        default=default,
-        choices=shipped_tables(),
-        metavar="CONVENTION",
-        help=f"convention to count by: {', '.join(shipped_tables())}; default: {note or default}",
-    )
-    either.add_argument(
-        "--table", default=default, metavar="FILE", help="a convention of your own: the path or URI of a YAML file"
+    add_options(
+        parser.add_mutually_exclusive_group(),
+        f"""
+        --convention CONVENTION  convention to count by: {", ".join(shipped_tables())}; default: {note or default}
+        --table FILE  a convention of your own: the path or URI of a YAML file
+        """,
+        dest={"convention": "table"},
+        default=dict.fromkeys(("convention", "table"), default),
+        choices={"convention": shipped_tables()},
     )
 
 
@@ -287,9 +285,7 @@ def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
 
 def add_trace_only(parser: argparse.ArgumentParser) -> None:
     """Add the option that refuses every MODEL except a saved Trace, for untrusted files."""
-    find_group(parser, "inputs").add_argument(
-        "--trace-only", action="store_true", help="refuse a MODEL that is not a saved Trace: nothing else is loaded"
-    )
+    add_options(parser, "inputs:\n--trace-only  refuse a MODEL that is not a saved Trace: nothing else is loaded")
 
 
 def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
@@ -318,6 +314,4 @@ def add_depth(parser: argparse._ActionsContainer, default: int | None = None, he
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
-    find_group(parser, "additional files").add_argument(
-        "--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib"
-    )
+    add_options(parser, "additional files:\n--plot PATH  also write a plot, .svg or .png; needs matplotlib")

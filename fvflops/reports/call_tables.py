@@ -171,10 +171,6 @@ def list_shapes(tensors: str) -> str:
     return " ".join(shapes) + " ..." * (len(specs) > 3) or "()"
 
 
-def _time(nanoseconds: int) -> str:
-    return format_seconds(nanoseconds / 1e9) if nanoseconds else "0"
-
-
 def _data_column(key: str) -> Column:
     return Column(key, key, only_for="data")
 
@@ -190,7 +186,7 @@ _OP_COLUMNS: Mapping[str, Column] = {
     "outputs": _OUTPUTS,
     "status": text_column("status", form=show_status),
     "flops": number_column("flops", "FLOPs", form=format_thousands, missing="unsupported"),
-    "duration_ns": number_column("duration_ns", "time", form=_time),
+    "duration_ns": number_column("duration_ns", "time", form=lambda time: format_seconds(time / 1e9) if time else "0"),
     "memory_before": number_column("memory_before", "before"),
     "memory_after": number_column("memory_after", "after"),
     "memory_delta": number_column("memory_delta", "delta", form=format_signed, only_for="people"),

@@ -280,7 +280,8 @@ def _list_models(summary: Summary, view: View) -> Table:
     ranked = rank_modules(summary, view._replace(depth=view.depth or 0))
     shown = [module.name for module in ranked if module.name and module.name in counts]
     versions = [f"{name} {summary.about[name]}" for name in ("fvflops", "torch") if name in summary.about]
-    footer = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    made = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    notes = [f"Model: {printable(model)}.", *map(printable, op_coverage_notes(summary)), *made]
     units = [(METRICS[heading].short, _UNITS[METRICS[heading].paper]) for heading in headings]
     return Table(
         "modules",
@@ -292,12 +293,7 @@ def _list_models(summary: Summary, view: View) -> Table:
             [summary.label(name) or model, *(_format_in_unit(summary, heading, name) for heading in headings)]
             for name in ("", *shown[: view.top])
         ],
-        notes=[
-            f"Model: {printable(model)}.",
-            *map(printable, op_coverage_notes(summary)),
-            *footer,
-            *truncation_note(shown, view.top, "module"),
-        ],
+        notes=[*notes, *truncation_note(shown, view.top, "module")],
         strong=(0,) if view.depth else (),  # as a module may have the name of the model
     )
 

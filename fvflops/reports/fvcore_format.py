@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
@@ -152,9 +152,19 @@ def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None
     """
     check_view(by, views=("module",), report="the tree")
     check_not_collapsed(summary, "the tree")
-    cells = _prepare_tree(summary)
-    lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
-    return "\n".join([*lines, *draw_tree(summary.modules, lambda module: _list_details(module, cells), depth=depth)])
+    zeros = dict.fromkeys((module.name for module in summary.modules.modules()), 0)
+    columns = {heading: {**zeros, **column} for heading, column in summary.columns.items()}
+    uncalled = frozenset().union(*(summary.uncalled.get(heading, ()) for heading in summary.columns))
+    counts = drop_zeros(group_by_name(columns), except_for=uncalled)
+    cells = write_cells(summary, counts, digits=2, mark="N/A")
+
+    def list_details(module: ModuleInfo) -> list[str]:
+        details = module.extra_repr.split("\n") if module.extra_repr else []
+        if row := cells.get(module.name):
+            details.append(", ".join(f"{_SHORT.get(heading, f'#{heading}')}: {text}" for heading, text in row.items()))
+        return details
+
+    return "\n".join([*([_NOTICE] if uncalled else []), *draw_tree(summary.modules, list_details, depth=depth)])
 
 
 def _write_covered(write: Callable[..., str], summary: Summary, **options: Any) -> str:
@@ -196,17 +206,3 @@ def draw_tree(
             else:
                 pending.append(key + ("None" if path is None else "..."))
     return lines
-
-
-def _prepare_tree(summary: Summary) -> dict[str, dict[str, str]]:
-    zeros = dict.fromkeys((module.name for module in summary.modules.modules()), 0)
-    columns = {heading: {**zeros, **column} for heading, column in summary.columns.items()}
-    uncalled = frozenset().union(*(summary.uncalled.get(heading, ()) for heading in summary.columns))
-    return write_cells(summary, drop_zeros(group_by_name(columns), except_for=uncalled), digits=2, mark="N/A")
-
-
-def _list_details(module: ModuleInfo, cells: Mapping[str, Mapping[str, str]]) -> list[str]:
-    details = module.extra_repr.split("\n") if module.extra_repr else []
-    if row := cells.get(module.name):
-        details.append(", ".join(f"{_SHORT.get(heading, f'#{heading}')}: {text}" for heading, text in row.items()))
-    return details

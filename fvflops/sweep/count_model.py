@@ -203,17 +203,15 @@ class _Attempts:
         return True
 
     def _try_smaller(self, build: Build) -> bool:
-        named = self._row
+        named, smaller = self._row, None
         try:
             smaller = shrink_model(self._task.name, self._task.options)
         except Exception as error:
             self._errors.setdefault(describe_error(error), []).append(_SMALLER)
-            return False
-        if smaller is None:
-            return False
-        self._row = replace(named, built=smaller.changes)
-        if self._try(build, smaller.options, _SMALLER):
-            return True
+        if smaller is not None:
+            self._row = replace(named, built=smaller.changes)
+            if self._try(build, smaller.options, _SMALLER):
+                return True
         self._row = named
         return False
 
@@ -303,7 +301,7 @@ def _describe_weights(row: ModelCount, modules: ModuleTree) -> ModelCount:
         dtypes[tensor.spec.dtype] += tensor.spec.numel
     return replace(
         row,
-        parameters=sum(dtypes.values()) if parameters else 0,
+        parameters=dtypes.total() if parameters else 0,
         device=tensors[0].spec.device if tensors else "",
         dtype=dtypes.most_common(1)[0][0] if dtypes else "",
     )

@@ -11,7 +11,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import refuse
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.parser import add_options, find_group
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on
 from fvflops.comparison.diff_models import diff_traces
 from fvflops.comparison.diff_report import TOP, difference_report
@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_run(parser)
     shared_options.add_trace_only(parser)
     shared_options.add_backward(parser)
-    find_group(parser, "report").add_argument(
-        "--measure",
-        choices=MEASURES,
-        default="flops",
-        help="metric to show before and after, and to rank rows by; default: flops",
+    add_options(
+        parser,
+        "report:\n--measure  metric to show before and after, and to rank rows by; default: flops",
+        choices={"measure": MEASURES},
+        default={"measure": "flops"},
     )
     shared_options.add_report(parser, top=TOP)
 

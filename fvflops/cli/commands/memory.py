@@ -17,7 +17,7 @@ from fvflops.cli import shared_options
 from fvflops.cli.argument_values import refuse
 from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.parser import find_group
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
 from fvflops.cli.planning.planned_estimate import load_step
@@ -68,24 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_model(parser, shape="shape of an input of one rank and microbatch")
     step = find_group(parser, "training step")
     step_options.add_step(step, default="AdamW")
-    step.add_argument(
-        "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
-    )
-    step.add_argument(
-        "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
+    add_options(
+        step,
+        """
+        --first-step  predict the first step, which creates the optimizer's state
+        --inference  predict a forward pass in eval mode without gradients instead
+        """,
     )
     shared_options.add_repeat(step, "peak memory")
-    step.add_argument(
-        "--device",
-        default=None,
-        metavar="DEVICE",
-        help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an accelerator such as "
-        "H100, or the memory of a GPU such as 24GB, of which the report says whether the peak fits",
+    add_options(
+        step,
+        """
+        --device DEVICE  device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an
+            accelerator such as H100, or the memory of a GPU such as 24GB, of which the report says whether the peak
+            fits
+        """,
     )
     shared_options.add_mesh(parser)
-    find_group(parser, "report").add_argument(
-        "--no-savings", action="store_true", help="do not predict what would lower the peak"
-    )
+    add_options(parser, "report:\n--no-savings  do not predict what would lower the peak")
     shared_options.add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
     shared_options.add_report(parser, more={"svg": "the curve as a picture"})
 
