@@ -11,9 +11,9 @@ from fvflops.cli.argument_values import parse_amount, refuse
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
-from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_emulated
-from fvflops.cli.planning.planned_estimate import estimate_training, find_classes, load_training
-from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
+from fvflops.cli.planning.accelerator import find_accelerator, kernels_emulated
+from fvflops.cli.planning.planned_estimate import estimate_training, load_training
+from fvflops.cli.planning.search_options import add_search, check_search, search_arguments
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import activity, find_width
 from fvflops.devices.devices import Device
@@ -21,7 +21,6 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.plan_report import plan_report
 from fvflops.plan.rank_plan import plan_ranks
-from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
 from fvflops.plan.step_time.step_tables import write_step_trace
@@ -42,11 +41,6 @@ RARE = (
     *("--offload", "--sort"),
 )
 _OPTIMIZER = "AdamW"  # default
-# Options of a plan that all layouts of a search have.
-_OF_ALL_LAYOUTS = (
-    *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
-    *("optimizer", "precision", "loss"),
-)
 _NEED_TOKENS = ("price", "watts")
 _NEED_DEVICE = (
     *("network", "efficiency", "fused", "bucket_cap_mb"),
@@ -114,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
-            _report_search(subject, arguments, accelerator, options)
+            write_report(search_arguments(subject, arguments, accelerator, options), arguments)
         elif accelerator is None:
             _report_rank(subject, arguments, table, options)
         else:
@@ -158,23 +152,3 @@ def _report_step(
             pictures=arguments.format == "html",
         )
     write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
-
-
-def _report_search(
-    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
-) -> None:
-    settings = {
-        **{name: getattr(options, name) for name in _OF_ALL_LAYOUTS},
-        "kwargs": subject.kwargs,
-        "device": accelerator,
-        "network": choose_network(arguments.network),
-        "efficiency": choose_efficiency(arguments, accelerator),
-        "kernels": options.device,
-        "fused": find_classes(subject, arguments.fused),
-        "bucket_cap_mb": arguments.bucket_cap_mb,
-    }
-    search = with_input_hint(subject, lambda: run_search(arguments, subject.model, subject.inputs, **settings))
-    loss = step_options.typed_settings(arguments, options.loss)["loss"]
-    search = replace(search, settings={**search.settings, "loss": loss})
-    commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
-    write_report(search_report(search, name=arguments.model, command="".join(commands)), arguments)
