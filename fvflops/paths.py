@@ -192,10 +192,7 @@ def _list_missing(folder: str) -> list[str]:
 
 
 def read_text(path: str, limit: int) -> str | None:
-    """Return a file's text, or None if it has more than `limit` characters, which are not read.
-
-    A folder, a pipe and a device, which may be endless, raise OSError.
-    """
+    """Return a file's text, None, unread, if longer than `limit`; a folder, a pipe or a device raises OSError."""
     if "://" not in path:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is a pipe or a device: save it as a file")
@@ -240,9 +237,7 @@ def join(base: str, relative: str) -> str:
     """
     if "://" in relative or Path(relative).is_absolute():
         return relative
-    if "://" in base:
-        return base.rpartition("/")[0] + "/" + relative
-    return str(Path(base).parent / relative)
+    return f"{base.rpartition('/')[0]}/{relative}" if "://" in base else str(Path(base).parent / relative)
 
 
 @cache

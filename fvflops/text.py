@@ -47,7 +47,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("Mapping", "dict"), (Mapping, "a mapping")),
 }
 _MAX_PART = 120  # characters of an attribute or class name
-_MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
+_MAX_VALUE = 32  # characters of a value in a repr
 _MAX_REPR = 117  # characters within the angle brackets of a repr
 
 
@@ -177,7 +177,7 @@ def _default_of(field: Field[Any]) -> Any:
 
 def _repr_value(value: Any) -> str:
     """Return a short repr; of a container with many items only their number."""
-    if isinstance(value, (Sequence, Mapping, Set)) and not isinstance(value, (str, bytes)) and len(value) > _MAX_ITEMS:
+    if isinstance(value, (Sequence, Mapping, Set)) and not isinstance(value, (str, bytes)) and len(value) > 3:
         return f"<{len(value):,} items>"
     text = repr(value)
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 2]}…{text[-1]}"

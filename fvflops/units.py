@@ -1,7 +1,4 @@
-"""Format and parse numbers.
-
-The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables can be compared with theirs.
-"""
+"""Format and parse numbers; the formats of fvcore and of DeepSpeed are reproduced exactly."""
 
 from __future__ import annotations
 
@@ -175,9 +172,7 @@ def format_percent(part: float, whole: float) -> str:
     if whole == 0:
         return ""
     tenths = round(part * 1000 / whole)
-    if part and not tenths:
-        return "<0.1%"
-    return f"{tenths / 10:.1f}%"
+    return "<0.1%" if part and not tenths else f"{tenths / 10:.1f}%"
 
 
 def format_share(share: float) -> str:

@@ -18,9 +18,6 @@ from fvflops.units import format_quantity, format_short
 if TYPE_CHECKING:
     import pandas
 
-_MAX_LINES = 50
-_DEPTHS = (3, 2, 1)  # levels below the root; the first with few enough lines is shown
-
 
 def list_facts(trace: Trace | None, counts: Counts | None) -> list[str]:
     """Return the known facts of a run, without computing more: its total, and the op calls that have no formula."""
@@ -35,12 +32,8 @@ def list_facts(trace: Trace | None, counts: Counts | None) -> list[str]:
 def write_table(summary: Summary) -> str:
     """Return the table of a summary at 80 columns, equal layers collapsed, down to the depth that fits a screen."""
     collapsed = collapse(summary)
-    text = ""
-    for depth in _DEPTHS:
-        text = write_text(collapsed, depth=depth, width=WIDTH)
-        if text.count("\n") < _MAX_LINES:
-            break
-    return text
+    texts = (write_text(collapsed, depth=depth, width=WIDTH) for depth in (3, 2))
+    return next((text for text in texts if text.count("\n") < 50), "") or write_text(collapsed, depth=1, width=WIDTH)
 
 
 def make_columns(table: Table) -> dict[str, list[Value]]:

@@ -125,12 +125,13 @@ class AnalysisOutputs:
         """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""
         from fvflops.reports.call_tables import CALL_VIEWS
         from fvflops.reports.count_report import exact_table
+        from fvflops.views.summary_rows import read_view
 
         if by in CALL_VIEWS:
             rows = self._list_call_rows(by, depth)
             return rows, {"fvflops": __version__, **describe_run(self._analysed_run())}
         summary = make_summary(with_columns(self._analysed_run()))
-        return exact_table(summary, by=by, depth=depth, report=report), summary.about
+        return exact_table(summary, read_view({"by": by, "depth": depth}, report)), summary.about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
         from fvflops.reports.call_tables import CALL_VIEWS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, require_analysis
@@ -26,8 +24,8 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     >>> summary.columns["flops"][""], summary.ledger["counted"], summary.about["inputs"]
     (24, {'aten::linear': 1}, 'float32[2, 4]')
     """
-    analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
-    return make_summary({heading: analysed_run(analysis) for heading, analysis in analyses.items()})
+    runs = {"flops": analysed_run(flops)}
+    return make_summary(runs if activations is None else {**runs, "activations": analysed_run(activations)})
 
 
 def flop_count_table(
@@ -58,7 +56,6 @@ def flop_count_table(
     summary = _summarise_without_warnings(flops, activations)
     require_int("max_depth", max_depth, least=0)
     summary = collapse_runs(summary) if collapse else summary
-    require_int("max_depth", max_depth, least=0)
     return fvcore_format.write_table(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
 
@@ -92,8 +89,6 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
-    analyses = [require_analysis(analysis) for analysis in (flops, activations) if analysis is not None]
-    with ExitStack() as stack:
-        for analysis in analyses:
-            stack.enter_context(analysis._warnings_disabled())
+    others = require_analysis(flops) if activations is None else require_analysis(activations)
+    with require_analysis(flops)._warnings_disabled(), others._warnings_disabled():
         return summarise(flops, activations)

@@ -23,15 +23,11 @@ from fvflops.torch_internals import OpOverload, OpOverloadPacket
 from fvflops.trace import Symbol, TensorSpec, Trace, Value
 from fvflops.trace.calls import packet_of
 
-_WITHOUT_SCHEMAS = ("prim::", "unseen::", "triton::", "higher_order::")
 _PYTHON_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:\.|::)(\w+)(\.\w+)?", re.ASCII)
 
 
 def read_op(op: Any) -> str:
-    """Return an op's name as in a Trace, given that name, its name in Python or the op itself.
-
-    Raises ValueError for a name without a namespace, and for an op that torch does not have.
-    """
+    """Return an op's name as in a Trace from that, its Python name or the op; a missing op raises ValueError."""
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
     if not isinstance(op, str):
@@ -40,7 +36,7 @@ def read_op(op: Any) -> str:
         kind = type(op).__name__
         raise TypeError(f"the first argument must be the name of an op, such as 'aten::linear'; got a {kind}")
     name = op
-    if name.startswith(_WITHOUT_SCHEMAS):
+    if name.startswith(("prim::", "unseen::", "triton::", "higher_order::")):  # without schemas
         return name
     if "::" not in name and not name.startswith("torch.ops."):
         raise ValueError(
@@ -86,15 +82,6 @@ def _alike(name: str, called: set[str]) -> set[str]:
     return forms or called
 
 
-# In a traced graph the op is `_convolution`, with four more arguments than `convolution`.
-_CONVOLUTION_FLAGS: Mapping[str, Value] = {
-    "benchmark": False,
-    "deterministic": False,
-    "cudnn_enabled": True,
-    "allow_tf32": True,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class JitType:
     """Result of `value.type()`: the part of torch's TensorType that handles use."""
@@ -123,24 +110,8 @@ class JitType:
 
 
 @dataclass(frozen=True, slots=True)
-class JitNode:
-    """Result of `value.node()`: the node that produced a value; only the node of a list has inputs."""
-
-    value: Value
-
-    def inputs(self) -> list[JitValue]:
-        """Return the elements of a list, [] for anything else."""
-        return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
-
-    def kind(self) -> str:
-        if isinstance(self.value, tuple):
-            return "prim::ListConstruct"
-        return "prim::Param" if isinstance(self.value, TensorSpec) else "prim::Constant"
-
-
-@dataclass(frozen=True, slots=True)
 class JitValue:
-    """One input or output of an op, with the methods of `torch._C.Value` that handles use."""
+    """One input or output of an op, with the methods of `torch._C.Value` and of its node that handles use."""
 
     value: Value
     position: int
@@ -159,13 +130,21 @@ class JitValue:
         if isinstance(self.value, TensorSpec):
             return None
         if isinstance(self.value, tuple):
-            return [JitValue(item, 0).toIValue() for item in self.value]
-        if isinstance(self.value, Symbol):
-            return self.value.name
-        return self.value
+            return [item.toIValue() for item in self.inputs()]
+        return self.value.name if isinstance(self.value, Symbol) else self.value
 
-    def node(self) -> JitNode:
-        return JitNode(self.value)
+    def node(self) -> JitValue:
+        """Return the node that produced the value: itself, with inputs and a kind."""
+        return self
+
+    def inputs(self) -> list[JitValue]:
+        """Return the elements of a list, [] for anything else."""
+        return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
+
+    def kind(self) -> str:
+        if isinstance(self.value, tuple):
+            return "prim::ListConstruct"
+        return "prim::Param" if isinstance(self.value, TensorSpec) else "prim::Constant"
 
     def debugName(self) -> str:
         """Return a name that is unique among the inputs, or among the outputs, of a call."""
@@ -177,12 +156,12 @@ _SCALAR_TYPES = {
     "float64": "Double",
     "float16": "Half",
     "bfloat16": "BFloat16",
+    "bool": "Bool",
     "int64": "Long",
     "int32": "Int",
     "int16": "Short",
     "int8": "Char",
     "uint8": "Byte",
-    "bool": "Bool",
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
@@ -208,8 +187,8 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     @wraps(handle, updated=())
     def call_fvcore_handle(call: Call) -> int | Counter[str]:
         arguments = list(call.arguments.values())
-        if name == "aten::_convolution":
-            arguments += _CONVOLUTION_FLAGS.values()
+        if name == "aten::_convolution":  # in a traced graph it has benchmark, deterministic, cudnn_enabled, allow_tf32
+            arguments += [False, False, True, True]
         result: int | Counter[str] = handle(
             [JitValue(value, position) for position, value in enumerate(arguments)],
             [JitValue(value, position) for position, value in enumerate(call.outputs)],
@@ -225,8 +204,6 @@ def _takes_call(handle: Any) -> bool:
         parameters = inspect.signature(handle).parameters.values()
     except (TypeError, ValueError):
         return False
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [item for item in parameters if item.kind in positional and item.default is item.empty]
-    return len(required) == 1
+    return len(required) == 1 and all(item.kind is not item.VAR_POSITIONAL for item in parameters)

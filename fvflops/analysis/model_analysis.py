@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy as copying
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -197,10 +197,8 @@ class ModelAnalysis(AnalysisOutputs):
 
     def clear_op_handles(self: Self) -> Self:
         """Remove all handles and the table's formulas, so that nothing is counted; returns the analysis."""
-        self._handles = {}
-        self._module_handles = {}
-        self._table = None
-        self._counts = None
+        self._handles, self._module_handles = {}, {}
+        self._table = self._counts = None
         return self
 
     def canonical_module_name(self, name: str) -> str:
@@ -347,8 +345,7 @@ class ModelAnalysis(AnalysisOutputs):
             return
         stops = self._cost_model().stops_at
         recorded = {signature.op for signature in trace.signatures if signature.op in trace.stops_at}
-        whole = sorted({packet_of(op) for op in recorded if op not in stops and is_composite(op)})
-        if whole:
+        if whole := sorted({packet_of(op) for op in recorded if op not in stops and is_composite(op)}):
             raise TraceError(
                 f"this trace has {', '.join(whole)} as a whole, and the convention {self._table.name} counts the ops "
                 "inside: record the model again, by this convention"
@@ -359,31 +356,31 @@ class ModelAnalysis(AnalysisOutputs):
 
     def _warn(self, counts: Counts) -> None:
         unsupported: Counter[str] = Counter()
-        for entry in [entry for entry in counts.entries if entry.status is Status.UNSUPPORTED]:
-            unsupported[entry.op] += entry.calls
+        for entry in counts.entries:
+            unsupported[entry.op] += entry.calls * (entry.status is Status.UNSUPPORTED)
+        unsupported = +unsupported
         if unsupported and self._warn_unsupported:
             from fvflops.reports.terminal.op_coverage import format_locations
 
             locations = find_unsupported_locations(self.trace(), counts)
-            listed = ", ".join(
+            listed = [
                 f"{printable_short(op)} ×{calls} (in {format_locations(locations[op], escape=printable_short)})"
-                for op, calls in unsupported.most_common(8)
-            )
-            more = f" and {len(unsupported) - 8} more" if len(unsupported) > 8 else ""
-            _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
+                for op, calls in unsupported.most_common()
+            ]
+            _LOGGER.warning("Unsupported, so not counted: %s; see unsupported_ops()", _list_eight(listed))
         if self._warn_uncalled:
             if self._handles or self._module_handles:
                 for text in list_unused(self.trace(), self._handles, self._module_handles):
                     _LOGGER.warning("%s", text)
-            uncalled = find_unused(self.trace(), self.uncalled_modules())
-            if uncalled:
-                listed = ", ".join(map(printable_short, uncalled[:8])) + (
-                    f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else ""
-                )
+            if uncalled := find_unused(self.trace(), self.uncalled_modules()):
                 _LOGGER.warning(
                     "No op was seen in the modules %s, and none reads their parameters: they are unused, or run unseen",
-                    listed,
+                    _list_eight(list(map(printable_short, uncalled))),
                 )
+
+
+def _list_eight(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def require_analysis(value: object) -> ModelAnalysis:

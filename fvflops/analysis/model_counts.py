@@ -313,7 +313,5 @@ def _scaled(
     analysis: ModelAnalysis, supported_ops: Mapping[str, Callable[..., Any]] | None, unit: float
 ) -> tuple[defaultdict[str, float], Counter[str]]:
     analysis.set_op_handle(**(supported_ops or {}))
-    scaled: defaultdict[str, float] = defaultdict(float)
-    for label, value in analysis.by_operator().items():
-        scaled[label] = value / unit
-    return scaled, analysis.unsupported_ops()
+    scaled = {label: value / unit for label, value in analysis.by_operator().items()}
+    return defaultdict(float, scaled), analysis.unsupported_ops()

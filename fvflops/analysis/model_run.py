@@ -27,25 +27,19 @@ InputSize = Any
 def inputs_of_size(
     model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, input_size: InputSize
 ) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return inputs and keyword arguments, tensors of `input_size` if that is not None; both at once raise ValueError.
-
-    The tensors are on the model's device, and floats in its dtype unless a size names another.
-    """
+    """Return the inputs, or tensors of `input_size` on the model's device and, unless it names one, in its dtype."""
     if input_size is None:
         return inputs, kwargs
     if inputs is not None:
         raise ValueError("inputs and input_size are both passed: omit one")
-    floats = [tensor for tensor in _tensors(model) if tensor.is_floating_point()]
+    tensors = list(model.parameters()) if isinstance(model, nn.Module) else []
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = str(floats[0].dtype).removeprefix("torch.") if floats and floats[0].element_size() > 1 else "float32"
     specs = read_sizes(input_size, dtype=dtype)
-    device = next((tensor.device for tensor in _tensors(model)), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         args, made = make_arguments(specs, device)
     return args, {**(kwargs or {}), **made}
-
-
-def _tensors(model: Any) -> list[torch.Tensor]:
-    return list(model.parameters()) if isinstance(model, nn.Module) else []
 
 
 def check_inputs(model: Callable[..., Any], inputs: Any) -> None:
@@ -72,8 +66,7 @@ def bind_inputs(
     if inputs is None:
         return (), extra
     if isinstance(inputs, Mapping):
-        duplicates = sorted(inputs.keys() & extra.keys())
-        if duplicates:
+        if duplicates := sorted(inputs.keys() & extra.keys()):
             raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: pass it once")
         if not _accepts(model, (), {**inputs, **extra}) and _accepts(model, (inputs,), extra):
             return (inputs,), extra
@@ -139,9 +132,8 @@ class ModelRun:
 
     def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""
-        return replace(
-            self, model=self.model if model is None else model, inputs=self.inputs if inputs is None else inputs
-        )
+        given: dict[str, Any] = {"model": model, "inputs": inputs}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def require_model(self) -> Model:
         if self.model is None:
@@ -154,7 +146,5 @@ class ModelRun:
     def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:
         """Run the model once and return its Trace."""
         settings: CallOptions = {**self.options, "quiet": quiet}
-        args, kwargs = self.arguments()
-        return record_call(
-            self.require_model(), args, kwargs, stops_at=stops_at, estimate_cost=estimate_cost, **settings
-        )
+        model, (args, kwargs) = self.require_model(), self.arguments()
+        return record_call(model, args, kwargs, stops_at=stops_at, estimate_cost=estimate_cost, **settings)

@@ -108,9 +108,8 @@ class record(FlopCountAnalysis):
         self._step_counts: tuple[Any, list[StepCount]] = None, []  # cache key and counts
         self._make_session()  # raises for invalid arguments
         if warn and model is not None and execution == "real" and is_compiled(model):
-            _LOGGER.warning(
-                "The model is compiled but runs eagerly while it is recorded: counts are the same, times are not"
-            )
+            text = "The model is compiled but runs eagerly while it is recorded: counts are the same, times are not"
+            _LOGGER.warning(text)
 
     def __enter__(self) -> record:
         if self._stage != "new":
@@ -248,11 +247,8 @@ class record(FlopCountAnalysis):
         """Return the Trace of all steps together; before anything was recorded it raises TraceError."""
         self._invalidate_results()
         if self._trace is None:
-            parts = list(self._recorded)
-            if self._partial is not None:
-                parts.append(self._partial)
-            if self._session is not None:
-                parts.append(self._session.trace())
+            parts = [*self._recorded, *([] if self._partial is None else [self._partial])]
+            parts += [] if self._session is None else [self._session.trace()]
             if not parts:
                 raise TraceError(self._explain_missing("nothing was recorded"))
             self._trace = parts[0] if len(parts) == 1 else Trace.merge(parts)
@@ -350,12 +346,9 @@ class record(FlopCountAnalysis):
 
     def _check_decomposed(self, trace: Trace) -> Trace:
         """Return the Trace if it decomposed no op that is counted as a whole; else raise TraceError."""
-        missing = self._missing_stops(trace)
-        if missing:
-            raise TraceError(
-                f"this recording has decomposed {', '.join(missing)}: "
-                "to count that as a whole, set handles before the with block"
-            )
+        if missing := ", ".join(self._missing_stops(trace)):
+            remedy = "to count that as a whole, set handles before the with block"
+            raise TraceError(f"this recording has decomposed {missing}: {remedy}")
         return trace
 
     def _explain_missing(self, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fvflops.counting import CostModel, count
-from fvflops.reports.escaping import printable_short
+from fvflops.reports.escaping import list_ops
 from fvflops.text import explaining_arguments, require_int, short_repr, shown_by_fields
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
@@ -57,9 +57,8 @@ def action_at(plan: Schedule, step: int) -> str:
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
     if name not in ("none", "warmup", *ACTIVE):
-        raise ValueError(
-            f"schedule={plan!r} returned {action!r} for step {step}: use fvflops.schedule or torch.profiler's"
-        )
+        remedy = "use fvflops.schedule or torch.profiler's"
+        raise ValueError(f"schedule={plan!r} returned {action!r} for step {step}: {remedy}")
     return name
 
 
@@ -140,20 +139,14 @@ class PerStep:
         if any(step.flops not in (0, step.by_phase.total()) for step in self.each):
             text += f"; {self.flops} at 2 per MAC"
         if self.unsupported:
-            listed = [
-                f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unsupported.items()
-            ]
-            text += f"; unsupported, so not counted: {', '.join(listed)}"
+            text += f"; unsupported, so not counted: {list_ops(self.unsupported)}"
         return text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class StepCount:
-    """Cost of one step by phase, and op → calls of the unsupported ops.
-
-    `flops` counts a multiply-add as 2, whatever the convention of `by_phase`; both are 0 where the metric is not flops.
-    """
+    """Cost of one step by phase, its unsupported op → calls, and macs and flops at 2 per MAC, 0 for other metrics."""
 
     by_phase: Counter[str]
     unsupported: Counter[str]

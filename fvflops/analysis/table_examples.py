@@ -34,13 +34,13 @@ class NotRunnable(WrongExample):
 def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None]]:
     """Yield each row in a table's own file that has an example, with its error or None; inherited rows are skipped."""
     for row in own_rows(table):
+        problem: ValueError | None = None
         if row.example:
             try:
                 check_example(row, table)
-            except (WrongExample, TableError) as problem:
-                yield row, problem
-            else:
-                yield row, None
+            except (WrongExample, TableError) as error:
+                problem = error
+            yield row, problem
 
 
 def own_rows(table: FormulaTable) -> list[Row]:
@@ -53,8 +53,7 @@ def own_rows(table: FormulaTable) -> list[Row]:
 def check_example(row: Row, table: FormulaTable) -> None:
     """Raise WrongExample if the example of a table's row cannot be run, or its cost differs from the stated one."""
     total = cost_example(row, table)
-    expected = Example.parse(row.example).total
-    if total != expected:
+    if total != Example.parse(row.example).total:
         raise WrongExample(f"{row.file}:{row.line}: {row.name}: the example {row.example!r} costs {total}")
 
 
@@ -142,11 +141,8 @@ def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
     """Return argument name → value for one overload, or None if the example does not match its arguments."""
     kinds = ("Tensor", "Optional[Tensor]", "List[Tensor]")
     names = {argument.name for argument in schema.arguments}
-    unbound = [
-        argument.name
-        for argument in schema.arguments
-        if str(argument.type) in kinds and argument.name not in example.named
-    ]
+    tensors = [argument.name for argument in schema.arguments if str(argument.type) in kinds]
+    unbound = [name for name in tensors if name not in example.named]
     if not example.named.keys() <= names or len(example.tensors) > len(unbound):
         return None
     values = {name: _build(tensor) for name, tensor in zip(unbound, example.tensors, strict=False)}

@@ -31,7 +31,11 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> 
         # The JSON of a saved Trace is ASCII: a character is a byte.
         if "://" not in name and os.path.isfile(name) and os.path.getsize(name) > limit:
             raise _too_large(name, limit)
-        text = _decompress(name, limit) if name.endswith(".gz") else paths.read_text(name, limit)
+        text = None if name.endswith(".gz") else paths.read_text(name, limit)
+        if name.endswith(".gz"):
+            with gzip.open(io.BytesIO(paths.read_bytes(name))) as file:
+                data = file.read(limit + 1)
+            text = None if len(data) > limit else data.decode()
     except FileNotFoundError:
         raise TraceError(f"{name}: there is no such file") from None
     except UnicodeDecodeError as error:
@@ -46,13 +50,6 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> 
         return Trace.from_json(text)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from None
-
-
-def _decompress(name: str, limit: int) -> str | None:
-    """Return a compressed file's text, or None if it has more than `limit` characters, which are not decompressed."""
-    with gzip.open(io.BytesIO(paths.read_bytes(name))) as file:
-        data = file.read(limit + 1)
-    return None if len(data) > limit else data.decode()
 
 
 def _too_large(name: str, limit: int) -> TraceError:

@@ -114,8 +114,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
                 "the step is counted in eval mode: call model.train(), or pass --train, if that is not intended"
             )
         args, kwargs = self._run.arguments()
-        estimate = cost_estimator(self)
-        return record_step(model, args, kwargs, stops_at=stops_at, estimate_cost=estimate, **self._step)
+        return record_step(model, args, kwargs, stops_at=stops_at, estimate_cost=cost_estimator(self), **self._step)
 
 
 def sum_results(result: Any) -> torch.Tensor:

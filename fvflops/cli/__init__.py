@@ -84,7 +84,10 @@ def _run(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _REQUIRED or "--debug" in argv:
             raise
-        print(f"fvflops: error: {_missing(error.name)}", file=sys.stderr)
+        package, page = _REQUIRED[error.name], "https://fvflops.github.io/fvflops/start/install/"
+        advice = f"; see {page} for one without CUDA" if package == "torch" else ""
+        reason = f"fvflops needs {package}, which {sys.executable} lacks: run pip install {package}{advice}"
+        print(f"fvflops: error: {reason}", file=sys.stderr)
         return 2
     if not argv:
         parser.print_help()
@@ -118,12 +121,6 @@ def _fixed_draws() -> AbstractContextManager[None]:
     from fvflops.capture.restore.generators import seeded
 
     return seeded(0)
-
-
-def _missing(module: str) -> str:
-    package = _REQUIRED[module]
-    advice = "; see https://fvflops.github.io/fvflops/start/install/ for one without CUDA" if module == "torch" else ""
-    return f"fvflops needs {package}, which {sys.executable} lacks: run pip install {package}{advice}"
 
 
 def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:

@@ -12,9 +12,6 @@ from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
 
-# Destinations of options that concern the report alone.
-_OF_REPORT = ("help", "debug", "format", "sort", "top", "digits", "output")
-
 
 def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
     """Return the first of some options, named by their destinations, that is not at its default, "" for none."""
@@ -25,11 +22,18 @@ def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
     return ""
 
 
+def refuse(arguments: argparse.Namespace, *rules: tuple[object, Iterable[str], str]) -> None:
+    """Raise ValueError for the first chosen option of a rule that applies: (whether it does, options, message)."""
+    for applies, names, message in rules:
+        if applies and (option := find_chosen(arguments, names)):
+            raise ValueError(message.format(option))
+
+
 def check_model_given(arguments: argparse.Namespace, own: Iterable[str]) -> None:
     """Raise ValueError for an option of the model's run without `--model`; `own` are the command's other options."""
-    others = [name for name in arguments.options if name not in (*own, *_OF_REPORT)]
-    if arguments.model is None and (option := find_chosen(arguments, others)):
-        raise ValueError(f"{option} describes the model's run: add --model")
+    of_report = ("help", "debug", "format", "sort", "top", "digits", "output")
+    others = [name for name in arguments.options if name not in (*own, *of_report)]
+    refuse(arguments, (arguments.model is None, others, "{} describes the model's run: add --model"))
 
 
 def parse_at_least(least: int, text: str) -> int:
@@ -74,9 +78,8 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
         try:
             sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
         except ValueError:
-            raise ValueError(
-                f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
-            ) from None
+            message = f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
+            raise ValueError(message) from None
     check_assumptions(sizes)
     return sizes
 

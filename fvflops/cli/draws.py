@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again
@@ -10,7 +10,6 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.restore.generators import seeded
 from fvflops.formulas import FormulaTable
 from fvflops.plan.memory.predict_memory import predict_drawn_memory
-from fvflops.units import format_thousands
 
 
 def repeat_memory(analysis: FlopCountAnalysis, times: int, *, first_step: bool) -> list[int]:
@@ -19,8 +18,7 @@ def repeat_memory(analysis: FlopCountAnalysis, times: int, *, first_step: bool) 
     def measure() -> int:
         return predict_drawn_memory(analysis, first_step=first_step).peak
 
-    require_runs(analysis)
-    return [measure(), *repeat_draws(times - 1, measure)]
+    return _repeat(analysis, times, measure, measure)
 
 
 def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -> list[int]:
@@ -30,22 +28,18 @@ def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -
         again = record_again(analysis, analysis.trace().stops_at)
         return FlopCountAnalysis.from_trace(again, table=table, warn=False).total()
 
-    require_runs(analysis)
-    return [analysis.total(), *repeat_draws(times - 1, measure)]
+    return _repeat(analysis, times, analysis.total, measure)
 
 
-def repeat_draws(times: int, measure: Callable[[], int]) -> Iterator[int]:
-    """Yield the cost of some runs, with the generators' seeds 1, 2, 3 ..."""
-    for seed in range(1, times + 1):
-        with seeded(seed):
-            cost = measure()
-        yield cost
-
-
-def require_runs(analysis: ModelAnalysis) -> None:
-    """Raise ValueError for the analysis of a saved Trace, which cannot be repeated."""
+def _repeat(analysis: ModelAnalysis, times: int, first: Callable[[], int], measure: Callable[[], int]) -> list[int]:
+    """Return the cost of the first run, and of others with the generators' seeds 1, 2, 3 ..."""
     if model_run(analysis) is None:
         raise ValueError("--repeat runs the model again: it does not apply to a saved Trace or a git revision")
+    costs = [first()]
+    for seed in range(1, times):
+        with seeded(seed):
+            costs.append(measure())
+    return costs
 
 
 def describe_draws(values: Sequence[int], unit: str) -> str:
@@ -56,8 +50,5 @@ def describe_draws(values: Sequence[int], unit: str) -> str:
     """
     mean = Fraction(sum(values), len(values))
     tenth = round(abs(mean - int(mean)) * 10)
-    shown = format_thousands(int(mean) + tenth // 10) + (f".{tenth}" if 0 < tenth < 10 else "")
-    return (
-        f"{len(values)} draws: minimum {format_thousands(min(values))}, mean {shown}, "
-        f"maximum {format_thousands(max(values))} {unit}"
-    )
+    shown = f"{int(mean) + tenth // 10:,}" + (f".{tenth}" if 0 < tenth < 10 else "")
+    return f"{len(values)} draws: minimum {min(values):,}, mean {shown}, maximum {max(values):,} {unit}"

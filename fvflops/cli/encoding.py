@@ -30,19 +30,11 @@ ASCII: Mapping[str, str] = {
     **dict.fromkeys("“”", '"'),
     "\u00a0": " ",
 }
-_ELLIPSIS, _DOT = "…", "·"
-_C_LOCALES = ("C", "POSIX")
-# Python's values of LC_CTYPE in a C locale (PEP 538).
-_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 @contextmanager
 def ascii_streams(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Write standard output and error in ASCII where they are not UTF-8, or the locale is C.
-
-    Python writes UTF-8 in the locale C; a terminal that was set to it does not show that. Where no locale is set, or
-    PYTHONIOENCODING or PYTHONUTF8 sets the encoding, Python's choice stays.
-    """
+    """Write standard streams in ASCII where they are not UTF-8, or the locale is C, in which Python writes UTF-8."""
     changed: list[tuple[Any, str, str]] = []
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -72,8 +64,9 @@ def is_utf8(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool
     if environment.get("PYTHONIOENCODING", "").partition(":")[0] or environment.get("PYTHONUTF8") == "1":
         return True
     ctype = environment.get("LC_CTYPE", "")
-    named = environment.get("LC_ALL") or ("" if ctype in _COERCED else ctype) or environment.get("LANG")
-    return named not in _C_LOCALES
+    is_coerced = ctype in ("C.UTF-8", "C.utf8", "UTF-8")  # by Python, in a C locale (PEP 538)
+    named = environment.get("LC_ALL") or ("" if is_coerced else ctype) or environment.get("LANG")
+    return named not in ("C", "POSIX")
 
 
 def to_ascii(text: str, encoding: str = "ascii") -> str:
@@ -90,9 +83,9 @@ def to_ascii(text: str, encoding: str = "ascii") -> str:
 def _replace(character: str, following: str, encoding: str) -> str:
     if character.isascii():
         return character
-    if character == _ELLIPSIS:  # in a name, one cell as in its column
+    if character == "…":  # in a name, one cell as in its column
         return "~" if following.isalnum() or following in tuple("_.}") else "..."
-    if character == _DOT:  # a separator, or a product
+    if character == "·":  # a separator, or a product
         return "-" if following == " " else "*"
     if character in ASCII:
         return ASCII[character]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.argument_values import find_chosen, parse_assumptions, refuse
 from fvflops.cli.outputs import write
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
@@ -88,8 +88,17 @@ def asks_for_table(arguments: argparse.Namespace, names: Sequence[str]) -> bool:
 
 def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     """Count the models of the names, write the table and the plot; return 1 if a model failed, else 0."""
-    _check_options(arguments)
-    _check_no_results(names, arguments.plot)
+    if arguments.format not in (*FORMATS, _PAPER):
+        several = ", ".join((*FORMATS, _PAPER))
+        raise ValueError(f"--format {arguments.format} is for one model: for several use {several}")
+    message = "{} is for one model: omit it in a table of models (several, --columns or --plot)"
+    refuse(arguments, (True, _OF_ONE, message))
+    for name in names:
+        if arguments.plot is not None and has_results(name):
+            raise ValueError(
+                f"{name} has the results of a sweep and is not a MODEL: to plot them, run the sweep again with "
+                f"--output {name} --plot {arguments.plot}, which counts no model again"
+            )
     table = load_table(arguments.table)
     options = model_options(arguments, device=built_on(arguments))
     check_models(names, options)
@@ -129,15 +138,6 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     return max(_report_failures(counts, joined), int(bool(failure)))
 
 
-def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.format not in (*FORMATS, _PAPER):
-        raise ValueError(
-            f"--format {arguments.format} is for one model: for several use {', '.join((*FORMATS, _PAPER))}"
-        )
-    if option := find_chosen(arguments, _OF_ONE):
-        raise ValueError(f"{option} is for one model: omit it in a table of models (several, --columns or --plot)")
-
-
 @dataclass(frozen=True, slots=True)
 class ParetoPlot:
     """A plot of two columns: its path, file type and axes, and the columns in which higher is better."""
@@ -155,23 +155,18 @@ def read_plot(arguments: argparse.Namespace, joined: Join | None) -> ParetoPlot 
             raise ValueError(f"--{option} is an axis of a plot: add --plot models.svg")
     if arguments.lower and arguments.join is None:
         raise ValueError(f"--lower {arguments.lower[0]} is about a joined column: add --join FILE")
-    higher = _find_higher(arguments, joined)
+    numbers = _list_joined(joined)
+    for key in arguments.lower:
+        if key not in numbers:
+            known = ", ".join(numbers) or "there is none"
+            raise ValueError(f"--lower must be a joined column of numbers: {known}; got {key!r}")
     if arguments.plot is None:
         return None
-    axes = _choose_axes(arguments, joined)
+    axes = _choose_axes(arguments, numbers)
     for key in axes:
         check_axis(model_table((), joined), key)
-    return ParetoPlot(arguments.plot, kind_of(arguments.plot), axes, tuple(higher))
-
-
-def _check_no_results(names: Sequence[str], plot: str | None) -> None:
-    """Raise ValueError if a model to plot is the result file of a sweep."""
-    for name in names:
-        if plot is not None and has_results(name):
-            raise ValueError(
-                f"{name} has the results of a sweep and is not a MODEL: to plot them, run the sweep again with "
-                f"--output {name} --plot {plot}, which counts no model again"
-            )
+    higher = tuple(key for key in numbers if key not in arguments.lower)
+    return ParetoPlot(arguments.plot, kind_of(arguments.plot), axes, higher)
 
 
 def _read_labels(texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -199,25 +194,11 @@ def _list_joined(joined: Join | None) -> list[str]:
     return [key for key in numbers if key not in own]
 
 
-def _find_higher(arguments: argparse.Namespace, joined: Join | None) -> list[str]:
-    """Return the joined columns in which higher is better; an unknown column of --lower raises ValueError."""
-    known = _list_joined(joined)
-    for key in arguments.lower:
-        if key not in known:
-            raise ValueError(
-                f"--lower must be a joined column of numbers: {', '.join(known) or 'there is none'}; got {key!r}"
-            )
-    return [key for key in known if key not in arguments.lower]
-
-
-def _choose_axes(arguments: argparse.Namespace, joined: Join | None) -> tuple[str, str]:
+def _choose_axes(arguments: argparse.Namespace, numbers: Sequence[str]) -> tuple[str, str]:
     """Return the columns of the horizontal and the vertical axis; two equal ones raise ValueError."""
-    numbers = _list_joined(joined)
     y = _read_key(arguments.y) if arguments.y is not None else numbers[0] if numbers else "flops"
-    if arguments.x is not None:
-        x = _read_key(arguments.x)
-    else:
-        x = "flops" if y in (*numbers, "parameters") else "parameters"
+    other = "flops" if y in (*numbers, "parameters") else "parameters"
+    x = other if arguments.x is None else _read_key(arguments.x)
     if arguments.y is None and x == y:
         y = "parameters" if x == "flops" else "flops"
     if x == y:

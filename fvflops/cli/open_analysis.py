@@ -29,8 +29,6 @@ from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
-# A convention → the analysis of MODEL by it.
-Opened = Callable[[FormulaTable], FlopCountAnalysis]
 # Options of a run, which a saved Trace has behind it.
 _RUN_OPTIONS = ("assume", "train", "backward", "loss", "optimizer", "run_device", "micro_batches")
 
@@ -47,7 +45,7 @@ def open_model(
     options: SourceOptions | None = None,
     lines: bool = False,
     in_subprocess: bool = False,
-) -> Opened:
+) -> Callable[[FormulaTable], FlopCountAnalysis]:
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is

@@ -1,8 +1,4 @@
-"""The parser of the command line: errors in one line that name the choices and the nearest, and help with examples.
-
-Help of a command has its examples first, then the five options used most, then the others by group, without the
-rare ones, which `--help all` shows.
-"""
+"""The parser of the command line: errors in one line that name the choices and the nearest, and help with examples."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from typing import Any, NoReturn, cast
 
 from fvflops.text import nearest, printable, suggest
 
-# Beginning of a text whose lines are kept as they are.
-_VERBATIM = ("examples:", "exit codes:")
 # Options that only `--help all` shows, of any command.
 _RARE = frozenset(
     [
@@ -35,7 +29,7 @@ class HelpFormatter(argparse.HelpFormatter):
     """Wraps paragraphs between words, keeps the lines of examples and exit codes, and names a value once an option."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith(_VERBATIM):
+        if text.startswith(("examples:", "exit codes:")):
             return "\n".join(indent + line for line in text.split("\n"))
         return super()._fill_text(text, width, indent)
 
@@ -70,10 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; unknown ones are an error that names the nearest option of the command.
-
-        Their `options` are destination → the command's option and its default, for `find_chosen`.
-        """
+        """Return the arguments, with `options`: destination → option and default; unknown ones are an error."""
         arguments, unknown = self.parse_known_args(args, namespace)
         command = self.commands().get(getattr(arguments, "command", None) or "", self)
         if unknown:
@@ -117,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         if self.examples:
-            formatter.add_text(write_examples(self.examples))
+            formatter.add_text("\n  ".join(["examples:", *self.examples]).replace("%", "%%"))
         everything = everything or len(self.options()) <= _SHORT
         shown = [action for action in self.options() if everything or not self._is_rare(action)]
         first = [action for name in self.first for action in shown if name in action.option_strings]
@@ -224,7 +215,3 @@ def write_usage(parser: Parser) -> str:
         name = str(action.metavar or action.dest)
         parts.append(f"[{name}]" if action.nargs == "?" else f"{name} ..." if action.nargs == "+" else name)
     return " ".join(parts).replace("%", "%%")
-
-
-def write_examples(lines: Sequence[str]) -> str:
-    return "\n".join(["examples:", *(f"  {line}" for line in lines)]).replace("%", "%%")

@@ -8,21 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
+from fvflops.reports.formats.text import Terminal
 from fvflops.reports.terminal.terminal_line import WIDTH, TerminalLine, terminal_width
 from fvflops.text import printable
 
 
-class TerminalInfo(NamedTuple):
-    """Width in character cells (None for no limit), colour support and encoding of a terminal."""
-
-    width: int | None
-    colour: bool
-    encoding: str
-
-
-def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> TerminalInfo | None:
+def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Terminal | None:
     """Return the terminal that a stream writes to, None for a file or a pipe.
 
     NO_COLOR overrides FORCE_COLOR and CLICOLOR_FORCE, which treat a pipe as a terminal without a width limit, and these
@@ -33,7 +26,7 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
     if not (stream.isatty() or forced):
         return None
     disabled = environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or environment.get("FORCE_COLOR") == "0"
-    return TerminalInfo(_measure(stream, environment), forced or not disabled, stream.encoding or "utf-8")
+    return Terminal(_measure(stream, environment), forced or not disabled, stream.encoding or "utf-8")
 
 
 def find_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
@@ -50,9 +43,7 @@ def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     columns = environment.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
-    if not stream.isatty():
-        return None
-    return terminal_width(stream)
+    return terminal_width(stream) if stream.isatty() else None
 
 
 _WIDTH = 30
@@ -97,10 +88,7 @@ class Progress:
 
 @contextmanager
 def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Name the work of the body while it takes longer than two seconds, on a terminal only.
-
-    A thread draws it, since the work itself calls nothing meanwhile.
-    """
+    """Name the work of the body, in a thread, while it takes longer than two seconds; on a terminal only."""
     chosen = sys.stderr if stream is None else stream
     if not chosen.isatty():
         yield

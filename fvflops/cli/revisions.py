@@ -27,10 +27,8 @@ _SETTINGS = (
 )
 _PATHS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
-_CHUNK = 1 << 20
 # Files by which the processes exchange the request and the Trace.
 REQUEST, RESULT = "request.pickle", "trace.json"
-_STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
 
 
 class GitError(ValueError):
@@ -50,7 +48,8 @@ def run_git(folder: str, *command: str) -> str:
     process = _start(folder, command, stdin=subprocess.DEVNULL)
     output, message = process.communicate()
     if process.returncode:
-        raise GitError(_format_error(command, message, process.returncode))
+        text = " ".join(message.decode(errors="surrogateescape").split())
+        raise GitError(f"git {command[0]}: {text or f'exited with status {process.returncode}'}")
     return os.fsdecode(output).removesuffix("\n")
 
 
@@ -74,11 +73,10 @@ def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
         directory = os.path.join(tree, *parts)
         os.makedirs(directory if entry.mode == _SUBMODULE else os.path.dirname(directory), exist_ok=True)
     files = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
-    command = ("cat-file", "--batch")
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
         names.write("".join(f"{entry.name}\n" for entry in files).encode())
         names.seek(0)
-        process = _start(folder, command, stdin=names, stderr=errors)
+        process = _start(folder, ("cat-file", "--batch"), stdin=names, stderr=errors)
         assert process.stdout is not None
         with process, process.stdout as objects:
             for entry in files:
@@ -100,7 +98,7 @@ def _write(objects: IO[bytes], size: int, path: str, mode: str) -> None:
     else:
         with open(path, "xb") as file:
             while size:
-                chunk = objects.read(min(size, _CHUNK))
+                chunk = objects.read(min(size, 1 << 20))
                 if not chunk:
                     raise GitError(f"git ended before all of {path} was read")
                 file.write(chunk)
@@ -142,11 +140,6 @@ def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **changed, **disabled}
 
 
-def _format_error(command: Sequence[str], message: bytes, code: int) -> str:
-    text = " ".join(message.decode(errors="surrogateescape").split())
-    return f"git {command[0]}: {text or f'exited with status {code}'}"
-
-
 @dataclass(frozen=True, slots=True)
 class Revision:
     """A factory in a revision: the repository's folder, the full commit, the path in it, and the function's name."""
@@ -159,11 +152,7 @@ class Revision:
 
 
 def find_revision(text: str) -> Revision | None:
-    """Return the Revision that `REV:file.py:factory` names, or None for a text of another form.
-
-    The path is relative to the current folder, or else to the repository's. An unknown revision or file raises
-    ValueError.
-    """
+    """Return the Revision that `REV:file.py:factory` names, None for another text; unknown ones raise ValueError."""
     source, _, factory = text.rpartition(":")
     revision, separator, path = source.partition(":")
     if not separator or not revision or not factory or not path.endswith(".py") or os.path.isfile(source):
@@ -171,7 +160,10 @@ def find_revision(text: str) -> Revision | None:
     folder = os.path.dirname(os.path.abspath(path)) if os.path.isabs(path) else os.getcwd()
     try:
         repository = run_git(folder, "rev-parse", "--show-toplevel")
-        commit = _find_commit(folder, revision)
+        try:
+            commit = run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
+        except GitError:
+            raise GitError(f"this git repository has no revision {revision}") from None
         files = [entry.path for entry in list_files(folder, commit)]
     except GitError as error:
         raise ValueError(f"{text}: {error}") from None
@@ -197,9 +189,8 @@ def record_revision(revision: Revision, options: SourceOptions, arguments: argpa
             "without the repository's hooks and filters",
             file=sys.stderr,
         )
-        repository = os.path.realpath(revision.repository)
         # Entries of sys.path inside the working tree are mapped to the revision's files.
-        map_path = partial(_map_path, repository=repository, tree=tree)
+        map_path = partial(_map_path, repository=os.path.realpath(revision.repository), tree=tree)
         working_folder = map_path(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
         try:
@@ -222,13 +213,6 @@ def _map_path(entry: str, *, repository: str, tree: str) -> str:
     mapped = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
     # A virtual environment inside the repository's folder is not part of the revision.
     return mapped if os.path.isdir(mapped) else entry
-
-
-def _find_commit(folder: str, revision: str) -> str:
-    try:
-        return run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
-    except GitError:
-        raise GitError(f"this git repository has no revision {revision}") from None
 
 
 def record_in_subprocess(
@@ -263,7 +247,7 @@ def record_in_subprocess(
                 errors="backslashreplace",
             )
         if process.returncode or not os.path.isfile(result):
-            last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
+            last_line = process.stderr[-2000:].strip().splitlines()[-1:]
             reason = last_line[0] if last_line else f"the subprocess exited with status {process.returncode}"
             raise ValueError(f"{subject}: {reason}")
         return load_trace(result)

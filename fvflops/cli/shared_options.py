@@ -26,17 +26,15 @@ from fvflops.sources.options import SourceOptions
 
 def add_convention(parser: argparse.ArgumentParser, default: str | None = "default", *, note: str = "") -> None:
     """Add the convention, by name or as a file; `note` describes a default that is not one convention."""
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--convention",
-        dest="table",
-        default=default,
-        choices=shipped_tables(),
-        metavar="CONVENTION",
-        help=f"convention to count by: {', '.join(shipped_tables())}; default: {note or default}",
-    )
-    either.add_argument(
-        "--table", default=default, metavar="FILE", help="a convention of your own: the path or URI of a YAML file"
+    add_options(
+        parser.add_mutually_exclusive_group(),
+        f"""
+        --convention CONVENTION  convention to count by: {", ".join(shipped_tables())}; default: {note or default}
+        --table FILE  a convention of your own: the path or URI of a YAML file
+        """,
+        dest={"convention": "table"},
+        default=dict.fromkeys(("convention", "table"), default),
+        choices={"convention": shipped_tables()},
     )
 
 
@@ -68,7 +66,7 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         --denoising-steps N  steps of a diffusers pipeline; default: 1
         --guidance  double the denoiser's batch, for classifier-free guidance
         """,
-        type={"batch": parse_count, "seq": parse_count, "image_size": parse_sides, "denoising_steps": parse_count},
+        type={"image_size": parse_sides, **dict.fromkeys(("batch", "seq", "denoising_steps"), parse_count)},
     )
     add_building(parser)
 
@@ -95,15 +93,11 @@ def model_options(
     arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
     """Return the options that build the arguments' MODEL, on a device; `inputs` defaults to the arguments'."""
+    names = ("batch", "seq", "image_size", "dtype", "denoising_steps", "guidance")
     return replace(
         building_options(arguments, device=device),
         inputs=tuple(arguments.input if inputs is None else inputs),
-        batch=arguments.batch,
-        seq=arguments.seq,
-        image_size=arguments.image_size,
-        dtype=arguments.dtype,
-        denoising_steps=arguments.denoising_steps,
-        guidance=arguments.guidance,
+        **{name: getattr(arguments, name) for name in names},
     )
 
 
@@ -135,10 +129,7 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
-    """Add the device on which the model is built, the execution and the mode of the model.
-
-    `runs_on` adds the device on which the model would run, which some commands add themselves.
-    """
+    """Add the device on which the model is built and, unless a command has its own, would run, execution and mode."""
     run = find_group(parser, "run")
     if runs_on:
         add_options(
@@ -200,7 +191,7 @@ RARE_OF_PLANS = (
 )
 
 
-def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_mesh(parser: argparse.ArgumentParser) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
     of_ranks, of_experts = (
         [f"{name} ({axis.title})" for name, axis in AXES.items() if axis.regroups is regroups]
@@ -230,8 +221,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         --precision NAME  dtypes of parameters, compute and gradient reduction: {", ".join(PRECISIONS)}; default:
             bf16-mixed for a float32 model on an accelerator that has bf16, else the model's
         """,
-        required={"mesh": required},
-        type={"rank": int, "microbatches": int, "stages_per_rank": int},
+        type=dict.fromkeys(("rank", "microbatches", "stages_per_rank"), int),
         default={"rank": 0, "microbatches": 1, "reshard_after_forward": None, "reduce_each_microbatch": None},
         choices={
             "schedule": tuple(SCHEDULES),
@@ -251,12 +241,9 @@ def add_report(
     top: int | None = None,
     output: bool = True,
 ) -> None:
-    """Add the format of the report, the order of its rows, and with `output` its path.
-
-    `more` are formats of this command only, `sort` describes the keys of `--sort`.
-    """
+    """Add the report's format, `more` for this command, its order, by keys that `sort` describes, and its path."""
     group = find_group(parser, "report")
-    formats = {**FORMATS, **(more or {})}
+    formats = (*FORMATS, *(more or {}))
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     add_options(
         group,
@@ -267,11 +254,11 @@ def add_report(
         --digits N  significant digits in text, markdown and latex; default: 3, more if models would look equal
         {"--output PATH  file for the report, - for standard output; default: -" if output else ""}
         """,
-        choices={"format": tuple(formats)},
+        choices={"format": formats},
         type={"top": parse_count, "digits": parse_count},
         default={"top": top},
     )
-    group.set_defaults(formats=tuple(formats))
+    group.set_defaults(formats=formats)
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:
@@ -298,9 +285,7 @@ def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
 
 def add_trace_only(parser: argparse.ArgumentParser) -> None:
     """Add the option that refuses every MODEL except a saved Trace, for untrusted files."""
-    find_group(parser, "inputs").add_argument(
-        "--trace-only", action="store_true", help="refuse a MODEL that is not a saved Trace: nothing else is loaded"
-    )
+    add_options(parser, "inputs:\n--trace-only  refuse a MODEL that is not a saved Trace: nothing else is loaded")
 
 
 def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
@@ -329,6 +314,4 @@ def add_depth(parser: argparse._ActionsContainer, default: int | None = None, he
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
-    find_group(parser, "additional files").add_argument(
-        "--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib"
-    )
+    add_options(parser, "additional files:\n--plot PATH  also write a plot, .svg or .png; needs matplotlib")

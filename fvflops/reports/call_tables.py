@@ -99,8 +99,7 @@ def _list_op(call: OpCall) -> list[Value]:
 def op_call_notes(calls: Sequence[OpCall], *, ignored: Mapping[str, int], convention: str) -> list[str]:
     """Return sentences on the op calls that a convention does not count; `ignored` are op → calls not listed."""
     notes = []
-    unsupported = Counter(call.op for call in calls if call.flops is None)
-    if unsupported:
+    if unsupported := Counter(call.op for call in calls if call.flops is None):
         notes.append(f"Unsupported by {convention}, so not counted: {list_ops(unsupported)}.")
     if any(call.status == "ignored" for call in calls):
         notes.append(f"ignored: arithmetic that the convention {convention} does not count.")
@@ -172,10 +171,6 @@ def list_shapes(tensors: str) -> str:
     return " ".join(shapes) + " ..." * (len(specs) > 3) or "()"
 
 
-def _time(nanoseconds: int) -> str:
-    return format_seconds(nanoseconds / 1e9) if nanoseconds else "0"
-
-
 def _data_column(key: str) -> Column:
     return Column(key, key, only_for="data")
 
@@ -191,7 +186,7 @@ _OP_COLUMNS: Mapping[str, Column] = {
     "outputs": _OUTPUTS,
     "status": text_column("status", form=show_status),
     "flops": number_column("flops", "FLOPs", form=format_thousands, missing="unsupported"),
-    "duration_ns": number_column("duration_ns", "time", form=_time),
+    "duration_ns": number_column("duration_ns", "time", form=lambda time: format_seconds(time / 1e9) if time else "0"),
     "memory_before": number_column("memory_before", "before"),
     "memory_after": number_column("memory_after", "after"),
     "memory_delta": number_column("memory_delta", "delta", form=format_signed, only_for="people"),

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -35,6 +36,15 @@ from fvflops.views.summary_rows import check_not_collapsed, check_view
 
 SCHEMA = 2
 _FORMAT = "fvflops.summary"
+# Key of counts → the levels of objects in each other.
+_LEVELS = {
+    "columns": 2,
+    "operators": 2,
+    "by_both": 3,
+    "ledger": 2,
+    "unsupported_elements": 1,
+    "unsupported_locations": 2,
+}
 # Keys of schema 1 and of its ledger, and their replacements.
 OLD_WORDS = {
     "free": "zero_flop",
@@ -50,28 +60,25 @@ class SummaryError(ValueError):
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as JSON text, from which `parse` returns an equal one.
-
-    It contains all views in full depth: `depth` is ignored, as is `by`, except that an unknown one raises ValueError.
-    """
+    """Return the summary as JSON text with all views in full depth, from which `parse` returns an equal one."""
     check_view(by, report="the JSON report")
     check_not_collapsed(summary, "the JSON report")
     return json.dumps(
         {
             "format": _FORMAT,
             "schema": SCHEMA,
-            "about": dict(summary.about),
-            "columns": _copy_tables(summary.columns),
-            "operators": _copy_tables(summary.operators),
-            "by_both": {heading: _copy_tables(modules) for heading, modules in summary.by_both.items()},
+            "about": summary.about,
+            "columns": summary.columns,
+            "operators": summary.operators,
+            "by_both": summary.by_both,
             "uncalled": {heading: sorted(modules) for heading, modules in summary.uncalled.items()},
-            "ledger": _copy_tables(summary.ledger),
-            "unsupported_elements": dict(summary.unsupported_elements),
-            "unsupported_locations": _copy_tables(summary.unsupported_locations),
+            "ledger": summary.ledger,
+            "unsupported_elements": summary.unsupported_elements,
+            "unsupported_locations": summary.unsupported_locations,
             "modules": summary.modules.encode(),
         },
         allow_nan=False,
-        default=_to_integer,
+        default=_encode_other,
         separators=(",", ":"),
     )
 
@@ -98,16 +105,14 @@ def parse(text: str) -> Summary:
         record = _rename(record)
         record["ledger"] = _rename(_read_object(_require(record, "ledger"), "ledger"))
     uncalled = _read_object(_require(record, "uncalled"), "uncalled")
+    about = _read_object(_require(record, "about"), "about")
+    _read_strings(list(about.values()), "about")
+    counts = {"unsupported_locations": {}, **record}
     return Summary(
         modules=_read_modules(_require(record, "modules")),
-        columns=_read_counts(_require(record, "columns"), "columns", 2),
-        operators=_read_counts(_require(record, "operators"), "operators", 2),
-        by_both=_read_counts(_require(record, "by_both"), "by_both", 3),
         uncalled={name: frozenset(_read_strings(item, f"uncalled, {name!r}")) for name, item in uncalled.items()},
-        ledger=_read_counts(_require(record, "ledger"), "ledger", 2),
-        unsupported_elements=_read_counts(_require(record, "unsupported_elements"), "unsupported_elements", 1),
-        unsupported_locations=_read_counts(record.get("unsupported_locations", {}), "unsupported_locations", 2),
-        about=_read_about(_require(record, "about")),
+        about=about,
+        **{name: _read_counts(_require(counts, name), name, levels) for name, levels in _LEVELS.items()},
     )
 
 
@@ -115,15 +120,13 @@ def _rename(record: dict[str, Any]) -> dict[str, Any]:
     return {OLD_WORDS.get(key, key): value for key, value in record.items()}
 
 
-def _to_integer(value: Any) -> int:
+def _encode_other(value: Any) -> dict[str, Any] | int:
+    if isinstance(value, Mapping):
+        return dict(value)
     # A handle that a program set may have returned an integer of numpy, which json does not know.
     if isinstance(value, Integral):
         return int(value)
     raise TypeError(f"a summary contains {value!r} of type {type(value).__name__}, which JSON cannot represent")
-
-
-def _copy_tables(tables: Any) -> dict[str, dict[str, int]]:
-    return {key: dict(counts) for key, counts in tables.items()}
 
 
 def _require(record: dict[str, Any], key: str) -> Any:
@@ -154,12 +157,6 @@ def _read_strings(record: Any, where: str) -> list[str]:
     if not isinstance(record, list) or not all(isinstance(item, str) for item in record):
         raise SummaryError(f"this summary is damaged: {where} is {record!r} instead of a list of strings")
     return record
-
-
-def _read_about(record: Any) -> dict[str, str]:
-    about = _read_object(record, "about")
-    _read_strings(list(about.values()), "about")
-    return about
 
 
 def _read_modules(record: Any) -> ModuleTree:

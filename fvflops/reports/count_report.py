@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fvflops.counting.metrics import METRICS
@@ -20,17 +19,18 @@ from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary_rows import (
     ITSELF,
     Line,
+    View,
     check_view,
     count_itself,
     count_line,
     depth_of,
     drop_zeros,
     group_by_name,
-    limit_depth,
     list_lines,
     list_operator_headings,
     rank_modules,
     rank_operators,
+    read_view,
 )
 
 _LONG = 40  # rows of a table from which on equal layers are better collapsed
@@ -40,69 +40,40 @@ _INDENT = "  "
 
 
 def write_text(
-    summary: Summary,
-    *,
-    by: str = "module",
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    width: int | None = None,
-    colour: bool = False,
-    encoding: str = "utf-8",
+    summary: Summary, *, width: int | None = None, colour: bool = False, encoding: str = "utf-8", **options: Any
 ) -> str:
     """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
 
-    The rows are as in fvcore's table, without parameter shapes; names are relative to the parent row. Shares and
-    bars are of the FLOPs, or of the column of `sort`.
+    The other `options` are fields of a View. The rows are as in fvcore's table, without parameter shapes; names are
+    relative to the parent row. Shares and bars are of the FLOPs, or of the column of `sort`.
     """
-    check_view(by, report="the table")
-    list_rows = _list_modules if by == "module" else _list_operators
+    view = read_view(options, "the table")
+    list_rows = _list_modules if view.by == "module" else _list_operators
     coverage = list_notes(summary)
     below = Items("", [note.text for note in coverage], [note.tone for note in coverage])
-    document = Document("count", parts=[list_rows(summary, by, depth, sort, top), below])
+    document = Document("count", parts=[list_rows(summary, view), below])
     return text.write(document, width=width, colour=colour, encoding=encoding)
 
 
-def write_markdown(
-    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
-) -> str:
-    """Return the summary as Markdown, by module, by operator or by="both", ending with the coverage.
-
-    Modules without any count are dropped. `depth`, `sort` and `top` are as in `exact_table`; a note has the number
-    of the rows that are not shown.
-    """
-    check_view(by, report="the Markdown report")
-    list_rows = _list_whole_names if by == "module" else partial(_list_operators, in_markdown=True)
-    table = list_rows(summary, by, depth, sort, top)
-    notes = [*table.notes, *(note.text for note in list_notes(summary))]
+def write_markdown(summary: Summary, **options: Any) -> str:
+    """Return a View of the summary as Markdown, ending with the coverage; modules without any count are dropped."""
+    view = read_view(options, "the Markdown report")
+    by_module = view.by == "module"
+    table = _list_whole_names(summary, view) if by_module else _list_operators(summary, view, in_markdown=True)
+    notes = [*table.notes, *op_coverage_notes(summary)]
     return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", notes)]))
 
 
 def write_exact(summary: Summary, *, format: str = "csv", **options: Any) -> str:
-    """Return the rows of `exact_table`, of which the others are options, in a format of documents; the root is ""."""
-    table = exact_table(summary, report=f"the {format.upper()} report", **options)
+    """Return the rows of `exact_table` for a View in a format of documents; the root is ""."""
+    table = exact_table(summary, read_view(options, f"the {format.upper()} report"))
     return write_document(Document("count", parts=[table]), format)
 
 
-def exact_table(
-    summary: Summary,
-    *,
-    by: str = "module",
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    report: str = "a list",
-) -> Table:
-    """Return the exact numbers of a summary, by module, by operator or by="both", with 0 where a column lacks a row.
-
-    Counts of a module include its submodules. `depth` is the number of levels below the root, None for all; by operator
-    it is ignored. The rows are in the order of `fvflops.views.ranking.rank`, limited to `top`. `report` is the subject
-    of the message on an unknown `by`.
-    """
-    check_view(by, report=report)
-    if by == "module":
+def exact_table(summary: Summary, view: View) -> Table:
+    """Return the exact numbers of a summary, 0 where a column lacks a row; by operator `depth` is ignored."""
+    if view.by == "module":
         uncalled = frozenset().union(*summary.uncalled.values())
-        modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
         columns = [*map(text_column, ("module", "class")), *map(number_column, summary.columns), text_column("called")]
         listed: list[list[Value]] = [
             [
@@ -111,16 +82,17 @@ def exact_table(
                 *(column.get(module.name, 0) for column in summary.columns.values()),
                 module.name not in uncalled,
             ]
-            for module in modules
+            for module in rank_modules(summary, view)[: view.top]
         ]
         return Table("modules", columns, listed)
-    ranked = rank_operators(summary, by, depth=depth, sort=sort, top=top)[:top]
-    names = ("module", "operator") if by == "both" else ("operator",)
-    rows: list[list[Value]] = [
-        [*([summary.label(row.module)] * (by == "both")), row.operator, *row.counts] for row in ranked
-    ]
-    columns = [*map(text_column, names), *map(number_column, list_operator_headings(summary))]
-    return Table("operators", columns, rows)
+    both = view.by == "both"
+    ranked = rank_operators(summary, view)[: view.top]
+    rows: list[list[Value]] = [[*([summary.label(row.module)] * both), row.operator, *row.counts] for row in ranked]
+    return Table("operators", [*_name_columns(both), *map(number_column, list_operator_headings(summary))], rows)
+
+
+def _name_columns(both: bool) -> list[Column]:
+    return [text_column("module"), text_column("operator")] if both else [text_column("operator")]
 
 
 # ---- modules
@@ -145,24 +117,24 @@ def _list_share_columns(headings: Sequence[str], measure: str, total: float) -> 
     ]
 
 
-def _list_modules(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> Table:
+def _list_modules(summary: Summary, view: View) -> Table:
     headings = list(summary.columns)
-    measure = choose_measure(headings, sort)
-    lines = list_lines(summary, depth=depth, show_param_shapes=False, sort=sort, top=top)
+    measure = choose_measure(headings, view.sort)
+    lines = list_lines(summary, view, show_param_shapes=False)
     itself = count_itself(summary, dict.fromkeys(line.above for line in lines if line.level), measure)
     rows: list[list[Value]] = []
     strong = []
-    for line in lines[:top]:
+    for line in lines[: view.top]:
         counts = [count_line(summary, line, heading) if line.cells.get(heading) else None for heading in headings]
         value = count_line(summary, line, measure)
         strong += [len(rows)] * (line.chain[0] == "")
         rows.append([_INDENT * line.level + (_name(summary, line) or "model"), *counts, value, value])
-        if line.name in itself:
-            counted = itself[line.name]
+        if counted := itself.get(line.name):
             value = counted[measure]
             rows.append([_INDENT * (line.level + 1) + ITSELF, *map(counted.__getitem__, headings), value, value])
-    shown = [line.name for line in lines[:top]]
-    notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, shown), *_explain_blanks(summary, shown)]
+    shown = [line.name for line in lines[: view.top]]
+    notes = [*truncation_note(lines, view.top, "module"), *collapse_note(summary, shown)]
+    notes += _explain_blanks(summary, shown)
     if len(rows) > _LONG and not summary.labels and collapse(summary).labels:
         notes.append("--collapse shows consecutive equal layers as one row.")
     columns = _list_share_columns(headings, measure, summary.columns[measure].get("", 0))
@@ -190,13 +162,13 @@ def _name(summary: Summary, line: Line) -> str:
     return summary.label(line.name).removeprefix(f"{parent}." if parent else "")
 
 
-def _list_whole_names(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> Table:
+def _list_whole_names(summary: Summary, view: View) -> Table:
     headings = list(summary.columns)
-    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
-    ranked = [module for module in rank_modules(summary, depth=depth, sort=sort, top=top) if module.name in counts]
-    modules = ranked[:top]
-    above = {module.name.rpartition(".")[0] for module in modules if module.name} if sort is top is None else ()
-    itself = count_itself(summary, above, choose_measure(headings, None))
+    counts = _count_by_name(summary.columns)
+    ranked = [module for module in rank_modules(summary, view) if module.name in counts]
+    modules = ranked[: view.top]
+    above = () if view.is_ranked else {module.name.rpartition(".")[0] for module in modules if module.name}
+    itself = count_itself(summary, above, choose_measure(headings))
     rows: list[list[Value]] = []
     strong = []
     for module in modules:
@@ -209,42 +181,44 @@ def _list_whole_names(summary: Summary, by: str, depth: int | None, sort: str | 
         rows.append([label or "model", module.class_name, *cells])
         if module.name in itself:
             rows.append([f"{label} {ITSELF}".strip(), "", *itself[module.name].values()])
-    notes = [*truncation_note(ranked, top, "module"), *collapse_note(summary, (module.name for module in modules))]
+    notes = [*truncation_note(ranked, view.top, "module"), *collapse_note(summary, (item.name for item in modules))]
     columns = [*map(text_column, ("module", "class")), *map(_count_column, headings)]
     return Table("modules", columns, rows, notes=notes, strong=strong)
+
+
+def _count_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return drop_zeros(group_by_name(columns), keep_parents=True)
 
 
 # ---- operators
 
 
-def _list_operators(
-    summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None, *, in_markdown: bool = False
-) -> Table:
+def _list_operators(summary: Summary, view: View, *, in_markdown: bool = False) -> Table:
     headings = list_operator_headings(summary)
-    index = 0 if in_markdown else headings.index(choose_measure(headings, sort))
+    index = 0 if in_markdown else headings.index(choose_measure(headings, view.sort))
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    flat = in_markdown or sort is not None or top is not None
-    ranked = rank_operators(summary, by, depth=depth if flat else limit_depth(depth), sort=sort, top=top)
+    both, flat = view.by == "both", in_markdown or view.is_ranked
+    ranked = rank_operators(summary, view if flat else view._replace(depth=view.limit_depth()))
+    shown = ranked[: view.top]
     rows: list[list[Value]] = []
     previous: str | None = None
-    for row in ranked[:top]:
+    for row in shown:
         module = summary.label(row.module) or "model"
         if not flat:
             module = "" if row.module == previous else _INDENT * depth_of(row.module) + module
         previous = row.module
-        rows.append([*([module] * (by == "both")), row.operator, *_add_share(row.counts, index, in_markdown)])
+        rows.append([*([module] * both), row.operator, *_add_share(row.counts, index, in_markdown)])
     columns = _list_share_columns(headings, headings[index], totals[index])
     if in_markdown:
         columns = [columns[0], replace(columns[-2], heading="share"), *columns[1:-2]]
-    names = ("module", "operator") if by == "both" else ("operator",)
-    notes = truncation_note(ranked, top, "row" if by == "both" else "operator")
+    notes = truncation_note(ranked, view.top, "row" if both else "operator")
     return Table(
         "operators",
-        [*map(text_column, names), *columns],
+        [*_name_columns(both), *columns],
         rows,
-        total=None if by == "both" else ["total", *_add_share(totals, index, in_markdown)],
-        notes=[*notes, *(collapse_note(summary, (row.module for row in ranked[:top])) if by == "both" else ())],
-        strong=[number for number, row in enumerate(ranked[:top]) if in_markdown and by == "both" and not row.module],
+        total=None if both else ["total", *_add_share(totals, index, in_markdown)],
+        notes=[*notes, *(collapse_note(summary, (row.module for row in shown)) if both else ())],
+        strong=[number for number, row in enumerate(shown) if in_markdown and both and not row.module],
     )
 
 
@@ -258,31 +232,28 @@ def _add_share(counts: Sequence[int], index: int, in_markdown: bool) -> list[Val
 _UNITS = {6: "M", 9: "G"}
 
 
-def write_paper(
-    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
-) -> str:
+def write_paper(summary: Summary, **options: Any) -> str:
     """Return parameters in 10^6, FLOPs in 10^9 and activations in 10^6, with three significant digits, as Markdown.
 
     There is one row for the model and, with `depth`, one for each module down to that level below the root. Notes below
     the table name the convention, the inputs, the ops that are not counted and the versions.
     """
-    check_view(by, ("module",), "the paper report")
-    table = _list_models(summary, depth, sort, top)
+    view = View(**options)
+    check_view(view.by, ("module",), "the paper report")
+    table = _list_models(summary, view)
     return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", table.notes)]))
 
 
-def write_latex(
-    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
-) -> str:
+def write_latex(summary: Summary, **options: Any) -> str:
     r"""Return the rows of `write_paper` as a LaTeX tabular; by "operator" and "both" the rows of the CSV report.
 
     Comments above the table, for the caption, have the notes; a line below it names the unsupported ops. The document
     needs the package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
     """
-    check_view(by, report="the LaTeX report")
-    if by != "module":
-        return _write_latex_operators(summary, by, depth, sort, top)
-    table = _list_models(summary, depth, sort, top)
+    view = read_view(options, "the LaTeX report")
+    if view.by != "module":
+        return _write_latex_operators(summary, view)
+    table = _list_models(summary, view)
     first, *others = [latex.write_row(map(escape_latex, row)) for row in table.texts()]
     return "\n".join(
         [
@@ -301,33 +272,29 @@ def write_latex(
     )
 
 
-def _list_models(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> Table:
+def _list_models(summary: Summary, view: View) -> Table:
     """Return the rows of the model and its modules; columns that are not metrics are dropped."""
     headings = [heading for heading in summary.columns if heading in METRICS]
-    counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
+    counts = _count_by_name({heading: summary.columns[heading] for heading in headings})
     model = summary.about.get("model") or summary.modules.root.class_name or "model"
-    ranked = rank_modules(summary, depth=depth or 0, sort=sort, top=top)
+    ranked = rank_modules(summary, view._replace(depth=view.depth or 0))
     shown = [module.name for module in ranked if module.name and module.name in counts]
     versions = [f"{name} {summary.about[name]}" for name in ("fvflops", "torch") if name in summary.about]
-    footer = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    made = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    notes = [f"Model: {printable(model)}.", *map(printable, op_coverage_notes(summary)), *made]
     units = [(METRICS[heading].short, _UNITS[METRICS[heading].paper]) for heading in headings]
     return Table(
         "modules",
         [
-            text_column("name", "Module" if depth else "Model"),
+            text_column("name", "Module" if view.depth else "Model"),
             *(number_column(name, f"{name} ({unit})", form=str) for name, unit in units),
         ],
         [
             [summary.label(name) or model, *(_format_in_unit(summary, heading, name) for heading in headings)]
-            for name in ("", *shown[:top])
+            for name in ("", *shown[: view.top])
         ],
-        notes=[
-            f"Model: {printable(model)}.",
-            *map(printable, op_coverage_notes(summary)),
-            *footer,
-            *truncation_note(shown, top, "module"),
-        ],
-        strong=(0,) if depth else (),  # as a module may have the name of the model
+        notes=[*notes, *truncation_note(shown, view.top, "module")],
+        strong=(0,) if view.depth else (),  # as a module may have the name of the model
     )
 
 
@@ -337,8 +304,8 @@ def _format_in_unit(summary: Summary, heading: str, module: str) -> str:
     return format_in(summary.columns[heading].get(module, 0), METRICS[heading].paper)
 
 
-def _write_latex_operators(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> str:
-    table = exact_table(summary, by=by, depth=depth, sort=sort, top=top)
+def _write_latex_operators(summary: Summary, view: View) -> str:
+    table = exact_table(summary, view)
     columns = [
         replace(column, form=lambda name: name or "model")
         if column.is_text
@@ -351,8 +318,7 @@ def _write_latex_operators(summary: Summary, by: str, depth: int | None, sort: s
 
 
 def _note_unsupported(summary: Summary, width: int) -> list[str]:
-    unsupported: Sequence[str] = [op for op, calls in summary.ledger.get("unsupported", {}).items() if calls]
-    if not unsupported:
-        return []
-    listed = ", ".join(escape_latex(op) for op in sorted(unsupported))
-    return [rf"  \multicolumn{{{width}}}{{l}}{{\footnotesize Unsupported, so not counted: {listed}.}} \\"]
+    unsupported = sorted(op for op, calls in summary.ledger.get("unsupported", {}).items() if calls)
+    listed = ", ".join(map(escape_latex, unsupported))
+    note = rf"  \multicolumn{{{width}}}{{l}}{{\footnotesize Unsupported, so not counted: {listed}.}} \\"
+    return [note] if unsupported else []

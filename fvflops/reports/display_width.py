@@ -6,8 +6,6 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-_VARIATION = "\ufe0f"  # turns a narrow character into an emoji, two cells wide
-
 
 def display_width(text: str) -> int:
     """Return the width of a printable text in cells: two for a wide character, none for a combining mark.
@@ -20,7 +18,8 @@ def display_width(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me") and character != _VARIATION:
+    # U+FE0F turns a narrow character into an emoji, two cells wide.
+    if unicodedata.category(character) in ("Mn", "Me") and character != "\ufe0f":
         return 0
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
@@ -98,12 +97,8 @@ GAP = "  "
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
     """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned."""
     widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
-    lines = [headers, ["-" * width for width in widths], *rows]
-    return "\n".join(_write(line, widths, left) for line in lines)
-
-
-def _write(cells: Sequence[str], widths: Sequence[int], left: Collection[int]) -> str:
-    padded = [
-        pad(cell, width, right=index not in left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return GAP.join(padded).rstrip()
+    lines = []
+    for cells in (headers, ["-" * width for width in widths], *rows):
+        padded = zip(cells, widths, strict=True)
+        lines.append(GAP.join(pad(*cell, right=index not in left) for index, cell in enumerate(padded)).rstrip())
+    return "\n".join(lines)

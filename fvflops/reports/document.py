@@ -14,7 +14,6 @@ from fvflops.views.ranking import check_sort, check_top, natural_key, truncation
 
 # Value of a cell; None where it is unknown or does not apply to the row.
 Value = str | int | float | bool | Fraction | None
-NAME = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +42,16 @@ class Column:
 
     def show(self, value: Value) -> str:
         """Return the text of a value, not yet escaped for any format."""
-        if value is None:
-            return self.missing
-        return self.form(value) or ("model" if self.tree else "")
+        return self.missing if value is None else self.form(value) or ("model" if self.tree else "")
 
 
-def text_column(
-    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", shorten_last: bool = False
-) -> Column:
-    return Column(key, heading or key, form, is_text=True, missing=missing, shorten_last=shorten_last)
+def text_column(key: str, heading: str = "", *, form: Callable[[Any], str] = str, shorten_last: bool = False) -> Column:
+    return Column(key, heading or key, form, is_text=True, shorten_last=shorten_last)
 
 
-def module_column(key: str = "module") -> Column:
+def module_column() -> Column:
     """Return a column of module names; text shows them as a tree."""
-    return Column(key, key, is_text=True, tree=True)
+    return Column("module", "module", is_text=True, tree=True)
 
 
 def number_column(
@@ -112,8 +107,9 @@ class Table:
         columns, rows = self.columns, list(self.rows)
         keys = [column.key for column in columns]
         if sort is not None:
-            check_sort(sort, keys if NAME in keys else [*keys, NAME])
-            index = keys.index(sort) if sort in keys else self._first_text_column()
+            check_sort(sort, keys if "name" in keys else [*keys, "name"])
+            texts = [index for index, column in enumerate(columns) if column.is_text]
+            index = keys.index(sort) if sort in keys else texts[0] if texts else 0
             if columns[index].is_text:
                 rows.sort(key=lambda row: natural_key(str(row[index] or "")))
             else:
@@ -122,28 +118,17 @@ class Table:
                 replace(column, tree=False, form=lambda name: name or "model") if column.tree else column
                 for column in columns
             ]
+        note = truncation_note(rows, top, self.noun)
+        if note and self.summed:
+            index = keys.index(self.summed)
+            hidden: Any = sum(row[index] or 0 for row in rows[top:])
+            note = [f"{note[0].rstrip('.')}: {columns[index].heading} {columns[index].show(hidden)}."]
         return replace(
-            self,
-            columns=columns,
-            rows=rows[:top],
-            notes=(*self.notes, *self._describe_hidden(rows, top)),
-            sort=self.sort if sort is None else sort,
+            self, columns=columns, rows=rows[:top], notes=(*self.notes, *note), sort=self.sort if sort is None else sort
         )
 
     def has(self, key: str) -> bool:
-        return key == NAME or any(column.key == key for column in self.columns)
-
-    def _describe_hidden(self, rows: Sequence[Sequence[Value]], top: int | None) -> list[str]:
-        note = truncation_note(rows, top, self.noun)
-        if not note or not self.summed:
-            return note
-        index = [column.key for column in self.columns].index(self.summed)
-        column = self.columns[index]
-        value: Any = sum(row[index] or 0 for row in rows[top:])
-        return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
-
-    def _first_text_column(self) -> int:
-        return next((index for index, column in enumerate(self.columns) if column.is_text), 0)
+        return key == "name" or any(column.key == key for column in self.columns)
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with its columns for "people", without empty ones, or for "data" formats."""
@@ -200,10 +185,7 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of sentences under a heading.
-
-    `tones`, one for each sentence, are as in `fvflops.reports.terminal.op_coverage`: text shows them as colours.
-    """
+    """A list of sentences under a heading; `tones`, as in `op_coverage`, select their colours in text."""
 
     heading: str
     items: Sequence[str]
@@ -378,10 +360,7 @@ class Document:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
-        """Return the document with its main table, and the tables named in `also`, as returned by `Table.ranked`.
-
-        A table in `also` without the column `sort` retains its order.
-        """
+        """Return the document with its main table ranked, and its `also` tables, by a column that they have."""
         if sort is None and top is None:
             return self
         main = self.main_table()

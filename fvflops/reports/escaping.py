@@ -1,18 +1,14 @@
-"""Escape names of modules and ops for terminals, Markdown, LaTeX and spreadsheets.
-
-A module may have any name without a dot: `a|b`, `=1+1`, a line break. Reports show such a name as text, and truncate
-very long ones in terminal tables.
-"""
+"""Escape names of modules and ops, such as `a|b`, `=1+1` or a line break, for reports of each format."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from fvflops.text import printable, printable_short, truncate
+from fvflops.text import printable as printable
+from fvflops.text import printable_short as printable_short
+from fvflops.text import truncate
 from fvflops.units import format_quantity
-
-_MAX_LENGTH = 120  # characters of a name in a sentence
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{char: "\\" + char for char in "\\`*[]~|$"}}
 _MARKDOWN_SPECIAL = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
@@ -56,7 +52,7 @@ def escape_markdown(name: str) -> str:
 
 def plain_name(name: str) -> str:
     """Return a printable name for a sentence, truncated to 120 characters."""
-    return printable(truncate(name, _MAX_LENGTH))
+    return printable(truncate(name, 120))
 
 
 def show_status(status: str) -> str:
@@ -81,18 +77,5 @@ def escape_latex(name: str) -> str:
 def neutralise_formula(name: str) -> str:
     """Return a name, with an apostrophe in front if a spreadsheet would read it as a formula."""
     # Some spreadsheets strip a cell before they read it.
-    if name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS):
-        return "'" + name
-    return name
-
-
-__all__ = [
-    "escape_latex",
-    "escape_markdown",
-    "list_ops",
-    "neutralise_formula",
-    "plain_name",
-    "printable",
-    "printable_short",
-    "show_status",
-]
+    is_formula = name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS)
+    return f"'{name}" if is_formula else name

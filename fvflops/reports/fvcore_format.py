@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
@@ -18,17 +18,16 @@ from fvflops.trace.module_tree import index_children
 from fvflops.units import format_elements, format_percent, format_size
 from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
-    Line,
-    OperatorRow,
+    View,
     check_not_collapsed,
     check_view,
     depth_of,
     drop_zeros,
     group_by_name,
-    limit_depth,
     list_lines,
     list_operator_headings,
     rank_operators,
+    read_view,
     write_cells,
 )
 
@@ -52,86 +51,58 @@ def _load_private_tabulate() -> Any:
     return module
 
 
-def write_table(
-    summary: Summary,
-    *,
-    by: str = "module",
-    depth: int | None = None,
-    show_param_shapes: bool = True,
-    sort: str | None = None,
-    top: int | None = None,
-) -> str:
+def write_table(summary: Summary, *, show_param_shapes: bool = True, **options: Any) -> str:
     """Return the summary as a pipe table; by module it equals fvcore's `flop_count_table` byte for byte,
     except that unprintable names are escaped.
 
-    `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. `show_param_shapes` adds
-    a row with the shape of each parameter. With `sort` or `top` the rows of all levels are one list, without shapes.
+    `options` are fields of a View: its `depth` is 3 if None; by operator it is ignored. `show_param_shapes` adds a row
+    with the shape of each parameter. With `sort` or `top` the rows of all levels are one list, without shapes.
     """
-    check_view(by, report="the table")
-    ranked = sort is not None or top is not None
-    if by == "module":
-        lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
-        table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
-        notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
+    view = read_view(options, "the table")
+    if view.by == "module":
+        table, notes = _draw_modules(summary, view, show_param_shapes and not view.is_ranked)
     else:
-        rows = rank_operators(summary, by, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
-        table = _draw_operators(summary, rows[:top], by, ranked)
-        notes = truncation_note(rows, top, "row" if by == "both" else "operator")
-        notes += collapse_note(summary, (row.module for row in rows[:top]))
+        table, notes = _draw_operators(summary, view)
     return "\n\n".join([table, "\n".join(notes)] if notes else [table])
-
-
-def write_covered_table(summary: Summary, **options: Any) -> str:
-    """Return the table of `write_table` with the coverage of the count below."""
-    return f"{write_table(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def _label(heading: str, show_param_shapes: bool = False) -> str:
     return f"#{heading} or shape" if heading == "parameters" and show_param_shapes else f"#{heading}"
 
 
-def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bool) -> str:
+def _draw_modules(summary: Summary, view: View, show_param_shapes: bool) -> tuple[str, list[str]]:
     headings = list(summary.columns)
+    found = list_lines(summary, view, show_param_shapes=show_param_shapes)
+    lines = found[: view.top]
     # In a tree, the prefix common to all names is dropped.
     prefix = f"{lines[0].name}."
-    rows = [
-        _indent(
-            line.level,
-            printable_short(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model",
-            line.cells,
-            headings,
-        )
-        for line in lines
-    ]
-    return pipe_table(["module", *(_label(heading, show_param_shapes) for heading in headings)], rows)
+    rows = []
+    for line in lines:
+        blanks = " " * line.level
+        name = printable_short(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model"
+        rows.append([blanks + name, *(blanks + line.cells[key] if key in line.cells else "" for key in headings)])
+    notes = [*truncation_note(found, view.top, "module"), *collapse_note(summary, (line.name for line in lines))]
+    return pipe_table(["module", *(_label(heading, show_param_shapes) for heading in headings)], rows), notes
 
 
-def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
-    blanks = " " * level
-    return (blanks + name, *(blanks + row[heading] if heading in row else "" for heading in headings))
-
-
-def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow], by: str, flat: bool) -> str:
-    headings = list_operator_headings(summary)
+def _draw_operators(summary: Summary, view: View) -> tuple[str, list[str]]:
+    first, *others = headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    rows: list[tuple[str, ...]] = []
+    found = rank_operators(summary, view if view.is_ranked else view._replace(depth=view.limit_depth()))
+    both, rows = view.by == "both", list[tuple[str, ...]]()
     previous: str | None = None
-    for row in ranked:
+    for row in found[: view.top]:
         # In a tree only the first row of a module has its name.
         name = printable_short(summary.label(row.module)) or "model"
-        module = name if flat else "" if row.module == previous else " " * depth_of(row.module) + name
+        module = name if view.is_ranked else "" if row.module == previous else " " * depth_of(row.module) + name
         cells = printable_short(row.operator), *_format_with_share(row.counts, totals)
-        rows.append((module, *cells) if by == "both" else cells)
+        rows.append((module, *cells) if both else cells)
         previous = row.module
-    if by == "both":
-        return pipe_table(["module", "operator", *_labels_with_share(headings)], rows)
-    rows.append(("total", *_format_with_share(totals, totals)))
-    return pipe_table(["operator", *_labels_with_share(headings)], rows)
-
-
-def _labels_with_share(headings: Sequence[str]) -> list[str]:
-    first, *others = (_label(heading) for heading in headings)
-    return [first, "share", *others]
+    if not both:
+        rows.append(("total", *_format_with_share(totals, totals)))
+    labels = [*(["module"] if both else []), "operator", _label(first), "share", *map(_label, others)]
+    notes = truncation_note(found, view.top, "row" if both else "operator")
+    return pipe_table(labels, rows), [*notes, *collapse_note(summary, (row.module for row in found[: view.top]))]
 
 
 def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
@@ -181,14 +152,27 @@ def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None
     """
     check_view(by, views=("module",), report="the tree")
     check_not_collapsed(summary, "the tree")
-    cells = _prepare_tree(summary)
-    lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
-    return "\n".join([*lines, *draw_tree(summary.modules, lambda module: _list_details(module, cells), depth=depth)])
+    zeros = dict.fromkeys((module.name for module in summary.modules.modules()), 0)
+    columns = {heading: {**zeros, **column} for heading, column in summary.columns.items()}
+    uncalled = frozenset().union(*(summary.uncalled.get(heading, ()) for heading in summary.columns))
+    counts = drop_zeros(group_by_name(columns), except_for=uncalled)
+    cells = write_cells(summary, counts, digits=2, mark="N/A")
+
+    def list_details(module: ModuleInfo) -> list[str]:
+        details = module.extra_repr.split("\n") if module.extra_repr else []
+        if row := cells.get(module.name):
+            details.append(", ".join(f"{_SHORT.get(heading, f'#{heading}')}: {text}" for heading, text in row.items()))
+        return details
+
+    return "\n".join([*([_NOTICE] if uncalled else []), *draw_tree(summary.modules, list_details, depth=depth)])
 
 
-def write_covered_tree(summary: Summary, **options: Any) -> str:
-    """Return the tree of `write_tree` with the coverage of the count below."""
-    return f"{write_tree(summary, **options)}\n\n{op_coverage.render(summary)}"
+def _write_covered(write: Callable[..., str], summary: Summary, **options: Any) -> str:
+    """Return a text with the coverage of the count below."""
+    return f"{write(summary, **options)}\n\n{op_coverage.render(summary)}"
+
+
+write_covered_table, write_covered_tree = partial(_write_covered, write_table), partial(_write_covered, write_tree)
 
 
 def draw_tree(
@@ -222,18 +206,3 @@ def draw_tree(
             else:
                 pending.append(key + ("None" if path is None else "..."))
     return lines
-
-
-def _prepare_tree(summary: Summary) -> dict[str, dict[str, str]]:
-    zeros = dict.fromkeys((module.name for module in summary.modules.modules()), 0)
-    columns = {heading: {**zeros, **column} for heading, column in summary.columns.items()}
-    uncalled = frozenset().union(*(summary.uncalled.get(heading, ()) for heading in summary.columns))
-    return write_cells(summary, drop_zeros(group_by_name(columns), except_for=uncalled), digits=2, mark="N/A")
-
-
-def _list_details(module: ModuleInfo, cells: Mapping[str, Mapping[str, str]]) -> list[str]:
-    details = module.extra_repr.split("\n") if module.extra_repr else []
-    row = cells.get(module.name)
-    if row:
-        details.append(", ".join(f"{_SHORT.get(heading, f'#{heading}')}: {text}" for heading, text in row.items()))
-    return details

@@ -98,8 +98,7 @@ def render_table(breakdown: Breakdown) -> str:
 def _write_note(breakdown: Breakdown, rows: int) -> str:
     about = breakdown.about
     parts = [f"convention {about['table']}"] if "table" in about else []
-    unsupported = breakdown.ledger.get("unsupported", {})
-    if unsupported:
+    if unsupported := breakdown.ledger.get("unsupported", {}):
         parts.append(f"{format_quantity(sum(unsupported.values()), 'op call')} unsupported, so not counted")
     modules = sum(1 for _ in breakdown.modules.modules())
     if rows < modules:

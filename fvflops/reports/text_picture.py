@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from string import ascii_letters, ascii_uppercase
 
@@ -32,8 +32,11 @@ def text_chart(chart: Chart, *, width: int | None = None) -> str:
             drawn.add(layer)
             cells += letters[layer] if layer else " "
         lines.append(f"{labels.get(row, ''):>{margin}} |{cells}".rstrip())
-    lines.append(f"{labels[0]:>{margin}} +{_draw_axis(sampled)}")
-    lines.append((" " * (margin + 2) + _write_sections(sampled.sections)).rstrip())
+    ends = list(accumulate(length for _, length in sampled.sections))
+    axis = "".join("+" if index in ends[:-1] else "-" for index in range(len(bounds)))
+    # The sections whose names fit have them at their beginnings.
+    sections = [(name if len(name) < length else "").ljust(length) for name, length in sampled.sections]
+    lines += [f"{labels[0]:>{margin}} +{axis}", f"{'':{margin + 2}}{''.join(sections)}".rstrip()]
     legend = [f"{letters[name]} {printable(name)}" for name in names if name in drawn]
     return "\n".join([*lines, *wrap_legend(legend, width or _WIDTH)])
 
@@ -46,17 +49,6 @@ def _choose_letters(names: Iterable[str], among: str) -> dict[str, str]:
         free = (letter for letter in cased + among if letter in among and letter not in letters.values())
         letters[name] = next(free, "?")
     return letters
-
-
-def _draw_axis(chart: Chart) -> str:
-    ends = list(accumulate(length for _, length in chart.sections))
-    length = len(next(iter(chart.layers.values()), ()))
-    return "".join("+" if index in ends[:-1] else "-" for index in range(length))
-
-
-def _write_sections(sections: Sequence[tuple[str, int]]) -> str:
-    """Return the names of the sections that fit, at their beginnings."""
-    return "".join((name if len(name) < length else "").ljust(length) for name, length in sections)
 
 
 _IDLE = "."
@@ -83,14 +75,11 @@ def text_gantt(gantt: Gantt, *, width: int | None = None) -> str:
     drawn = set()
     lines = []
     for lane in gantt.lanes:
-        cells = gantt.sample(lane, count) if gantt.end() else []
         row = ""
-        for piece in cells:
-            if piece is None:
-                row += _IDLE
-            else:
-                drawn.add(piece.kind)
-                row += letters[piece.kind].lower() if piece.shade % 2 else letters[piece.kind]
+        for piece in gantt.sample(lane, count) if gantt.end() else []:
+            letter = _IDLE if piece is None else letters[piece.kind]
+            row += letter.lower() if piece is not None and piece.shade % 2 else letter
+            drawn.add(piece and piece.kind)
         lines.append(f"{printable(lane):<{margin}}{row}")
     lines.append(f"{'':{margin}}0{gantt.form(gantt.end()):>{count - 1}}")
     legend = [f"{letters[kind]} {printable(name)}" for kind, name in gantt.kinds.items() if kind in drawn]

@@ -64,10 +64,6 @@ def _list_tasks(models: Iterable[Candidate], options: SourceOptions, settings: C
         if isinstance(model, str):
             yield Task(model, None, options, settings)
         else:
-            name, factory = model if isinstance(model, tuple) else (_name_factory(model, number), model)
-            yield Task(name, factory, options, settings)
-
-
-def _name_factory(factory: Factory, number: int) -> str:
-    name = getattr(factory, "__qualname__", "")
-    return f"model {number}" if not name or "<" in name else name
+            name, factory = model if isinstance(model, tuple) else (getattr(model, "__qualname__", ""), model)
+            is_nameless = not isinstance(model, tuple) and (not name or "<" in name)
+            yield Task(f"model {number}" if is_nameless else name, factory, options, settings)

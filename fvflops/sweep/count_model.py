@@ -39,12 +39,8 @@ _META = "meta"
 _SMALLER = "smaller"
 # Beginnings of the names of ops outside the dispatcher.
 UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
-
-_EXCESS = "its weights take"
 # In the message of an allocation that failed, or was not tried.
-_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", "not enough memory", _EXCESS)
-# Source → distribution, where they have different names.
-_DISTRIBUTIONS = {"hf": "transformers", "open_clip": "open_clip_torch"}
+_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", "not enough memory", "its weights take")
 
 # Is called about once a second with the names of the models that are being counted.
 OnTick = Callable[[Sequence[str]], None]
@@ -122,12 +118,11 @@ def count_model(
 def run_task(task: Task) -> ModelCount:
     """Return the row of a task; whatever the model raises is the row's error."""
     begun, row = time.perf_counter(), start_row(task)
-    if task.factory is not None:
-        row = _Attempts(row, task).run(partial(load_from_factory, task.factory, task.name))
-    elif is_saved_trace(task.name):
+    if task.factory is None and is_saved_trace(task.name):
         row = _count_trace(row, task)
     else:
-        row = _Attempts(row, task).run(partial(load_model, task.name))
+        load = partial(load_from_factory, task.factory) if task.factory is not None else load_model
+        row = _Attempts(row, task).run(partial(load, task.name))
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
 
 
@@ -165,22 +160,26 @@ class _Attempts:
     def run(self, build: Build) -> ModelCount:
         """Return the row of the first attempt that succeeds, or one with the errors of all."""
         options = self._task.options
-        if options.device is not None:
-            devices: tuple[str, ...] = (options.device,)
-        else:
-            default = str(torch.get_default_device())  # some sources build on the meta device unless told otherwise
-            devices = (default,) if self._task.settings.execution == "real" else (_META, default)
+        # Some sources build on the meta device unless told otherwise.
+        devices = [options.device or str(torch.get_default_device())]
+        if options.device is None and self._task.settings.execution != "real":
+            devices.insert(0, _META)
         if options.device is None and _META not in devices:
-            self._weights = _weigh_without_building(build, options)
+            with suppress(Exception):  # building it with weights raises the same, or succeeds
+                self._weights = _weigh(read_modules(build(replace(options, device=_META)).model))
         for device in devices:
+            attempt = device if device == _META else "with weights"
             if device != _META and (excess := self._describe_excess()):
-                self._errors[excess] = [_name_device(device)]
-            elif self._try(build, replace(options, device=device), _name_device(device)):
+                self._errors[excess] = [attempt]
+            elif self._try(build, replace(options, device=device), attempt):
                 return self._row
         if self._lacks_memory() and self._try_smaller(build):
             return self._row
-        text = self._join_errors(len(devices))
-        return replace(self._row, failure="out of memory" if self._lacks_memory() else "error", error=text)
+        errors = list(self._errors)
+        if len(devices) > 1 and len(errors) > 1:
+            errors = [f"{', '.join(attempts)}: {error}" for error, attempts in self._errors.items()]
+        failure = "out of memory" if self._lacks_memory() else "error"
+        return replace(self._row, failure=failure, error=" | ".join(errors))
 
     def _lacks_memory(self) -> bool:
         return any(word in error for error in self._errors for word in _MEMORY_WORDS)
@@ -204,17 +203,15 @@ class _Attempts:
         return True
 
     def _try_smaller(self, build: Build) -> bool:
-        named = self._row
+        named, smaller = self._row, None
         try:
             smaller = shrink_model(self._task.name, self._task.options)
         except Exception as error:
             self._errors.setdefault(describe_error(error), []).append(_SMALLER)
-            return False
-        if smaller is None:
-            return False
-        self._row = replace(named, built=smaller.changes)
-        if self._try(build, smaller.options, _SMALLER):
-            return True
+        if smaller is not None:
+            self._row = replace(named, built=smaller.changes)
+            if self._try(build, smaller.options, _SMALLER):
+                return True
         self._row = named
         return False
 
@@ -223,12 +220,7 @@ class _Attempts:
         limit = machine_memory() if self._task.settings.memory is None else self._task.settings.memory
         if self._weights is None or limit is None or self._weights <= limit:
             return ""
-        return f"{_EXCESS} {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
-
-    def _join_errors(self, attempts: int) -> str:
-        if attempts == 1 or len(self._errors) == 1:
-            return " | ".join(self._errors)
-        return " | ".join(f"{', '.join(devices)}: {error}" for error, devices in self._errors.items())
+        return f"its weights take {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
 
 
 def describe_options(options: SourceOptions, settings: CountSettings) -> str:
@@ -237,11 +229,11 @@ def describe_options(options: SourceOptions, settings: CountSettings) -> str:
     >>> describe_options(SourceOptions(inputs=("1,3,64,64",)), CountSettings(train=True, memory=1 << 30))
     '{"inputs": ["1,3,64,64"], "train": true}'
     """
-    chosen = {**asdict(options), "execution": settings.execution, "assume": dict(settings.assume)}
-    chosen |= {"train": settings.train, "kernels": settings.kernels}
-    defaults = {**asdict(DEFAULT_OPTIONS), "execution": "auto", "assume": {}, "train": False, "kernels": None}
+    names = ("execution", "assume", "train", "kernels")
+    chosen = {**asdict(options), **{name: getattr(settings, name) for name in names}}
+    defaults = {**asdict(DEFAULT_OPTIONS), **{name: getattr(DEFAULT_SETTINGS, name) for name in names}}
     changed = {name: value for name, value in chosen.items() if value != defaults[name]}
-    return json.dumps(changed) if changed else ""
+    return json.dumps(changed, default=dict) if changed else ""
 
 
 @cache
@@ -252,7 +244,7 @@ def find_versions(source: str) -> str:
     True
     """
     versions = [f"fvflops {__version__}", f"torch {torch.__version__}"]
-    distribution = _DISTRIBUTIONS.get(source, source)
+    distribution = {"hf": "transformers", "open_clip": "open_clip_torch"}.get(source, source)
     if source in SOURCES and source != "zoo":
         with suppress(metadata.PackageNotFoundError):  # the row's error says that it is not installed
             versions.append(f"{distribution} {metadata.version(distribution)}")
@@ -293,9 +285,7 @@ def _with_counts(row: ModelCount, flops: FlopCountAnalysis, table: FormulaTable)
 
 def _list_unsupported(flops: FlopCountAnalysis) -> str:
     unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
-    if not unsupported:
-        return ""
-    places = find_unsupported_locations(flops.trace(), flops.counts())
+    places = find_unsupported_locations(flops.trace(), flops.counts()) if unsupported else {}
     return "; ".join(
         f"{op} ×{calls}" + (f" in {format_locations(places[op])}" if op.startswith(UNSEEN) else "")
         for op, calls in sorted(unsupported.items())
@@ -311,7 +301,7 @@ def _describe_weights(row: ModelCount, modules: ModuleTree) -> ModelCount:
         dtypes[tensor.spec.dtype] += tensor.spec.numel
     return replace(
         row,
-        parameters=sum(dtypes.values()) if parameters else 0,
+        parameters=dtypes.total() if parameters else 0,
         device=tensors[0].spec.device if tensors else "",
         dtype=dtypes.most_common(1)[0][0] if dtypes else "",
     )
@@ -319,18 +309,6 @@ def _describe_weights(row: ModelCount, modules: ModuleTree) -> ModelCount:
 
 def _weigh(modules: ModuleTree) -> int:
     return sum(tensor.nbytes for tensor in (*modules.parameters(), *modules.buffers()))
-
-
-def _weigh_without_building(build: Build, options: SourceOptions) -> int | None:
-    """Return the bytes of a model's weights, None where it cannot be built on the meta device."""
-    try:
-        return _weigh(read_modules(build(replace(options, device=_META)).model))
-    except Exception:  # building it with weights raises the same, or succeeds
-        return None
-
-
-def _name_device(device: str) -> str:
-    return device if device == _META else "with weights"
 
 
 def machine_memory() -> int | None:

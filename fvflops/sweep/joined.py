@@ -17,7 +17,6 @@ from fvflops.reports.escaping import plain_name
 from fvflops.sources.imports import import_library
 from fvflops.units import format_quantity, format_short
 
-_LARGEST = 1e7  # of a column that is shown with all its digits
 _DECIMALS = 6
 # Cells without a value.
 _MISSING = frozenset(["", "-", "nan", "na", "n/a", "none", "null"])
@@ -25,7 +24,6 @@ _NUMBER = re.compile(r"[+-]?(\d{1,20}(\.\d{0,20})?|\.\d{1,20})(e[+-]?\d{1,3})?%?
 _SEPARATOR = re.compile(r"[:/]+")
 # A tag of pretrained weights, as in `resnet50.a1_in1k`, or the suffix of a file.
 _TAG = re.compile(r"\.[a-z]\w*$")
-_KEY = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,7 @@ class JoinedFile:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The rows of a file by model; `notes` are sentences on names without a match.
-
-    `missing` are the models without a row, or with several.
-    """
+    """The rows of a file by model, the `missing` models without one, and `notes` on names without a match."""
 
     file: JoinedFile
     cells: Mapping[str, tuple[Value, ...]]
@@ -73,7 +68,9 @@ def read_joined(path: str) -> JoinedFile:
     if not paths.exists(path):
         raise ValueError(f"--join {path}: there is no such file")
     if suffix == "parquet":
-        return _read_parquet(path)
+        columns = read_columns(path)
+        cells = [["" if cell is None else str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+        return _make_file(path, list(columns), cells)
     try:
         with paths.open_text(path) as file:
             text = file.read()
@@ -120,12 +117,6 @@ def read_columns(path: str) -> dict[str, list[Any]]:
         raise ValueError(f"{path} is not a Parquet file, or damaged: {reason}") from None
 
 
-def _read_parquet(path: str) -> JoinedFile:
-    columns = read_columns(path)
-    rows = zip(*columns.values(), strict=True)
-    return _make_file(path, list(columns), [["" if cell is None else str(cell) for cell in row] for row in rows])
-
-
 def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> JoinedFile:
     if len(headings) < 2 or not rows:
         raise ValueError(
@@ -136,7 +127,7 @@ def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
         if not heading or headings.count(heading) > 1:
             raise ValueError(f"{path}: the header has {f'two columns {heading!r}' if heading else 'an empty cell'}")
     lowered = [heading.lower() for heading in headings]
-    key = lowered.index(_KEY) if _KEY in lowered else 0
+    key = lowered.index("model") if "model" in lowered else 0
     columns, values = [], []
     for index, cells in enumerate(zip(*rows, strict=True)):
         if index != key:
@@ -170,7 +161,7 @@ def _parse_number(text: str) -> Value:
 
 
 def _write_number(decimals: int, value: float) -> str:
-    if abs(value) >= _LARGEST:
+    if abs(value) >= 1e7:
         return format_short(value)
     decimals = min(decimals, _DECIMALS)
     # A tick of a plot may have more digits than the cells.
@@ -196,7 +187,9 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
     for model, numbers in fitting.items():
         if len(numbers) == 1:
             by_row.setdefault(numbers[0], []).append(model)
-    by_row = {number: _prefer_exact(file.rows[number][0], names) for number, names in by_row.items()}
+    for number, names in by_row.items():  # of several models the one that has the row's whole name
+        exact = [model for model in names if _split(model) == _split(file.rows[number][0])]
+        by_row[number] = exact or names
     cells = {names[0]: file.rows[number][1] for number, names in by_row.items() if len(names) == 1}
     several = {
         model: [file.rows[number][0] for number in numbers] for model, numbers in fitting.items() if len(numbers) > 1
@@ -211,8 +204,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
         if len(names) > 1:
             row = plain_name(file.rows[number][0])
             notes.append(f"{file.path}: the row {row} fits {list_names(names)}: write their full names.")
-    without = [model for model in missing if not fitting[model]]
-    if without:
+    if without := [model for model in missing if not fitting[model]]:
         notes.append(f"{file.path} has no row for {list_names(without)}.")
     if unused:
         verb = "has" if len(unused) == 1 else "have"
@@ -220,20 +212,10 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
     return Join(file, cells, missing, tuple(notes))
 
 
-_SHOWN = 5
-
-
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names for a sentence, and how many there are besides."""
-    shown = [plain_name(name) for name in names[:_SHOWN]]
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
-
-
-def _prefer_exact(row: str, models: list[str]) -> list[str]:
-    """Return the models of a row; only the one that has its whole name, if there is one."""
-    exact = [model for model in models if _split(model) == _split(row)]
-    return exact or models
+    """Return the first five names for a sentence, and how many there are besides."""
+    rest = len(names) - 5
+    return ", ".join(map(plain_name, names[:5])) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _find_rows(file: JoinedFile, models: Iterable[str]) -> dict[str, list[int]]:

@@ -29,18 +29,15 @@ from fvflops.sources.imports import import_library
 from fvflops.sweep.count_model import OnTick, Task, failed_row, ignore_tick, run_task
 from fvflops.sweep.model_count import ModelCount
 
-_TRIM_THRESHOLD = -1  # parameters of mallopt, of malloc.h
-_MMAP_THRESHOLD = -3
-_MOST_KEPT = 1 << 30  # bytes that are free at the end of the heap
-_LARGEST = (1 << 31) - 1  # bytes of a block; larger ones are returned when they are freed
-
 
 def keep_freed_memory() -> bool:
     """Keep up to a GiB of freed memory in this process, from now on; return whether the C library can."""
     library = _glibc()
     if library is None:
         return False
-    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT))
+    mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+    # Blocks above 2 GiB are returned when they are freed.
+    return bool(library.mallopt(mmap_threshold, (1 << 31) - 1) and library.mallopt(trim_threshold, 1 << 30))
 
 
 def return_freed_memory() -> None:
@@ -56,15 +53,11 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 _TICK = 1.0  # seconds
-_QUEUED = 2  # tasks for each worker that are scheduled at a time
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
-
-    A model that takes longer is stopped. Beyond `memory` an allocation raises in the worker; this needs Linux.
-    """
+    """Seconds, after which it is stopped, and bytes (on Linux) for a model; and modules that a worker imports first."""
 
     timeout: float | None = None
     memory: int | None = None
@@ -127,11 +120,11 @@ def run_queued(
     schedule: Callable[[Task], Future[ModelCount]],
     read: Callable[[Future[ModelCount], Task], ModelCount],
 ) -> Iterator[ModelCount]:
-    """Schedule tasks, a few for each worker at a time, and yield what `read` returns of each as it is done."""
+    """Schedule tasks, two for each worker at a time, and yield what `read` returns of each as it is done."""
     waiting, pending = iter(tasks), dict[Future[ModelCount], Task]()
     while True:
         workers = count_workers()
-        for task in islice(waiting, max(0, workers * _QUEUED - len(pending))):
+        for task in islice(waiting, max(0, 2 * workers - len(pending))):
             pending[schedule(task)] = task
         if not pending:
             return
@@ -143,11 +136,7 @@ def run_queued(
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread: the threads and processes that the pool starts in it inherit that.
-
-    A terminal sends Ctrl-C to all processes of a command. Workers are stopped by the pool, and would write a traceback
-    each, for as long as they import torch.
-    """
+    """Block SIGINT for the threads and processes started here: the pool stops workers, without a traceback each."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -48,8 +49,6 @@ def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bo
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
 _MANY = 25  # points: with more, only points of the front have labels
-_TICKS = 5
-_DECADE = 10.0  # a scale on which values span more is logarithmic
 _LONGEST = 1.5  # inches of a label
 # Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
 _FRONT, _LINE = "#0072b2", "#d55e00"
@@ -150,21 +149,21 @@ def _set_scales(axes: Any, points: Sequence[_Point], columns: Sequence[Column]) 
         (axes.yaxis, axes.set_yscale, axes.set_ylim, [point.y for point in points], columns[1]),
     ):
         least, most = min(values), max(values)
-        is_log = least > 0 and most > _DECADE * least
-        if is_log:
+        form = partial(_write_tick, column)
+        if least > 0 and most > 10 * least:
             set_scale("log")
             margin = (most / least) ** 0.08
             set_limits(least / margin, most * margin)
-            label_logarithmic(scale, _tick_form(column), ticks=_TICKS)
+            label_logarithmic(scale, form, ticks=5)
         else:
             margin = 0.1 * (most - least) or abs(most) * 0.1 or 1
             set_limits(least - margin, most + margin)
-            label_linear(scale, _tick_form(column))
+            label_linear(scale, form)
 
 
-def _tick_form(column: Column) -> Callable[[float], str]:
-    """Return the column's number format without zeros at the end, as in `10M`."""
-    return lambda value: as_text(_ZEROS.sub("", column.form(value)))
+def _write_tick(column: Column, value: float) -> str:
+    """Return a value in the column's number format without zeros at the end, as in `10M`."""
+    return as_text(_ZEROS.sub("", column.form(value)))
 
 
 def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
@@ -172,18 +171,10 @@ def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
     axes.plot(*_steps(front, lower), color=_LINE, linewidth=0.9, zorder=2, solid_joinstyle="miter")
     for on_front, colour, edge, order in ((False, "white", "#7a7a7a", 3), (True, _FRONT, "white", 4)):
         shown = [point for point in points if point.on_front is on_front]
-        axes.plot(
-            [point.x for point in shown],
-            [point.y for point in shown],
-            "o",
-            markersize=4.2 if on_front else 3.6 if len(points) <= 10 * _MANY else 2.2,
-            markerfacecolor=colour,
-            markeredgecolor=edge,
-            markeredgewidth=0.5 if on_front else 0.8,
-            linestyle="",
-            zorder=order,
-            label="Pareto front" if on_front else "others",
-        )
+        size = 4.2 if on_front else 3.6 if len(points) <= 10 * _MANY else 2.2
+        style: dict[str, Any] = {"markerfacecolor": colour, "markeredgecolor": edge, "markersize": size}
+        style |= {"markeredgewidth": 0.5 if on_front else 0.8, "label": "Pareto front" if on_front else "others"}
+        axes.plot([point.x for point in shown], [point.y for point in shown], "o", linestyle="", zorder=order, **style)
 
 
 def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[float], list[float]]:
@@ -199,17 +190,9 @@ def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[floa
 def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:
     handles, names = axes.get_legend_handles_labels()
     shown = [(handle, name) for handle, name in zip(handles, names, strict=True) if len(handle.get_xdata())]
-    figure.legend(
-        *zip(*reversed(shown), strict=True),
-        loc="outside upper left",
-        ncols=2,
-        fontsize=_LABEL + 0.5,
-        labelcolor=colours.colour("quiet"),
-        frameon=False,
-        handletextpad=0.0,
-        columnspacing=1.0,
-        borderpad=0.1,
-    )
+    style: dict[str, Any] = {"fontsize": _LABEL + 0.5, "labelcolor": colours.colour("quiet"), "frameon": False}
+    style |= {"loc": "outside upper left", "ncols": 2, "handletextpad": 0.0, "columnspacing": 1.0, "borderpad": 0.1}
+    figure.legend(*zip(*reversed(shown), strict=True), **style)
 
 
 def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
@@ -245,27 +228,15 @@ def _draw_label(axes: Any, point: _Point, text: str, position: tuple[float, floa
     side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
     if frame.left <= x <= frame.right:
         side, end = "center", (frame.left + frame.right) / 2
-    axes.annotate(
-        escape(text),
-        (point.x, point.y),
-        ((end - x) * 72, (frame.bottom - y) * 72 + 0.8),
-        ha=side,
-        textcoords="offset points",
-        fontsize=_LABEL,
-        color=colours.colour("ink" if point.on_front else "quiet"),
-        annotation_clip=False,
-        zorder=2.8,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-    )
+    offset = (end - x) * 72, (frame.bottom - y) * 72 + 0.8
+    colour = colours.colour("ink" if point.on_front else "quiet")
+    style: dict[str, Any] = {"annotation_clip": False, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4}}
+    annotate = partial(axes.annotate, xy=(point.x, point.y), textcoords="offset points")
+    annotate(escape(text), xytext=offset, ha=side, fontsize=_LABEL, color=colour, zorder=2.8, **style)
     if leader := leader_of(position, frame):
-        axes.annotate(
-            "",
-            (point.x, point.y),
-            ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
-            zorder=2.5,
-        )
+        offset = (leader[1][0] - x) * 72, (leader[1][1] - y) * 72
+        arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2}
+        annotate("", xytext=offset, arrowprops=arrow, zorder=2.5)
 
 
 def _fit(text: str) -> str:

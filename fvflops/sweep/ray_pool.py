@@ -1,8 +1,4 @@
-"""Run tasks on a Ray cluster (the extra `ray`); every row arrives once, also when nodes die.
-
-Each Ray task hands its model to a worker process of its own machine, as a local sweep does, so that limits of time and
-memory hold there too: Ray itself cannot stop a task after a time without knowing when it began.
-"""
+"""Run tasks on a Ray cluster (the extra `ray`), each in a worker process of its machine, which holds the limits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Files of rows: Parquet, CSV, JSON lines or SQLite by their extension.
 
-A sweep appends each row to a journal beside its output, JSON lines, and writes the output once at its end: Parquet
-cannot be appended to, and one way for all formats loses no row where a sweep is killed. The next sweep reads both.
-
 Each row has a checksum. In CSV and JSON lines, of which a part may be a valid file too, the last row's ends with the
 number of rows (`1f3e09ab/3`). Rows without a checksum, as release 1.0 wrote, are read without these checks.
 """
@@ -20,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields
-from types import SimpleNamespace
 from typing import Any
 
 from fvflops import paths
 from fvflops.reports.escaping import plain_name
+from fvflops.reports.formats.csv import write_lines
 from fvflops.sweep.joined import import_pyarrow, list_names, read_columns
 from fvflops.sweep.model_count import COLUMNS, MORE_METRICS, ModelCount
 from fvflops.text import checksum, parse_json, suggest
@@ -37,7 +34,6 @@ _CHECKSUM = "checksum"
 _OPTIONAL = frozenset({"ignored", *MORE_METRICS})  # not in files of 1.0, or from before the metric was added
 _COLUMNS = (*_NAMES, _CHECKSUM)
 _TABLE = "models"  # of an SQLite file
-_INTEGER_BITS = 63  # of Parquet and SQLite
 _SQL_TYPES = {"text": "TEXT", "float": "REAL", "integer": "INTEGER"}
 
 
@@ -51,9 +47,8 @@ def check_format(path: str) -> None:
     if "://" in path:
         raise ResultError(f"--output {path}: a sweep writes a local file: choose one, and copy it when it is complete")
     if extension not in _FORMATS:
-        raise ResultError(
-            f"--output {path}: results are written as {', '.join(_FORMATS)}{suggest(extension, _FORMATS)}"
-        )
+        near = suggest(extension, _FORMATS)
+        raise ResultError(f"--output {path}: results are written as {', '.join(_FORMATS)}{near}")
     if extension == ".parquet":
         import_pyarrow()
 
@@ -81,24 +76,20 @@ def read_rows(path: str) -> dict[str, ModelCount]:
 
 
 def write_rows(path: str, rows: Iterable[ModelCount]) -> None:
-    """Write rows, sorted by model, to a file that is replaced only once it is complete; without rows none is written.
-
-    Numbers of 2^63 and above, which Parquet and SQLite cannot hold, raise ResultError.
-    """
+    """Write rows, sorted by model, at once, none without rows; numbers too large for the format raise ResultError."""
     _, write = _FORMATS[_extension(path)]
     records = [_seal(row) for row in sorted(rows, key=lambda row: row.model)]
     if not records:
         return
     if _extension(path) in _TRUNCATABLE:
         records[-1][_CHECKSUM] += f"/{len(records)}"
-    if write in (_write_parquet, _write_sqlite):
-        for record in records:
-            for name, value in record.items():
-                if isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
-                    raise ResultError(
-                        f"{path}: {name} of {record['model']} is {value:,}, too large for {_extension(path)}: "
-                        "choose --output results.jsonl or .csv"
-                    )
+    for record in records if write in (_write_parquet, _write_sqlite) else ():
+        for name, value in record.items():
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise ResultError(
+                    f"{path}: {name} of {record['model']} is {value:,}, too large for {_extension(path)}: "
+                    "choose --output results.jsonl or .csv"
+                )
     write(path, records)
 
 
@@ -196,10 +187,6 @@ def _read_whole(path: str) -> bytes:
     return data
 
 
-def _write_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
-    paths.write_text(path, (json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-
 def _read_csv(path: str) -> Iterator[dict[str, Any]]:
     try:
         headings, *rows = csv.reader(io.StringIO(_decode(path, _read_whole(path)), newline=""), strict=True)
@@ -218,11 +205,7 @@ def _read_csv(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _write_csv(path: str, records: Sequence[dict[str, Any]]) -> None:
-    lines: list[str] = []
-    # Before Python 3.13 a lone "\r" in a cell is quoted only if the line terminator has one, so it is removed later.
-    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
-    writer.writerows([_COLUMNS, *(record.values() for record in records)])
-    paths.write_text(path, (line.removesuffix("\r\n") + "\n" for line in lines))
+    paths.write_text(path, write_lines([_COLUMNS, *(record.values() for record in records)]))
 
 
 def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
@@ -278,14 +261,16 @@ def _kind(name: str) -> str:
     return "text" if name in _TEXTS or name == _CHECKSUM else "float" if name in _FLOATS else "integer"
 
 
-_Reader = Callable[[str], Iterator[dict[str, Any]]]
-_Writer = Callable[[str, Sequence[dict[str, Any]]], None]
-
 # Extension → how rows are read and written.
-_FORMATS: Mapping[str, tuple[_Reader, _Writer]] = {
+_FORMATS: Mapping[
+    str, tuple[Callable[[str], Iterator[dict[str, Any]]], Callable[[str, Sequence[dict[str, Any]]], None]]
+] = {
     ".parquet": (_read_parquet, _write_parquet),
     ".csv": (_read_csv, _write_csv),
-    ".jsonl": (lambda path: _parse_lines(path, _read_whole(path)), _write_lines),
+    ".jsonl": (
+        lambda path: _parse_lines(path, _read_whole(path)),
+        lambda path, records: paths.write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in records)),
+    ),
     ".sqlite": (_read_sqlite, _write_sqlite),
 }
 # Formats of which a part may be a valid file too.

@@ -9,7 +9,7 @@ from typing import Any
 
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value
+from fvflops.reports.document import Column, Document, Items, Table, Value
 from fvflops.reports.escaping import plain_name
 from fvflops.sweep.joined import Join, list_names
 from fvflops.sweep.model_count import COLUMNS, COSTS, MORE_METRICS, ModelCount
@@ -36,16 +36,10 @@ _PAPER = {
 }
 # Power of ten → its letter, for parameters and for other columns.
 _UNITS = {3: ("K", "K"), 6: ("M", "M"), 9: ("B", "G"), 12: ("T", "T"), 15: ("P", "P")}
-_BYTES = ("bytes", "peak_memory")
-_MOST_DIGITS = 5  # if different counts would look equal
-_DISTINCT_INPUTS = 4  # listed besides the most common one
 
 
 def list_columns(join: Join | None = None) -> tuple[Column, ...]:
-    """Return all columns of a table of models, with the columns of a joined file before the text columns.
-
-    A joined column NAME whose key is taken has the key `joined_NAME`.
-    """
+    """Return all columns, a joined file's before the texts; one whose key is taken has the key `joined_NAME`."""
     keys = {column.key for column in COLUMNS}
     joined: tuple[Column, ...] = ()
     if join is not None:
@@ -114,22 +108,21 @@ def model_report(
     for change in (_paper_column, _with_digits) if paper else (_with_digits,):
         values = [[row[index] for row in shown.rows if row[index] is not None] for index in range(len(shown.columns))]
         shown = replace(shown, columns=list(map(change, shown.columns, values)))
-    parts: list[Part] = [shown]
     counts = [replace(count, model=(labels or {}).get(count.model, count.model)) for count in counts]
-    failed = [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error]
-    if failed:
-        parts.append(Items("Not counted:", failed))
-    unsupported = [f"{plain_name(count.model)}: {count.unsupported}" for count in counts if count.unsupported]
-    if unsupported:
-        parts.append(Items("Unsupported, so not counted:", unsupported))
     ignored: dict[str, list[str]] = {}
     for count in counts:
         ignored.setdefault(count.ignored, []).append(count.model)
-    products = [f"{list_names(models)}: {text}" for text, models in ignored.items() if text]
-    if products:
-        parts.append(Items("Matrix products that this convention ignores:", products))
-    parts.append(Items("", [*_describe(counts, resolve_table(table)), *(join.notes if join else ()), *notes]))
-    return Document("models", parts=parts)
+    sections = {
+        "Not counted:": [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error],
+        "Unsupported, so not counted:": [
+            f"{plain_name(count.model)}: {count.unsupported}" for count in counts if count.unsupported
+        ],
+        "Matrix products that this convention ignores:": [
+            f"{list_names(models)}: {text}" for text, models in ignored.items() if text
+        ],
+        "": [*_describe(counts, resolve_table(table)), *(join.notes if join else ()), *notes],
+    }
+    return Document("models", parts=[shown, *(Items(heading, items) for heading, items in sections.items() if items)])
 
 
 def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Table:
@@ -150,7 +143,7 @@ def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Ta
 
 def _with_digits(column: Column, values: Sequence[Any]) -> Column:
     """Return a column with enough digits to distinguish its counts."""
-    digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
+    digits = None if column.is_text else digits_apart(column.form, values, most=5)
     return column if digits is None else replace(column, form=partial(_show, column.form, digits))
 
 
@@ -168,11 +161,11 @@ def _paper_column(column: Column, values: Sequence[Any]) -> Column:
     if column.key not in _PAPER:
         return column
     heading, power = _PAPER[column.key]
-    known = [value for value in values if value]
-    if known:
+    if known := [value for value in values if value]:
         fitting = [unit for unit in _UNITS if 2 * sum(value >= 10**unit for value in known) >= len(known)]
         power = max(fitting, default=min(_UNITS))
-    unit = _UNITS[power][0 if column.key == "parameters" else 1] + ("B" if column.key in _BYTES else "")
+    is_bytes = column.key in ("bytes", "peak_memory")
+    unit = _UNITS[power][0 if column.key == "parameters" else 1] + ("B" if is_bytes else "")
     return replace(column, heading=f"{heading} ({unit})", form=partial(format_in, power=power))
 
 
@@ -186,8 +179,7 @@ def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
             inputs.setdefault(count.inputs, []).append(plain_name(count.model))
     if inputs:
         sentences.append(f"Inputs: {_list_inputs(inputs)}.")
-    real = [count.model for count in counts if count.execution == "real"]
-    if real:
+    if real := [count.model for count in counts if count.execution == "real"]:
         sentences.append(f"Counted in real execution: {list_names(real)}.")
     built = [f"{plain_name(count.model)} ({count.built})" for count in counts if count.built]
     return [*sentences, *([f"Counted another model instead: {', '.join(built)}."] if built else [])]
@@ -202,7 +194,7 @@ def _list_inputs(inputs: Mapping[str, Sequence[str]]) -> str:
     (usual, _), *others = sorted(inputs.items(), key=lambda item: -len(item[1]))
     listed = [
         f"{text} ({models[0] if len(models) == 1 else format_quantity(len(models), 'model')})"
-        for text, models in others[:_DISTINCT_INPUTS]
+        for text, models in others[:4]
     ]
     rest = len(others) - len(listed)
     return "; ".join([usual, *listed]) + (f"; {rest:,} more, which CSV and JSON list" if rest else "")

@@ -47,10 +47,7 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
 
 
 def _find_unused_backwards(run: AnalysedRun) -> list[str]:
-    """Return the rows and handles named after torch's backward of a function, `prim::PythonOp.NAMEBackward`.
-
-    No call has that name, unless a function is called so: a backward pass is counted op by op.
-    """
+    """Return the rows and handles of torch's `prim::PythonOp.NAMEBackward`, since a backward is counted op by op."""
     if not any(phase == "backward" for *_, phase in run.trace.calls):
         return []
     named = run.handled.union(() if run.table is None else run.table.rows)
@@ -59,10 +56,7 @@ def _find_unused_backwards(run: AnalysedRun) -> list[str]:
 
 
 def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:
-    """Return the ops counted by formulas of torch.utils.flop_counter, by how their result is read.
-
-    "registered_halved" are read as 2 FLOPs per multiply-add, "registered" as FLOPs.
-    """
+    """Return the ops counted by torch's registered formulas, by whether their result is halved to multiply-adds."""
     ops: dict[str, dict[str, None]] = {}
     for signature in run.trace.signatures if table.registered_formulas else ():
         if table.row(signature.op) is None and not {signature.op, signature.packet} & run.handled:
@@ -73,10 +67,7 @@ def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs by heading; everything except counts is from the first run.
-
-    If more than the forward pass was recorded, each phase has a column.
-    """
+    """Return the summary of runs by heading; columns of phases, and all except counts, are from the first run."""
     first = next(iter(runs.values()))
     by_both = {
         heading: {name: dict(labels) for name, labels in run.counts.labels_by_module(run.ancestors).items()}
@@ -85,7 +76,11 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
     columns = {"parameters": dict(first.trace.modules.count_parameters())}
     for heading, modules in by_both.items():
         columns[heading] = {name: sum(labels.values()) for name, labels in modules.items()}
-    columns |= _by_phase(first)
+    phases = {phase for *_, phase in first.trace.calls}
+    if not phases <= {"forward"}:
+        by_module = first.counts.by_module_and_phase(first.ancestors)
+        for phase in filter(phases.__contains__, PHASES):
+            columns[phase] = {name: values[phase] for name, values in by_module.items()}
     return Summary(
         modules=first.trace.modules,
         columns=columns,
@@ -119,7 +114,7 @@ def name_heading(heading: str) -> str:
     return title.lower() if title[1:].islower() else title
 
 
-def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
+def find_uncalled(trace: Trace, ancestors: str) -> set[str]:
     """Return the names of modules in which no op ran: unused, or used without being called."""
     scopes = trace.scopes()
     active = [scopes[stack] for stack in trace.active]
@@ -144,12 +139,3 @@ def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
     storages = [trace.storages[index] for index in read]
     used = {storage.name.rpartition(".")[0] for storage in storages if storage.origin == "parameter"}
     return sorted(name for name in expected if name not in used)
-
-
-def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:
-    phases = {phase for *_, phase in run.trace.calls}
-    if phases <= {"forward"}:
-        return {}
-    by_module = run.counts.by_module_and_phase(run.ancestors)
-    present = [phase for phase in PHASES if phase in phases]
-    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}

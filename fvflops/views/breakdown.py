@@ -36,10 +36,6 @@ class MemoryCurve:
         """Return the sum of the layers after each op."""
         return [sum(values) for values in zip(*self.layers.values(), strict=True)]
 
-    def peak(self) -> int:
-        """Return the largest total, 0 without ops."""
-        return max(self.totals(), default=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -55,10 +51,7 @@ BETWEEN_OPS = "(between ops)"
 
 
 class Cell(NamedTuple):
-    """A module's canonical name, a phase and an operator's label.
-
-    `phase` and `operator` are "" where a measure has none. The cells of a module do not include its submodules.
-    """
+    """A module's canonical name, without submodules, a phase and an operator, "" where a measure has none."""
 
     module: str
     phase: str = ""
@@ -143,8 +136,7 @@ def _sum_cells(counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[st
     """Return the sum of `weigh` over the entries of each cell; `labels` renames ops."""
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
-        value = weigh(entry)
-        if value:
+        if value := weigh(entry):
             owner = entry.scope[-1] if entry.scope else ""
             sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += value
     return dict(sums)
@@ -188,6 +180,4 @@ def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
 
 def format_value(measure: Measure, value: int) -> str:
     """Return a value with its unit, rounded to three digits."""
-    if measure.unit == "ns":
-        return format_seconds(value / 1e9)
-    return format_short(value) + measure.unit
+    return format_seconds(value / 1e9) if measure.unit == "ns" else format_short(value) + measure.unit

@@ -9,7 +9,6 @@ from fvflops.text import require_int, shown, suggest
 from fvflops.units import format_quantity
 
 Row = TypeVar("Row")
-_NAME = "name"
 
 
 def rank(
@@ -18,8 +17,8 @@ def rank(
     *,
     count: Callable[[Row, str], float],
     name: Callable[[Row], str],
-    sort: str | None = None,
-    top: int | None = None,
+    sort: str | None,
+    top: int | None,
 ) -> list[Row]:
     """Return all rows, in stable descending order of a count if `sort` or `top` is given.
 
@@ -29,18 +28,16 @@ def rank(
     check_top(top)
     if sort is None and top is None:
         return list(rows)
-    chosen = choose_measure(headings) if sort is None else check_sort(sort, [*headings, _NAME])
-    if chosen == _NAME:
+    chosen = choose_measure(headings) if sort is None else check_sort(sort, [*headings, "name"])
+    if chosen == "name":
         return sorted(rows, key=lambda row: natural_key(name(row)))
     return sorted(rows, key=lambda row: -count(row, chosen))
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return the sort key of a dotted name in natural order: numeric parts as numbers."""
-    return [
-        (not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part)
-        for part in name.split(".")
-    ]
+    parts = name.split(".")
+    return [(not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in parts]
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:

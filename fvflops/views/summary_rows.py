@@ -1,13 +1,9 @@
-"""Rows of a summary by name or by operator, for reports.
-
-All functions are linear in the number of names (fvcore is quadratic) and not recursive, for wide and deep models.
-"""
+"""Rows of a summary by name or by operator, by linear (unlike fvcore's) and not recursive functions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fvflops.trace import ModuleInfo, Summary
 from fvflops.trace.module_tree import index_children
@@ -16,11 +12,36 @@ from fvflops.views.ranking import rank
 
 VIEWS = ("module", "operator", "both")
 ITSELF = "(itself)"  # the row of a module's own work, outside its submodules
-_LEAST_SHARE = 0.01  # of the whole model, of such a row
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorRow:
+class View(NamedTuple):
+    """Rows of a report: `by` module, operator or both, `depth` levels below the root, None for the report's default.
+
+    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`; reports show the first `top`.
+    """
+
+    by: str = "module"
+    depth: int | None = None
+    sort: str | None = None
+    top: int | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.sort is not None or self.top is not None
+
+    def limit_depth(self) -> int:
+        """Return the number of levels shown below the root, by default as in fvcore's `flop_count_table`."""
+        return 3 if self.depth is None else self.depth
+
+
+def read_view(options: Mapping[str, Any], report: str) -> View:
+    """Return the View of keyword arguments; an unknown `by` raises ValueError that names the report."""
+    view = View(**options)
+    check_view(view.by, report=report)
+    return view
+
+
+class OperatorRow(NamedTuple):
     """An operator of a module (canonical, "" for the model) with its submodules; a number for each heading."""
 
     module: str
@@ -48,10 +69,7 @@ def depth_of(name: str) -> int:
 
 
 def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return name → heading → count from heading → name → count; the root is always included.
-
-    Names are in order of first appearance, which is the order of the rows of a table.
-    """
+    """Return name → heading → count in order of first appearance, with the root always, from heading → name → count."""
     counts: dict[str, dict[str, int]] = {"": {}}
     for heading, column in columns.items():
         for name, count in column.items():
@@ -73,7 +91,7 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
             heading: column.get(name, 0) // repeats - sum(column.get(child, 0) for child in children.get(name, ()))
             for heading, column in summary.columns.items()
         }
-        if counts[measure] >= max(_LEAST_SHARE * summary.columns[measure].get("", 0), 1):
+        if counts[measure] >= max(0.01 * summary.columns[measure].get("", 0), 1):
             found[name] = {heading: max(count, 0) for heading, count in counts.items()}
     return found
 
@@ -124,47 +142,39 @@ def list_operator_headings(summary: Summary) -> list[str]:
     return headings
 
 
-def rank_modules(
-    summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
-) -> list[ModuleInfo]:
-    """Return the modules in tree order, down to `depth` levels below the root.
-
-    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
-    """
+def rank_modules(summary: Summary, view: View) -> list[ModuleInfo]:
+    """Return the modules in tree order, or ranked, not limited to `top`."""
     return rank(
-        [module for module in summary.modules.modules() if depth is None or depth_of(module.name) <= depth],
+        _list_modules(summary, view.depth),
         list(summary.columns),
         count=lambda module, heading: summary.columns[heading].get(module.name, 0),
         name=lambda module: module.name,
-        sort=sort,
-        top=top,
+        sort=view.sort,
+        top=view.top,
     )
 
 
-def rank_operators(
-    summary: Summary, by: str, *, depth: int | None = None, sort: str | None = None, top: int | None = None
-) -> list[OperatorRow]:
-    """Return the operators of the model, or by="both" of each module, down to `depth` levels below the root.
+def _list_modules(summary: Summary, depth: int | None) -> list[ModuleInfo]:
+    return [module for module in summary.modules.modules() if depth is None or depth_of(module.name) <= depth]
 
-    Operators are in descending order of their counts, the first heading first, and modules in tree order. With `sort`
-    or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
-    """
+
+def rank_operators(summary: Summary, view: View) -> list[OperatorRow]:
+    """Return the operators, largest first, of the model or of each module in tree order, or ranked, all of them."""
     headings = list_operator_headings(summary)
     rows: list[OperatorRow] = []
-    if by == "operator":
+    if view.by == "operator":
         rows = _list_rows("", [summary.operators[heading] for heading in headings])
     else:
         tables = [summary.by_both.get(heading, {}) for heading in headings]
-        for module in summary.modules.modules():
-            if depth is None or depth_of(module.name) <= depth:
-                rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
+        for module in _list_modules(summary, view.depth):
+            rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
     return rank(
         rows,
         headings,
         count=lambda row, heading: row.counts[headings.index(heading)],
-        name=lambda row: row.operator if by == "operator" else row.module,
-        sort=sort,
-        top=top,
+        name=lambda row: row.operator if view.by == "operator" else row.module,
+        sort=view.sort,
+        top=view.top,
     )
 
 
@@ -175,8 +185,6 @@ def _list_rows(module: str, tables: Sequence[Mapping[str, int]]) -> list[Operato
         (row for row in rows if any(row.counts)), key=lambda row: (tuple(-count for count in row.counts), row.operator)
     )
 
-
-_DEFAULT_DEPTH = 3  # the max_depth that fvcore's flop_count_table has by default
 
 Cells = Mapping[str, Mapping[str, str]]
 
@@ -195,35 +203,23 @@ class Line(NamedTuple):
     chain: tuple[str, ...]
 
 
-def list_lines(
-    summary: Summary,
-    *,
-    depth: int | None = None,
-    show_param_shapes: bool = True,
-    sort: str | None = None,
-    top: int | None = None,
-) -> list[Line]:
+def list_lines(summary: Summary, view: View, *, show_param_shapes: bool) -> list[Line]:
     """Return the rows of a summary in the order of the model, `depth` levels below the first, 3 if None.
 
-    Modules without any count are dropped. `show_param_shapes` adds a row with the shape of each parameter. With `sort`
-    or `top`, which are passed to `rank`, modules of all levels, or of `depth` levels, are one list on level 0.
+    Modules without any count are dropped. `show_param_shapes` adds a row with the shape of each parameter. Ranked
+    modules of all levels, or of `depth` levels, are one list on level 0, not limited to `top`.
     """
-    if sort is None and top is None:
-        return _walk_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
-    lines = _walk_lines(summary, _prepare(summary, False), depth)
+    if not view.is_ranked:
+        return _walk_lines(summary, _prepare(summary, show_param_shapes), view.limit_depth())
+    lines = _walk_lines(summary, _prepare(summary, False), view.depth)
     return rank(
         [line._replace(level=0, above="") for line in lines if line.name in summary.modules.by_name],
         list(summary.columns),
         count=lambda line, heading: count_line(summary, line, heading),
         name=lambda line: line.name,
-        sort=sort,
-        top=top,
+        sort=view.sort,
+        top=view.top,
     )
-
-
-def limit_depth(depth: int | None) -> int:
-    """Return the number of levels shown below the root, 3 if None."""
-    return _DEFAULT_DEPTH if depth is None else depth
 
 
 def count_line(summary: Summary, line: Line, heading: str) -> int:
@@ -232,9 +228,8 @@ def count_line(summary: Summary, line: Line, heading: str) -> int:
     return max(column.get(name, 0) for name in line.chain)
 
 
-def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, str]]:
-    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
-    cells = write_cells(summary, counts, digits=3, mark="")
+def _prepare(summary: Summary, show_param_shapes: bool) -> Cells:
+    cells = write_cells(summary, drop_zeros(group_by_name(summary.columns), keep_parents=True), digits=3, mark="")
     for parameter in summary.modules.parameters():
         if parameter.name in cells and "parameters" in summary.columns:
             if show_param_shapes:

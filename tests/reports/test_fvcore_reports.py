@@ -28,6 +28,7 @@ from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Summary
+from fvflops.views.summary_rows import View
 from tests.support.random_cases import random_cases
 from tests.support.reports.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.support.reports.report_formats import output_of
@@ -290,8 +291,8 @@ def test_the_registry_offers_each_report_by_name():
     for report in REPORTS.values():
         module, _, function = report.function.partition(":")
         parameters_of = inspect.signature(getattr(importlib.import_module(module), function)).parameters
-        known = set(parameters_of) | {"collapse"}
-        assert set(report.options) <= known or "options" in known
+        known = {*parameters_of, "collapse", *(View._fields if "options" in parameters_of else ())}
+        assert set(report.options) <= known
 
 
 SHOUT = """

@@ -21,10 +21,11 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, record, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
-from fvflops.cli.progress import TerminalInfo, find_terminal
+from fvflops.cli.progress import find_terminal
 from fvflops.reports import REPORTS, fvcore_format
 from fvflops.reports.count_report import write_markdown, write_text
 from fvflops.reports.display_width import truncate_middle, wrap
+from fvflops.reports.formats.text import Terminal
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
@@ -233,13 +234,13 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
 @pytest.mark.parametrize(
     ("environment", "screen"),
     [
-        ({}, (True, TerminalInfo(80, True, "utf-8"))),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (True, TerminalInfo(80, False, "utf-8"))),
-        ({"TERM": "dumb", "COLUMNS": "33"}, (True, TerminalInfo(33, False, "utf-8"))),
-        ({"TERM": "dumb", "CLICOLOR_FORCE": "1"}, (True, TerminalInfo(80, True, "utf-8"))),
-        ({"FORCE_COLOR": "0", "NO_COLOR": ""}, (True, TerminalInfo(80, False, "utf-8"))),
+        ({}, (True, Terminal(80, True, "utf-8"))),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (True, Terminal(80, False, "utf-8"))),
+        ({"TERM": "dumb", "COLUMNS": "33"}, (True, Terminal(33, False, "utf-8"))),
+        ({"TERM": "dumb", "CLICOLOR_FORCE": "1"}, (True, Terminal(80, True, "utf-8"))),
+        ({"FORCE_COLOR": "0", "NO_COLOR": ""}, (True, Terminal(80, False, "utf-8"))),
         ({"COLUMNS": "33", "CLICOLOR_FORCE": "0"}, (False, None)),
-        ({"FORCE_COLOR": "1"}, (False, TerminalInfo(None, True, "utf-8"))),
+        ({"FORCE_COLOR": "1"}, (False, Terminal(None, True, "utf-8"))),
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, (False, None)),
     ],
 )

@@ -11,10 +11,7 @@ from typing import Any
 
 
 def read_records(path: str) -> tuple[tuple[str, ...], Callable[[str], bytes]]:
-    """Return the names of an archive's entries, without its folder, and a function that returns an entry's contents.
-
-    A damaged or ambiguous archive raises ValueError that names it.
-    """
+    """Return an archive's entries and a function that reads one; a damaged or ambiguous archive raises ValueError."""
     from fvflops.torch_internals import ArchiveReader
 
     try:
@@ -98,10 +95,7 @@ def _check_code(path: str, text: str) -> None:
 CODE = {"program": "a program of torch.export", "script": "TorchScript", "pickle": "a pickle"}
 # Endings of data → the kind of such a file, whatever it contains: it is never loaded as code.
 _DATA = {".json": "trace", ".json.gz": "trace", ".csv": "", ".parquet": "", ".onnx": "onnx"}
-_GZIP = b"\x1f\x8b"
-_PICKLE = b"\x80"
-_ZIP = b"PK\x03\x04"
-_HEAD = 64  # bytes that are enough to recognise a file that is no zip archive
+_GZIP, _PICKLE, _ZIP = b"\x1f\x8b", b"\x80", b"PK\x03\x04"
 _MAX_SHOWN = 3
 
 
@@ -113,7 +107,7 @@ def recognise(path: str) -> str:
         if path.lower().endswith(ending):
             return kind
     with open(path, "rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(64)
     # An archive after the data of another file would be one for some readers.
     if head.startswith(_ZIP) and zipfile.is_zipfile(path):
         return _recognise_archive(path)

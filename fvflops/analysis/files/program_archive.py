@@ -17,9 +17,6 @@ from torch import nn
 
 from fvflops.analysis.files.archive_checks import is_io_op, read_records, require_trust
 
-_MAX_LENGTH = 20_000  # characters
-_MAX_DEPTH = 100
-_MAX_NUMBER = 1 << 64
 _MAX_POWER = 64
 _SYMBOL = re.compile(r"[a-z]{1,3}\d{1,9}")
 _FLOAT = re.compile(r"-?\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,3})?")
@@ -69,7 +66,7 @@ def is_guard(text: str) -> bool:
 
 
 def _is_allowed(text: str, *, guard: bool) -> bool:
-    if len(text) > _MAX_LENGTH or not text.isascii() or not text.isprintable():
+    if len(text) > 20_000 or not text.isascii() or not text.isprintable():
         return False
     try:
         return _check(ast.parse(text.strip(), mode="eval"), guard, 0)
@@ -78,10 +75,10 @@ def _is_allowed(text: str, *, guard: bool) -> bool:
 
 
 def _check(node: ast.AST, guard: bool, depth: int) -> bool:
-    if depth > _MAX_DEPTH:
+    if depth > 100:
         return False
     if isinstance(node, ast.Constant):
-        return isinstance(node.value, (bool, int, float)) and abs(node.value) <= _MAX_NUMBER
+        return isinstance(node.value, (bool, int, float)) and abs(node.value) <= 1 << 64
     if isinstance(node, ast.Name):
         return node.id in _CONSTANTS or (node.id == "L" if guard else _SYMBOL.fullmatch(node.id) is not None)
     if _is_power(node) and not _is_small_power(node):
@@ -103,10 +100,7 @@ def _is_power(node: ast.AST) -> bool:
 
 def _is_small_power(node: ast.AST) -> bool:
     """Return whether a power has a small constant exponent, and none inside: numbers would grow without limit."""
-    if isinstance(node, ast.BinOp):
-        parts = [node.left, node.right]
-    else:
-        parts = node.args if isinstance(node, ast.Call) else []
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "args", [])
     if len(parts) != 2 or any(_is_power(item) for part in parts for item in ast.walk(part)):
         return False
     numbers = [item.value for item in ast.walk(parts[1]) if isinstance(item, ast.Constant)]
@@ -188,8 +182,6 @@ _HIGHER_ORDER = frozenset(
 _NUMBERS = frozenset(
     ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "min_val", "max_val", "hint")
 )
-_FLOATS = ("Infinity", "-Infinity", "NaN")
-_FACTORIES = ("builtins", "collections")  # modules of the default of a defaultdict
 
 
 def check_program(path: str) -> None:
@@ -261,13 +253,13 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _check_value(path: str, key: str, value: Any) -> None:
     is_text = isinstance(value, str)
-    if (key in _CHECKS and not is_text and value is not None) or (key in _NUMBERS and is_text and value not in _FLOATS):
+    is_wrong = is_text and key in _NUMBERS and value not in ("Infinity", "-Infinity", "NaN")
+    if is_wrong or (key in _CHECKS and not is_text and value is not None):
         # torch passes on any object: sympy evaluates the texts inside of it too.
         raise ValueError(f"{path} has a {key} of another type than torch.export writes, {value!r:.100}: refused")
     if isinstance(value, dict):
-        if key == "range_constraints":
-            for name in value:
-                _require(path, is_size(name), "size", name)
+        for name in value if key == "range_constraints" else ():
+            _require(path, is_size(name), "size", name)
     elif isinstance(value, str) and key in _CHECKS:
         what, check = _CHECKS[key]
         _require(path, check(value), what, value)
@@ -314,23 +306,18 @@ def _is_tree(text: str) -> bool:
     """Return whether a tree specification imports no module and has no name that could be code."""
     try:
         tree = json.loads(text)
-        for key, value in _walk(tree):
-            if key == "context" and isinstance(value, str) and not _is_context(json.loads(value)):
-                return False
-            if key == "context" and not isinstance(value, (str, type(None))) and not _is_context(value):
-                return False
-        return _has_argument_names(tree)
+        contexts = [value for key, value in _walk(tree) if key == "context" and value is not None]
+        parsed = (json.loads(value) if isinstance(value, str) else value for value in contexts)
+        return all(map(_is_context, parsed)) and _has_argument_names(tree)
     except (ValueError, RecursionError, TypeError, LookupError):
         return False
 
 
 def _is_context(context: Any) -> bool:
     for key, value in _walk(context):
-        if isinstance(value, dict) and "__enum__" in value:
-            return False
-        if key == "default_factory_module" and value not in _FACTORIES:
-            return False
-        if isinstance(value, str) and not _is_unquoted(value):
+        is_enum = isinstance(value, dict) and "__enum__" in value
+        is_foreign = key == "default_factory_module" and value not in ("builtins", "collections")
+        if is_enum or is_foreign or (isinstance(value, str) and not _is_unquoted(value)):
             return False
     return True
 

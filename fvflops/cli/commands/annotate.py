@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Annotate the traces and print the report; return the exit code."""
     outputs = _name_outputs(arguments)
-    maker = _check(arguments)
+    check_model_given(arguments, ("table", "annotated", "folder"))
+    if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
+        raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
+    maker = None if arguments.optimizer is None else find_optimizer(arguments.optimizer)
     table = load_table(arguments.table)
     trace = None if arguments.model is None else _record(arguments, table, maker)
     if arguments.save_trace is not None and trace is not None:
@@ -109,14 +112,6 @@ def _name_beside(path: str) -> str:
     """
     ending = ".json.gz" if path.endswith(".json.gz") else os.path.splitext(path)[1]
     return f"{path.removesuffix(ending)}.annotated{ending}"
-
-
-def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
-    """Return the optimizer's class; raise ValueError for options that need others."""
-    check_model_given(arguments, ("table", "annotated", "folder"))
-    if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
-        raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
-    return None if arguments.optimizer is None else find_optimizer(arguments.optimizer)
 
 
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:

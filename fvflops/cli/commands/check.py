@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fvflops import paths
-from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_depth
 from fvflops.cli.open_analysis import open_analysis
@@ -14,7 +13,6 @@ from fvflops.cli.parser import add_options
 from fvflops.comparison.budget_file import Budget, find_budget, load_budgets
 from fvflops.comparison.model_budget import budget_report, check_budget, render_markdown, rewrite_budget, update_report
 from fvflops.formulas import load_table
-from fvflops.reports.document import Document
 
 EXAMPLES = (
     "fvflops check zoo:resnet50 --budget budget.yaml --update",
@@ -61,9 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
         paths.check_writable(arguments.budget)
     analysis = open_analysis(arguments.model, arguments, table)
     if arguments.update:
-        write_report(_update(analysis, budget, name, arguments), arguments)
-        budget = load_budgets(arguments.budget)[name]
-    assert budget is not None  # find_budget raises without one, and _update writes it
+        path, depth = arguments.budget, arguments.depth
+        changes = rewrite_budget(path, analysis, budget, name=name, table=arguments.table, depth=depth)
+        write_report(update_report(path, name, changes, added=budget is None), arguments)
+        budget = load_budgets(path)[name]
+    assert budget is not None  # find_budget raises without one, and rewrite_budget writes it
     result = check_budget(analysis, budget, table=table_name)
     if not arguments.update:
         write_report(budget_report(result), arguments)
@@ -82,10 +82,3 @@ def _choose_table(requested: str | None, budget: Budget | None) -> str:
             "file, or use another --name"
         )
     return budget_table
-
-
-def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> Document:
-    changes = rewrite_budget(
-        arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
-    )
-    return update_report(arguments.budget, name, changes, added=budget is None)

@@ -1,10 +1,4 @@
-"""`fvflops completion`: print a completion script for a shell, or the names that the scripts ask for.
-
-A script, which is written from the parsers, contains the commands, options and choices, and asks `fvflops completion
---names` for changing names: models, conventions and devices, whose names are cached. Completing an option starts no
-Python. argcomplete, which runs the program for each TAB, would import torch each time; shtab writes scripts too, but
-none for fish, and no names that are asked for later in bash and zsh alike.
-"""
+"""`fvflops completion`: print a completion script for a shell, or the names, cached, that the scripts ask for."""
 
 from __future__ import annotations
 
@@ -55,8 +49,6 @@ _FIXED: Mapping[str, Sequence[str]] = {
 _LISTED = {"table": "conventions", "device": "devices"}
 # Kinds of names that `list_names` lists.
 KINDS = ("model", *_LISTED, *_FIXED)
-_LIMIT = 10_000_000  # characters of a file of names
-_HELP_LENGTH = 70
 
 
 def list_names(kind: str, prefix: str = "", environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -90,7 +82,7 @@ def _read_cached(name: str, version: str, environment: Mapping[str, str]) -> Seq
     folder = os.path.join(find_cache(environment), "names")
     path = os.path.join(folder, f"{name}-{version}.txt")
     try:
-        text = paths.read_text(path, _LIMIT) if os.path.isfile(path) else None
+        text = paths.read_text(path, limit=10_000_000) if os.path.isfile(path) else None
     except (OSError, ValueError):  # listed anew, and written again
         text = None
     if text is not None:
@@ -121,7 +113,7 @@ def shorten_help(text: str) -> str:
     'file for the report, - for standard output'
     """
     words = " ".join(text.replace("%%", "%").partition(";")[0].split())
-    return words if len(words) <= _HELP_LENGTH else f"{words[: _HELP_LENGTH - 3].rstrip()}..."
+    return words if len(words) <= 70 else f"{words[:67].rstrip()}..."
 
 
 def takes_value(option: argparse.Action) -> bool:
@@ -157,11 +149,9 @@ def _write_bash_values(commands: Mapping[str, Parser]) -> Iterator[str]:
     for name, command in commands.items():
         for option in filter(takes_value, command.options()):
             pattern = "|".join(f'"{name} {text}"' for text in option.option_strings)
-            if option.choices:
-                choices = "\\n".join(map(str, option.choices))
-                yield f"        {pattern}) reply=$'{choices}' ;;"
-            else:
-                yield f"        {pattern}) kind={_kind_of(option) or FILE} ;;"
+            choices = "\\n".join(map(str, option.choices or ()))
+            reply = f"reply=$'{choices}'" if choices else f"kind={_kind_of(option) or FILE}"
+            yield f"        {pattern}) {reply} ;;"
 
 
 def _write_bash_commands(commands: Mapping[str, Parser]) -> Iterator[str]:
@@ -275,6 +265,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.shell is None:
         raise ValueError(f"completion needs a shell: {', '.join(SHELLS)}")
     cli = import_module("fvflops.cli")  # which imports this module, for the parser of all commands
-    script = SHELLS[arguments.shell](cli.build_parser().commands(), cli.COMMANDS)
-    print(script, end="", file=report_stream())
+    print(SHELLS[arguments.shell](cli.build_parser().commands(), cli.COMMANDS), end="", file=report_stream())
     return 0

@@ -11,20 +11,21 @@ from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.draws import describe_draws, repeat_count
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
 from fvflops.cli.parser import find_group
 from fvflops.cli.process import report_stream
-from fvflops.cli.progress import TerminalInfo, find_terminal, find_width
+from fvflops.cli.progress import find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
-from fvflops.formulas import load_table
+from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.call_tables import CALL_COLUMNS, CALL_VIEWS, call_report
 from fvflops.reports.formats import FORMATS
+from fvflops.reports.formats.text import Terminal
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
@@ -44,8 +45,6 @@ EXAMPLES = (
 FIRST = ("--batch", "--seq", "--input", "--by", "--format")
 # Only --help all shows them.
 RARE = ("--loss",)
-# Views whose rows belong to no module.
-_WITHOUT_MODULES = ("operator", "op", "line")
 # Kind of data that a Report takes → the function that makes it from an analysis.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
@@ -98,9 +97,12 @@ def _count_one(arguments: argparse.Namespace) -> int:
     report = REPORTS[arguments.format]
     _check(arguments, report)
     files = check_exports(arguments)
-    flops = _analyse(arguments)
+    table = load_table(arguments.table)
+    # A saved Trace needs the source lines: reports of it may show them.
+    lines = arguments.by in ("op", "line") or arguments.format in ("model-explorer", "trace")
+    flops = open_analysis(arguments.model, arguments, table, lines=lines or arguments.save_trace is not None)
     if arguments.strict:
-        _raise_for_unsupported(flops, arguments.table)
+        _raise_for_unsupported(flops, table, arguments.table)
     if arguments.save_trace is not None:
         save_trace(flops.trace(), arguments.save_trace)
     for path, format in files.items():
@@ -114,7 +116,7 @@ def _count_one(arguments: argparse.Namespace) -> int:
         memory = memory_curve(flops.trace()) if arguments.backward else None
         source = replace(source, name=arguments.model, memory=memory)
     if arguments.repeat is not None:
-        draws = repeat_count(flops, arguments.repeat, load_table(arguments.table))
+        draws = repeat_count(flops, arguments.repeat, table)
         source = replace(source, about={**source.about, "draws": describe_draws(draws, "FLOPs")})
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
     write(content if isinstance(content, bytes) else "".join(content), arguments.output)
@@ -125,11 +127,10 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
     by, format = arguments.by, arguments.format
     if format not in FORMATS and by not in report.views:
         raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
-    if (format not in FORMATS or format == "html") and by not in CALL_VIEWS:
-        without = [name for name in ("depth", "sort", "top") if name not in report.options]
-        if option := find_chosen(arguments, without):
-            raise ValueError(f"{option} does not apply to --format {format}: omit it")
-    if arguments.depth is not None and by in _WITHOUT_MODULES:
+    is_own = (format not in FORMATS or format == "html") and by not in CALL_VIEWS
+    without = [name for name in ("depth", "sort", "top") if name not in report.options]
+    refuse(arguments, (is_own, without, f"{{}} does not apply to --format {format}: omit it"))
+    if arguments.depth is not None and by in ("operator", "op", "line"):
         raise ValueError(f"--depth applies to modules: omit it, or omit --by {by}")
     if arguments.collapse and "collapse" not in report.options:
         formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.options)
@@ -152,25 +153,14 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         raise ValueError("--weight time: count measures no time; use fvflops profile")
 
 
-def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
-    table = load_table(arguments.table)
-    # A saved Trace needs the source lines: reports of it may show them.
-    lines = arguments.by in ("op", "line") or arguments.format in ("model-explorer", "trace")
-    lines = lines or arguments.save_trace is not None
-    return open_analysis(arguments.model, arguments, table, lines=lines)
-
-
-def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
+def _raise_for_unsupported(flops: FlopCountAnalysis, table: FormulaTable, name: str) -> None:
     if not flops.trace().calls:
         raise ValueError("no op was called: nothing was counted (--strict)")
-    unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
-    if unsupported:
+    if unsupported := flops.counts().ledger()[Status.UNSUPPORTED]:
         locations = find_unsupported_locations(flops.trace(), flops.counts())
-        listed = ", ".join(
-            f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unsupported.most_common()
-        )
-        raise ValueError(f"table {table!r} has no formula for {listed} (--strict)")
-    if masks := describe_unknown_masks(flops.trace(), load_table(table)):
+        ops = [f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unsupported.most_common()]
+        raise ValueError(f"table {name!r} has no formula for {', '.join(ops)} (--strict)")
+    if masks := describe_unknown_masks(flops.trace(), table):
         raise ValueError(f"mask unknown, counted as dense: {masks} (--strict)")
 
 
@@ -178,6 +168,6 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     stream, is_standard = report_stream(), is_standard_output(arguments.output)
     encoding = getattr(stream, "encoding", None) if is_standard else None
     terminal = find_terminal(stream) if is_standard else None
-    terminal = terminal or TerminalInfo(find_width(stream), colour=False, encoding=encoding or "utf-8")
+    terminal = terminal or Terminal(find_width(stream), colour=False, encoding=encoding or "utf-8")
     options = vars(arguments) | terminal._asdict()
     return {name: options[name] for name in report.options if name != "collapse"}

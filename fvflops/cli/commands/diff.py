@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.parser import add_options, find_group
+from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on
 from fvflops.comparison.diff_models import diff_traces
 from fvflops.comparison.diff_report import TOP, difference_report
@@ -50,19 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_run(parser)
     shared_options.add_trace_only(parser)
     shared_options.add_backward(parser)
-    find_group(parser, "report").add_argument(
-        "--measure",
-        choices=MEASURES,
-        default="flops",
-        help="metric to show before and after, and to rank rows by; default: flops",
+    add_options(
+        parser,
+        "report:\n--measure  metric to show before and after, and to rank rows by; default: flops",
+        choices={"measure": MEASURES},
+        default={"measure": "flops"},
     )
     shared_options.add_report(parser, top=TOP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
-    if arguments.format == "html" and (option := find_chosen(arguments, ("sort", "top"))):
-        raise ValueError(f"{option} does not apply to --format html, an interactive page: omit it")
+    message = "{} does not apply to --format html, an interactive page: omit it"
+    refuse(arguments, (arguments.format == "html", ("sort", "top"), message))
     table = load_table(arguments.table)
     options = shared_options.model_options(arguments, device=built_on(arguments))
     first = open_analysis(arguments.model, arguments, table, options=options)
@@ -71,30 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
         options = replace(options, args=())
     if contains_inputs(arguments.other):  # the inputs of A do not apply
         options = replace(options, inputs=())
-    changes: dict[str, Any] = {
-        "inputs": tuple(arguments.input_b),
-        "config": arguments.config_b,
-        "args": tuple(arguments.arg_b),
-    }
+    changes: dict[str, Any] = {"inputs": tuple(arguments.input_b), "config": arguments.config_b}
+    changes["args"] = tuple(arguments.arg_b)
     given = {field: value for field, value in changes.items() if value}
     arguments.renamed = {f"--{field.rstrip('s')}": f"--{field.rstrip('s')}-b" for field in given}  # in errors of B
-    second = open_analysis(
-        arguments.other,
-        arguments,
-        table,
-        options=replace(options, **given),
-        in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
-    )
     names = (arguments.model, arguments.other)
+    files = filter(os.path.isfile, (name.rpartition(":")[0] for name in names))
+    of_two_folders = len({os.path.realpath(os.path.dirname(file)) for file in files}) == 2
+    options = replace(options, **given)
+    second = open_analysis(arguments.other, arguments, table, options=options, in_subprocess=of_two_folders)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
     if arguments.format == "html":
         write(difference.to_html(measure=arguments.measure), arguments.output)
         return 0
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
-
-
-def _are_files_of_two_folders(*names: str) -> bool:
-    sources = [name.rpartition(":")[0] for name in names]
-    folders = {os.path.realpath(os.path.dirname(source)) for source in sources if os.path.isfile(source)}
-    return len(folders) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from fvflops.cli.shared_options import add_report
 from fvflops.devices.devices import Device, load_devices
 from fvflops.formulas import load_table, shipped_tables
 from fvflops.reports import REPORTS
-from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
+from fvflops.reports.document import Document, Items, Table, data_only, number_column, text_column
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
@@ -70,9 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind in ABOUT:
         about = ABOUT[arguments.kind]()
         columns, rows = [*columns, text_column("description")], [[name, about[name]] for name in names]
-    document = Document(
-        arguments.kind, f"{arguments.kind}: {format_quantity(len(names), 'name')}", [Table("names", columns, rows)]
-    )
+    title = f"{arguments.kind}: {format_quantity(len(names), 'name')}"
+    document = Document(arguments.kind, title, [Table("names", columns, rows)])
     if arguments.format != "text":
         write_report(document, arguments)
         return 0
@@ -119,19 +117,14 @@ def _describe_device(device: Device) -> str:
 def _summarise() -> Document:
     """Return a report with the number of names of each kind, or why there are none."""
     rows: list[tuple[str, int | None, str]] = []
-    missing: list[str] = []
     for kind, list_names in LISTS.items():
         try:
             rows.append((kind, len(list_names()), ""))
         except ValueError as error:  # the library is missing
             rows.append((kind, None, str(error)))
-            missing.append(str(error))
-    columns = (
-        text_column("kind"),
-        number_column("names", form="{:,}".format, missing="-"),
-        replace(text_column("note"), only_for="data"),
+    names = number_column("names", form="{:,}".format, missing="-")
+    table = Table("kinds", data_only([text_column("kind"), names, text_column("note")], ["note"]), rows, noun="kind")
+    missing = [note for *_, note in rows if note]
+    return Document(
+        "list", "fvflops list KIND [PATTERN]", [table, *([Items("Not listed", missing)] if missing else [])]
     )
-    parts: list[Part] = [Table("kinds", columns, rows, noun="kind")]
-    if missing:
-        parts.append(Items("Not listed", missing))
-    return Document("list", "fvflops list KIND [PATTERN]", parts)

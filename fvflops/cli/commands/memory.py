@@ -14,12 +14,13 @@ from torch import nn
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_mesh
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.parser import find_group
+from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
+from fvflops.cli.planning.planned_estimate import load_step
 from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
@@ -43,7 +44,6 @@ from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.sharding.fully_sharded import find_precision
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.reports.formats import DATA_FORMATS
-from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, cast_inputs, with_input_hint
 from fvflops.units import format_bytes
 
@@ -68,24 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_model(parser, shape="shape of an input of one rank and microbatch")
     step = find_group(parser, "training step")
     step_options.add_step(step, default="AdamW")
-    step.add_argument(
-        "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
-    )
-    step.add_argument(
-        "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
+    add_options(
+        step,
+        """
+        --first-step  predict the first step, which creates the optimizer's state
+        --inference  predict a forward pass in eval mode without gradients instead
+        """,
     )
     shared_options.add_repeat(step, "peak memory")
-    step.add_argument(
-        "--device",
-        default=None,
-        metavar="DEVICE",
-        help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an accelerator such as "
-        "H100, or the memory of a GPU such as 24GB, of which the report says whether the peak fits",
+    add_options(
+        step,
+        """
+        --device DEVICE  device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an
+            accelerator such as H100, or the memory of a GPU such as 24GB, of which the report says whether the peak
+            fits
+        """,
     )
     shared_options.add_mesh(parser)
-    find_group(parser, "report").add_argument(
-        "--no-savings", action="store_true", help="do not predict what would lower the peak"
-    )
+    add_options(parser, "report:\n--no-savings  do not predict what would lower the peak")
     shared_options.add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
     shared_options.add_report(parser, more={"svg": "the curve as a picture"})
 
@@ -96,17 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
     step_options.check_optimizer(arguments, "AdamW")
     capacity = find_capacity(arguments.device)
     accelerator = find_accelerator(arguments.device) if capacity is None else None
-    mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     _check(arguments)
-    planned = None
-    if mesh is not None:
-        step_options.check_mesh_options(arguments, mesh)
-        step_options.check_replica_options(arguments, mesh)
-        planned = step_options.read_plan_options(arguments, mesh, table)
+    planned = None if arguments.mesh is None else step_options.read_plan_options(arguments, table)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
-    subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=mesh is not None)
+    subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=planned is not None)
     loss = step_options.choose_loss(arguments, subject.model)
-    choose = step_options.find_checkpointed_names if mesh is None else step_options.find_policy
+    choose = step_options.find_checkpointed_names if planned is None else step_options.find_policy
     step: dict[str, Any] = {
         "loss": loss,
         "optimizer": step_options.make_optimizer(arguments, "AdamW", subject.model),
@@ -127,20 +122,21 @@ def run(arguments: argparse.Namespace) -> int:
     typed = {} if arguments.inference else step_options.typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
-    verdict, reserved = _judge(timeline, device, mesh or {})
+    verdict, reserved = _judge(timeline, device, {} if planned is None else planned.mesh)
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
     with activity(f"trying what lowers the peak of {arguments.model}"), kernels_emulated(accelerator):
         savings = None if arguments.inference or arguments.no_savings else find()
-    if savings is not None:
-        savings = replace(savings, untried=(*savings.untried, *_other_losses(arguments, subject.model)))
+    if savings is not None and arguments.loss is None and step_options.find_vocabulary(subject.model) is not None:
+        head = find_head(subject.model)
+        if isinstance(head, nn.Linear) and head.bias is None:  # a language model's loss can need less memory
+            savings = replace(savings, untried=(*savings.untried, "--loss chunked"))
     for_data = arguments.format in DATA_FORMATS
-    default_depth = None if for_data else DEPTH
     report = memory_report(
         timeline,
         savings=savings,
-        depth=default_depth if arguments.depth is None else arguments.depth,
+        depth=DEPTH if arguments.depth is None and not for_data else arguments.depth,
         collapsed=not for_data,
         subject=arguments.model,
         verdict=verdict,
@@ -165,13 +161,7 @@ def _judge(timeline: MemoryTimeline, device: Device | None, mesh: Mapping[str, i
 
 def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> tuple[LoadedModel, torch.dtype | None]:
     """Return the model, of one process in its precision, and the data type of its autocast."""
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
-    if arguments.inference:
-        subject.train(False)
-    else:
-        step_options.prepare_training(subject)
-    step_options.choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
+    subject = load_step(arguments, has_bf16=has_bf16, training=not arguments.inference)
     precision = None if for_rank else find_precision(arguments.precision)
     if precision is None:
         return subject, None
@@ -180,9 +170,9 @@ def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> t
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    of_training = ("checkpoint", "master_weights", "loss", "offload", "first_step")
+    refuse(arguments, (arguments.inference, of_training, "{} is for a training step: omit it, or --inference"))
     if arguments.inference:
-        if option := find_chosen(arguments, ("checkpoint", "master_weights", "loss", "offload", "first_step")):
-            raise ValueError(f"{option} is for a training step: omit it, or --inference")
         if step_options.find_optimizer(arguments.optimizer or step_options.NO_OPTIMIZER) is not None:
             raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
@@ -192,48 +182,42 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("--repeat runs the model on one device: omit it, or --mesh")
     if arguments.first_step and (arguments.optimizer or "").lower() == step_options.NO_OPTIMIZER:
         raise ValueError("--first-step creates the state of an optimizer: omit it, or --optimizer none")
-    if arguments.table != "default" and (option := find_chosen(arguments, ("inference", "no_savings"))):
-        raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or {option}")
-    if arguments.mesh is None and (option := find_chosen(arguments, _OF_A_MESH)):
-        raise ValueError(f"{option} is for a rank of a mesh: add --mesh, such as fsdp=8")
-    if arguments.format == "svg" and (option := find_chosen(arguments, ("depth", "sort", "top"))):
-        raise ValueError(f"{option} does not apply to --format svg: omit it")
+    refuse(
+        arguments,
+        (
+            arguments.table != "default",
+            ("inference", "no_savings"),
+            "--convention counts the FLOPs of what lowers the peak: omit it, or {}",
+        ),
+        (arguments.mesh is None, _OF_A_MESH, "{} is for a rank of a mesh: add --mesh, such as fsdp=8"),
+        (arguments.format == "svg", ("depth", "sort", "top"), "{} does not apply to --format svg: omit it"),
+    )
 
 
 def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> Iterator[str]:
     """Yield how much state of a paged optimizer is outside of the accelerator's allocator."""
-    optimizer = step_options.find_optimizer(arguments.optimizer or "none")
-    if getattr(optimizer, "is_paged", False):
-        nbytes = sum(row.nbytes for row in timeline.trace.storages if row.device == HOST_DEVICE)
-        if nbytes:
-            yield (
-                f"{format_bytes(nbytes)} of the optimizer's state are in paged memory, not in the peak: the driver "
-                "keeps them on the device while there is room, else on the host."
-            )
-        elif timeline.device.startswith("cpu"):
-            yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
-
-
-def _other_losses(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
-    """Return the option by which a language model's loss needs less memory, if it can have it."""
-    head = find_head(model) if arguments.loss is None and step_options.find_vocabulary(model) is not None else None
-    return ["--loss chunked"] if isinstance(head, nn.Linear) and head.bias is None else []
+    if not getattr(step_options.find_optimizer(arguments.optimizer or "none"), "is_paged", False):
+        return
+    if nbytes := sum(row.nbytes for row in timeline.trace.storages if row.device == HOST_DEVICE):
+        yield (
+            f"{format_bytes(nbytes)} of the optimizer's state are in paged memory, not in the peak: the driver keeps "
+            "them on the device while there is room, else on the host."
+        )
+    elif timeline.device.startswith("cpu"):
+        yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
 
 
 def _predict_forward(subject: LoadedModel, step: dict[str, Any], arguments: argparse.Namespace) -> Predicted:
-    forward = FlopCountAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, execution="shapes", warn=False, **step
-    )
+    settings = {"kwargs": subject.kwargs, "execution": "shapes", "warn": False, **step}
+    forward = FlopCountAnalysis(subject.model, subject.inputs, **settings)
     timeline = with_input_hint(subject, lambda: predict_memory(forward))
     return timeline, lambda: None, _repeat(forward, arguments)
 
 
 def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
-    analysis = TrainingStepAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, micro_batches=arguments.microbatches, warn=False, **step
-    )
-    first_step = arguments.first_step
-    options = {"first_step": first_step, "offload": arguments.offload}
+    settings = {"kwargs": subject.kwargs, "micro_batches": arguments.microbatches, "warn": False, **step}
+    analysis = TrainingStepAnalysis(subject.model, subject.inputs, **settings)
+    options = {"first_step": arguments.first_step, "offload": arguments.offload}
     timeline = with_input_hint(subject, lambda: predict_memory(analysis, **options))
     notes = [f"{text}." for text in describe_offload(read_memory(timeline.trace), arguments.offload)]
     return timeline, lambda: memory_savings(analysis, **options), [*notes, *_repeat(analysis, arguments)]

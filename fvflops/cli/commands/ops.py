@@ -13,6 +13,7 @@ from fvflops.devices.devices import load_peaks
 from fvflops.formulas import FormulaTable, Row, load_table
 from fvflops.formulas.language.expression import Expression
 from fvflops.formulas.schema import is_composite, schemas_of
+from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.plan.step_time.op_estimate import estimate_signature, op_report
 from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
 from fvflops.text import nearest, suggest
@@ -23,17 +24,10 @@ EXAMPLES = (
     "fvflops ops mm --time '8192 4096, 4096 512' --device H100",
     "fvflops ops --check --table mine.yaml --import my_ops",
 )
-_FUNCTION = "prim::PythonOp."
 _MAX_SUGGESTED = 6  # ops in a message
 _PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
-_COLUMNS = (
-    text_column("op", shorten_last=True),
-    text_column("formula"),
-    text_column("kind"),
-    *map(text_column, _PARTS),
-    text_column("source"),
-    text_column("example"),
-)
+_KEYS = ("kind", *_PARTS, "source", "example")
+_COLUMNS = data_only([text_column("op", shorten_last=True), *map(text_column, ("formula", *_KEYS))], _KEYS)
 _STATUSES = {"zero_flop": "zero-FLOP", "decompose": "decomposed"}
 
 
@@ -42,8 +36,7 @@ def rows_report(table: FormulaTable) -> Document:
     rows = [_list_values(name, row) for name, row in sorted({**table.rows, **table.modules}.items())]
     title = f"{table.name}: {table.description}" if table.description else table.name
     notes = ("`fvflops ops NAME` shows a truncated formula in full.",)
-    columns = data_only(_COLUMNS, [column.key for column in _COLUMNS[2:]])
-    return Document("ops", title, [Table("rows", columns, rows, notes=notes, noun="op")])
+    return Document("ops", title, [Table("rows", _COLUMNS, rows, notes=notes, noun="op")])
 
 
 def row_report(table: FormulaTable, name: str) -> Document:
@@ -52,7 +45,7 @@ def row_report(table: FormulaTable, name: str) -> Document:
         return _write_row(name, table.modules[name], _describe_row(table, table.modules[name], name))
     op = name if "::" in name else f"aten::{name}"
     row = table.row(op)
-    schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
+    schemas = {} if op.startswith(FUNCTION_PREFIX) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
         raise ValueError(f"no op or module class is called {name!r} in table {table.name!r}{_suggest(table, name)}")
     lines = [("schema", str(schema)) for schema in schemas.values()]
@@ -80,10 +73,10 @@ def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError
     """Return the number of examples with the expected result, and the errors of the others."""
     problems = [str(problem) for _, problem in results if problem is not None]
     rows = [(row.name, row.example, None if problem is None else str(problem)) for row, problem in results]
-    columns = text_column("op"), text_column("example"), text_column("problem")
+    keys = ("op", "example", "problem")
     title = f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold"
     # Problems are sentences above the table, which would truncate them.
-    examples = Table("examples", data_only(columns, [column.key for column in columns]), rows)
+    examples = Table("examples", data_only(map(text_column, keys), keys), rows)
     return Document("examples", title, [Items("", problems), examples])
 
 

@@ -8,7 +8,7 @@ from fvflops.cli.outputs import is_standard_output, write
 from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.devices.devices import Device
-from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
+from fvflops.reports.document import Document, Items, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.units import format_short
 
@@ -45,17 +45,13 @@ def peaks_report(device: Device, path: str | None) -> Document:
     rows: list[tuple[str, int, str]] = [(dtype, device.peak(dtype), "FLOP/s") for dtype in device.dtypes()]
     if device.bandwidth is not None:
         rows.append(("memory", int(device.bandwidth), "bytes/s"))
-    parts: list[Part] = [Table("peaks", columns, rows, noun="peak")]
     file = path or "FILE.yaml"
-    parts.append(
-        Items(
-            f"{'' if path else 'To use them, write them with --output FILE.yaml. '}Use {file} in:",
-            [
-                f'fvflops.StepMeter(model, device="{file}"), and so in mfu and hfu',
-                f'MeterCallback(device="{file}") of fvflops.integrations',
-                f"fvflops roofline MODEL --device {file}",
-                f"fvflops profile MODEL --peaks {file}",
-            ],
-        )
-    )
-    return Document("peak", f"{device.name}: {device.unit}, {device.source}", parts)
+    uses = [
+        f'fvflops.StepMeter(model, device="{file}"), and so in mfu and hfu',
+        f'MeterCallback(device="{file}") of fvflops.integrations',
+        f"fvflops roofline MODEL --device {file}",
+        f"fvflops profile MODEL --peaks {file}",
+    ]
+    heading = f"{'' if path else 'To use them, write them with --output FILE.yaml. '}Use {file} in:"
+    title = f"{device.name}: {device.unit}, {device.source}"
+    return Document("peak", title, [Table("peaks", columns, rows, noun="peak"), Items(heading, uses)])

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fvflops import paths
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
+from fvflops.cli.argument_values import parse_amount, refuse
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
-from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_emulated
-from fvflops.cli.planning.planned_estimate import estimate_training, find_classes, load_training
-from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
+from fvflops.cli.planning.accelerator import find_accelerator, kernels_emulated
+from fvflops.cli.planning.planned_estimate import estimate_training, load_training
+from fvflops.cli.planning.search_options import add_search, check_search, search_arguments
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import activity, find_width
 from fvflops.devices.devices import Device
@@ -21,10 +21,8 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.plan_report import plan_report
 from fvflops.plan.rank_plan import plan_ranks
-from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
-from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_tables import write_step_trace
 from fvflops.plan.step_time.step_time_report import estimate_report
 from fvflops.reports.formats import write_document
@@ -39,25 +37,12 @@ EXAMPLES = (
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
 RARE = (
     *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
-    *(
-        "--optimizer-sharding",
-        "--gradient-dtype",
-        "--efficiency",
-        "--fused",
-        "--bucket-cap-mb",
-        "--watts",
-        "--price",
-        "--offload",
-        "--sort",
-    ),
+    *("--optimizer-sharding", "--gradient-dtype", "--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price"),
+    *("--offload", "--sort"),
 )
 _OPTIMIZER = "AdamW"  # default
-# Options of a plan that all layouts of a search have.
-_OF_ALL_LAYOUTS = (
-    *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
-    *("optimizer", "precision", "loss"),
-)
-_NEED_ACCELERATOR = (
+_NEED_TOKENS = ("price", "watts")
+_NEED_DEVICE = (
     *("network", "efficiency", "fused", "bucket_cap_mb"),
     *("tokens", "price", "watts", "trace", "depth", "step_time"),
 )
@@ -108,34 +93,27 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
     accelerator = find_accelerator(arguments.device)
-    _check(arguments, accelerator)
+    refuse(
+        arguments,
+        (accelerator is None, _NEED_DEVICE, "{} is for the time of a step: add --device, such as --device H100"),
+        (arguments.tokens is None, _NEED_TOKENS, "{} is for a whole training: add --tokens, such as --tokens 15e12"),
+    )
     check_search(arguments, accelerator)
     if arguments.bucket_cap_mb is not None:
         check_bucket_cap(arguments.bucket_cap_mb, name="--bucket-cap-mb")
-    mesh = {} if arguments.search else parse_mesh(arguments.mesh)
-    if not arguments.search:
-        step_options.check_mesh_options(arguments, mesh)
-        step_options.check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
     step_options.check_optimizer(arguments, _OPTIMIZER)
-    options = step_options.read_plan_options(arguments, mesh, table)
+    options = step_options.read_plan_options(arguments, table)
     subject, options = load_training(arguments, accelerator, options, _OPTIMIZER)
     with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
-            _report_search(subject, arguments, accelerator, options)
+            write_report(search_arguments(subject, arguments, accelerator, options), arguments)
         elif accelerator is None:
             _report_rank(subject, arguments, table, options)
         else:
             _report_step(subject, arguments, accelerator, options)
     return 0
-
-
-def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
-    if accelerator is None and (option := find_chosen(arguments, _NEED_ACCELERATOR)):
-        raise ValueError(f"{option} is for the time of a step: add --device, such as --device H100")
-    if arguments.tokens is None and (option := find_chosen(arguments, ("price", "watts"))):
-        raise ValueError(f"{option} is for a whole training: add --tokens, such as --tokens 15e12")
 
 
 def _report_rank(
@@ -144,10 +122,8 @@ def _report_rank(
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options))
     plan = replace(plan, settings={**plan.settings, **step_options.typed_settings(arguments, options.loss)})
-    write_report(
-        plan_report(plan, table, name=arguments.model, command=step_options.repeat_command(arguments, _OPTIMIZER)),
-        arguments,
-    )
+    command = step_options.repeat_command(arguments, _OPTIMIZER)
+    write_report(plan_report(plan, table, name=arguments.model, command=command), arguments)
 
 
 def _report_step(
@@ -159,38 +135,6 @@ def _report_step(
     estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
-    _write(estimate, arguments)
-
-
-def _report_search(
-    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
-) -> None:
-    kept = {name: getattr(options, name) for name in _OF_ALL_LAYOUTS}
-    search = with_input_hint(
-        subject,
-        lambda: run_search(
-            arguments,
-            subject.model,
-            subject.inputs,
-            kwargs=subject.kwargs,
-            device=accelerator,
-            network=choose_network(arguments.network),
-            efficiency=choose_efficiency(arguments, accelerator),
-            kernels=options.device,
-            fused=find_classes(subject, arguments.fused),
-            bucket_cap_mb=arguments.bucket_cap_mb,
-            **kept,
-        ),
-    )
-    search = replace(
-        search, settings={**search.settings, "loss": step_options.typed_settings(arguments, options.loss)["loss"]}
-    )
-    commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
-    report = search_report(search, name=arguments.model, command="".join(commands))
-    write_report(report, arguments)
-
-
-def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
     cost = None
     if arguments.tokens is not None:
         cost = estimate.cost_to_train(arguments.tokens, price=arguments.price, watts=arguments.watts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.outputs import check_exports, write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import choose_loss
 from fvflops.cli.progress import Progress, activity
-from fvflops.compat import deepspeed_profile as deepspeed_report
 from fvflops.compat.deepspeed_profile import read_profile
+from fvflops.compat.deepspeed_profile import render as render_deepspeed
 from fvflops.devices.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
@@ -26,7 +26,7 @@ from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.profile_report import check_profile_sort
 from fvflops.reports.call_tables import SORTS as CALL_SORTS
 from fvflops.sources.load import is_built_on_meta, load_model
-from fvflops.sources.loaded_model import LoadedModel, with_input_hint
+from fvflops.sources.loaded_model import with_input_hint
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
 from fvflops.units import format_quantity
@@ -102,17 +102,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Profile the model that the arguments name and write the report and the files; return the exit code.
-
-    A run that raises or is interrupted is an error too; the report of the runs before it is written first.
-    """
+    """Profile the model and write the report and the files; where a run raises, of the runs before it."""
     checked = _check(arguments)
     options = _read_runs(arguments)
     device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, shared_options.model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
-    _check_ignored(arguments.ignore, checked.table)
+    for name in arguments.ignore:
+        full = name if "::" in name else f"aten::{name}"
+        if name.islower() and not schemas_of(full):  # else it may be a module's class, known after the run
+            near = nearest(full, checked.table.rows)
+            raise ValueError(f"--ignore {name}: there is no such op" + (f"; the nearest is {near}" if near else ""))
     progress = Progress()
     profile = ProfileAnalysis(
         subject.model,
@@ -125,30 +126,20 @@ def run(arguments: argparse.Namespace) -> int:
         warn=False,
         **options,
     )
-    _record(subject, profile, progress, arguments, checked)
-    return 0
-
-
-def _record(
-    subject: LoadedModel,
-    profile: ProfileAnalysis,
-    progress: Progress,
-    arguments: argparse.Namespace,
-    checked: CheckedOptions,
-) -> None:
     try:
         with_input_hint(subject, profile.trace)
     except BaseException as error:
         progress.clear()
-        if profile.measured_runs:
+        runs = profile.measured_runs
+        if runs:
             _write(profile.salvage(), arguments, checked)
         if isinstance(error, KeyboardInterrupt):
-            runs = profile.measured_runs
             what = f"the report is of the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
             raise KeyboardInterrupt(what) from error
         raise
     progress.clear()
     _write(profile, arguments, checked)
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> CheckedOptions:
@@ -160,10 +151,9 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             check_profile_sort(arguments.sort)
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
         raise ValueError(f"--phase {arguments.phase}: no backward pass is run; add --backward")
-    if arguments.phase in ("optimizer", "other"):
-        raise ValueError(
-            f"--phase {arguments.phase}: profile runs no optimizer; fvflops.record measures a training loop"
-        )
+    phase = arguments.phase
+    if phase in ("optimizer", "other"):
+        raise ValueError(f"--phase {phase}: profile runs no optimizer; fvflops.record measures a training loop")
     if arguments.ignore and arguments.by != "op":
         raise ValueError("--ignore excludes ops from the list of op calls: add --by op")
     if arguments.peaks is not None and arguments.by == "op":
@@ -175,8 +165,8 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
-    if arguments.format == "html" and (option := find_chosen(arguments, ("by", "phase", "depth", "sort", "top"))):
-        raise ValueError(f"{option} is of tables, and --format html is a page with all views: omit it")
+    message = "{} is of tables, and --format html is a page with all views: omit it"
+    refuse(arguments, (arguments.format == "html", ("by", "phase", "depth", "sort", "top"), message))
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
     others = {arguments.html: "html", arguments.save_trace: "trace"}
@@ -219,15 +209,6 @@ def parse_schedule(text: str) -> Schedule:
     return schedule(**numbers)
 
 
-def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
-    """Raise ValueError for an op to ignore that does not exist, where that is known before the run."""
-    for name in names:
-        full = name if "::" in name else f"aten::{name}"
-        if name.islower() and not schemas_of(full):  # else it may be a module's class, known after the run
-            near = nearest(full, table.rows)
-            raise ValueError(f"--ignore {name}: there is no such op" + (f"; the nearest is {near}" if near else ""))
-
-
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:
     """Write the report and the files; an OSError for files that cannot be written is raised after the others."""
     failures: list[OSError] = []
@@ -254,7 +235,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
         write(profile.to_html(name=arguments.model, device=checked.peaks), arguments.output)
         return
     if arguments.deepspeed:
-        text = deepspeed_report.render(
+        text = render_deepspeed(
             read_profile(profile.trace(), table=checked.table),
             profile_step=int(profile.trace().about.get("warmup", 0)),
             module_depth=-1 if arguments.depth is None else arguments.depth,

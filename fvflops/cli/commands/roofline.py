@@ -26,9 +26,6 @@ EXAMPLES = (
 )
 FIRST = ("--device", "--batch", "--dtype", "--by", "--plot")
 
-# Options without a MODEL.
-_OF_MEASURING = ("measure", "device", "output", "format", "debug")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_convention(parser)
@@ -62,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
-        others = [name for name in arguments.options if name not in _OF_MEASURING]
+        of_measuring = ("measure", "device", "output", "format", "debug")
+        others = [name for name in arguments.options if name not in of_measuring]
         if option := find_chosen(arguments, others) or ("--format" if arguments.format != "text" else ""):
             raise ValueError(f"{option} is about a MODEL: name one, or pass --measure without it")
         with activity("measuring the peaks of this device"):
@@ -77,9 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.device is None:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
         device = load_peaks(arguments.device, "--device")
-    analysis = open_analysis(
-        arguments.model, arguments, table, options=shared_options.model_options(arguments, device=arguments.build_on)
-    )
+    options = shared_options.model_options(arguments, device=arguments.build_on)
+    analysis = open_analysis(arguments.model, arguments, table, options=options)
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)
     if arguments.measure:

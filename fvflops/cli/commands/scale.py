@@ -16,7 +16,7 @@ from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.argument_values import parse_assumptions, refuse
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
@@ -43,7 +43,6 @@ EXAMPLES = (
     "fvflops scale zoo:gpt2 --generate prompt=128,new=64",
 )
 FIRST = ("--vary", "--generate", "--metric", "--backward", "--plot")
-_KEYS = ("prompt", "new", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     with activity(f"counting {arguments.model} at several sizes"):
-        if arguments.generate is not None:
-            document, costs = _generate(arguments, table)
-        else:
-            document, costs = _scale(arguments, table)
+        document, costs = (_scale if arguments.generate is None else _generate)(arguments, table)
     if kind is not None:
         paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(costs, kind=kind, title=arguments.model))
     write_report(document, arguments)
@@ -126,8 +122,7 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
 
 
 def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
-    if option := find_chosen(arguments, ("vary", "input", "assume")):
-        raise ValueError(f"--generate creates the model's inputs: omit {option}")
+    refuse(arguments, (True, ("vary", "input", "assume"), "--generate creates the model's inputs: omit {}"))
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
@@ -188,10 +183,8 @@ def parse_generation(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         key, _, number = part.partition("=")
-        if key not in _KEYS or not number.isdecimal():
-            raise ValueError(
-                f"--generate {text}: must be one of {', '.join(f'{key}=N' for key in _KEYS)}; got {part!r}"
-            )
+        if key not in ("prompt", "new", "batch") or not number.isdecimal():
+            raise ValueError(f"--generate {text}: must be one of prompt=N, new=N, batch=N; got {part!r}")
         sizes[key] = int(number)
     for key in ("prompt", "new"):
         if key not in sizes:
@@ -228,10 +221,12 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
     factory = _find_factory(arguments.model, vary)
     if factory is None:
         subject, templates = _load(arguments, templates, vary)
-        _check_used(vary, {axis for template in templates for axis in template.axes}, templates)
-        return subject.model, *_fill_functions(templates, _device_of(subject))
+        _check_used(vary, (), templates)
+        tensors = tensors_of((subject.inputs, dict(subject.kwargs)))
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        return subject.model, *_fill_functions(templates, device)
     function, arguments_varied = factory
-    _check_used(vary, {*arguments_varied, *(axis for template in templates for axis in template.axes)}, templates)
+    _check_used(vary, arguments_varied, templates)
     check_applies(options, "", arguments.model)
     fixed = parse_arguments(options.args)
     for name in arguments_varied:
@@ -239,8 +234,8 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
             raise ValueError(f"--arg {name}: --vary {name} sets it: omit one")
 
     def build(**sizes: int) -> Any:
-        values = {**fixed, **{name: sizes[name] for name in arguments_varied}}
-        result = call_with(function, values, arguments.model)
+        varied = {name: sizes[name] for name in arguments_varied}
+        result = call_with(function, {**fixed, **varied}, arguments.model)
         model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         model.train(arguments.train)
         return model if templates else (model, inputs)
@@ -290,21 +285,20 @@ def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Te
     >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
     (1, 3, 'size', 'size')
     """
-    axis_names = _axis_names(name, value, names)
-    axes = tuple(label if label in names else size for label, size in zip(axis_names, value.shape, strict=True))
+    sides = ("height", "width") if {"height", "width"} & set(names) else ("size", "size")
+    layouts: dict[int, tuple[str, ...]]
+    layouts = {2: ("samples",), 3: ("channels", "frames"), 4: ("channels", *sides), 5: ("channels", "frames", *sides)}
+    if not value.dtype.is_floating_point:
+        layouts[2] = ("target" if (name or "").startswith("decoder") else "seq",)
+    others = layouts.get(value.ndim, tuple(f"axis{index}" for index in range(1, value.ndim)))
+    labelled = zip(("batch", *others), value.shape, strict=True)
+    axes = tuple(label if label in names else size for label, size in labelled)
     return Template(name, axes, str(value.dtype).removeprefix("torch."))
 
 
-def _axis_names(name: str | None, value: torch.Tensor, names: Sequence[str]) -> tuple[str, ...]:
-    sides = ("height", "width") if {"height", "width"} & set(names) else ("size", "size")
-    if not value.dtype.is_floating_point and value.ndim == 2:
-        return ("batch", "target" if (name or "").startswith("decoder") else "seq")
-    layouts = {2: ("samples",), 3: ("channels", "frames"), 4: ("channels", *sides), 5: ("channels", "frames", *sides)}
-    return ("batch", *layouts.get(value.ndim, tuple(f"axis{axis_index}" for axis_index in range(1, value.ndim))))
-
-
-def _check_used(vary: Mapping[str, Range], used: set[Any], templates: Sequence[Template]) -> None:
-    """Raise ValueError for a varied size that is neither in an input nor an argument."""
+def _check_used(vary: Mapping[str, Range], among: Sequence[str], templates: Sequence[Template]) -> None:
+    """Raise ValueError for a varied size that is neither in an input nor `among` the arguments."""
+    used = {*among, *(axis for template in templates for axis in template.axes)}
     for name in vary:
         if name not in used:
             shown = " ".join(f"--input {template}" for template in templates) or "--input"
@@ -322,8 +316,3 @@ def _fill_functions(templates: Sequence[Template], device: torch.device) -> tupl
         return make_arguments([template.fill(sizes) for template in templates if template.name is not None], device)[1]
 
     return positional, named
-
-
-def _device_of(subject: LoadedModel) -> torch.device:
-    tensor = next(iter(tensors_of((subject.inputs, dict(subject.kwargs)))), None)
-    return torch.device("cpu") if tensor is None else tensor.device

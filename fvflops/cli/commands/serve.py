@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.cli import argument_values as values
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import find_chosen, refuse
 from fvflops.cli.outputs import write_report
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import choose_network, find_accelerator
@@ -106,9 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     loaded = _load(arguments)
     load = _read_load(arguments, loaded)
-    model = loaded.model
     if arguments.search:
-        write_report(_search(arguments, model, device, load), arguments)
+        write_report(_search(arguments, loaded.model, device, load), arguments)
         return 0
     layout = ServingLayout(
         tensor=arguments.tp or 1,
@@ -119,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         cache=arguments.cache or "bf16",
     )
     estimate = serve_model(
-        model,
+        loaded.model,
         device=device,
         layout=layout,
         load=load,
@@ -127,8 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         network=choose_network(arguments.network),
         name=arguments.model,
     )
-    report = serve_report(estimate, name=arguments.model, price=arguments.price, watts=arguments.watts)
-    write_report(report, arguments)
+    write_report(serve_report(estimate, name=arguments.model, price=arguments.price, watts=arguments.watts), arguments)
     return 0
 
 
@@ -138,15 +136,14 @@ def _check(arguments: argparse.Namespace) -> None:
     is_load = is_search or find_chosen(arguments, ("concurrency", "rate", "requests"))
     if is_search and arguments.gpus is None:
         raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
-    for is_wrong, names, message in (
+    refuse(
+        arguments,
         (not is_search, _OF_SEARCH, "{} is about --search: add it"),
         (is_search, ("tp", "ep", "dp_attention", "concurrency"), "--search tries every {}: omit it"),
         (is_search, ("pp", "rate", "requests", "price", "watts"), "{} is about one layout: omit it, or --search"),
         (not is_load, ("hit_rate", "draft_tokens", "price", "watts"), "{} is about --concurrency or --rate: add one"),
         (is_file, ("hit_rate",), "{} is about requests drawn at random: write prefix_tokens into the file"),
-    ):
-        if is_wrong and (option := find_chosen(arguments, names)):
-            raise ValueError(message.format(option))
+    )
 
 
 def _load(arguments: argparse.Namespace) -> LoadedModel:

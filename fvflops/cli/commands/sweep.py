@@ -12,6 +12,7 @@ from functools import partial
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, read_plot, write_plot
+from fvflops.cli.outputs import STANDARD
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
@@ -35,11 +36,8 @@ EXAMPLES = (
     "fvflops sweep 'timm:resnet*' --output counts.csv --timeout 60 --plot front.svg",
 )
 FIRST = ("--output", "--workers", "--batch", "--seq", "--plot")
-_STDOUT = "-"
 _SHOWN_FAILURES = 10
 _LEAST_MEMORY = 1_000_000_000  # bytes, for torch and a library of models
-_RATE_SECONDS = 1.0  # no rate is shown before
-_SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_models(names, options)
     if arguments.ray is not None and arguments.workers is not None:
         raise ValueError(f"--workers {arguments.workers}: a cluster has one for each of its cores: omit --workers")
-    workers = arguments.workers or _count_cores()
-    memory = arguments.memory or (None if arguments.ray is not None else _share_memory(workers))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = arguments.workers or cores or 1
+    available = None if arguments.ray is not None else machine_memory()
+    # All workers together may allocate 80 % of the memory.
+    memory = arguments.memory or (None if available is None else int(available * 0.8) // workers)
     settings = CountSettings(
         arguments.table,
         arguments.execution,
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         kernels=runs_on(arguments)[0],
     )
     executor = _make_executor(arguments, workers, memory)
-    if arguments.output == _STDOUT:
+    if arguments.output == STANDARD:
         tasks = [Task(name, None, options, settings) for name in names]
         return _run_to_stdout(tasks, executor)
     plan = plan_sweep(
@@ -125,7 +126,7 @@ def _read_plot(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[Joi
     plot = read_plot(arguments, joined)
     if plot is None and joined is not None:
         raise ValueError(f"--join {arguments.join} has columns for a plot: add --plot, such as --plot pareto.svg")
-    if plot is not None and arguments.output == _STDOUT:
+    if plot is not None and arguments.output == STANDARD:
         raise ValueError(f"--plot {plot.path} needs a file of rows: write them by --output, such as counts.csv")
     if plot is not None and arguments.no_peak_memory and MEMORY in plot.axes:
         raise ValueError(f"--plot {plot.path} shows the memory: omit --no-peak-memory")
@@ -157,21 +158,19 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> tuple[
     progress = SweepProgress(len(plan.tasks))
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
-    counted: list[ModelCount] = []
+    left = len(plan.tasks)
     interrupted: type[KeyboardInterrupt] | None = None
     try:
         with termination_raised():
             for row in run_sweep(plan, executor, progress.show_running):
-                counted.append(row)
+                left -= 1
                 rows[row.model] = row
                 progress.add(row)
     except KeyboardInterrupt as interrupt:
         interrupted = type(interrupt)
     finally:
         progress.clear()
-    left = len(plan.tasks) - len(counted)
-    earlier = len(names) - len(plan.tasks)
-    _report(list(rows.values()), earlier, plan.output, time.monotonic() - begun)
+    _report(list(rows.values()), len(names) - len(plan.tasks), plan.output, time.monotonic() - begun)
     if interrupted is not None:
         raise interrupted(f"{format_quantity(left, 'model')} left; the same command goes on")
     return list(rows.values()), bool(left) or any(row.failure for row in rows.values())
@@ -213,20 +212,10 @@ class SweepProgress:
 
     def _show(self) -> None:
         elapsed = self._clock() - self._begun
-        rate = f", {self._done / elapsed:.1f}/s" if self._done and elapsed > _RATE_SECONDS else ""
+        rate = f", {self._done / elapsed:.1f}/s" if self._done and elapsed > 1 else ""
         failed = f", {self._failed:,} failed" if self._failed else ""
         names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
         self._bar.show(self._done, self._total, noun="model", note=f"{rate}{failed}{names}")
-
-
-def _count_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores or 1
-
-
-def _share_memory(workers: int) -> int | None:
-    memory = machine_memory()
-    return None if memory is None else int(memory * _SYSTEM_SHARE) // workers
 
 
 def _parse_seconds(text: str) -> float:
@@ -245,7 +234,6 @@ def _parse_bytes(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if size < _LEAST_MEMORY:
-        raise argparse.ArgumentTypeError(
-            f"must be at least {format_bytes(_LEAST_MEMORY)}, which torch itself needs; got {text!r}"
-        )
+        least = format_bytes(_LEAST_MEMORY)
+        raise argparse.ArgumentTypeError(f"must be at least {least}, which torch itself needs; got {text!r}")
     return size

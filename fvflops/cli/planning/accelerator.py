@@ -14,8 +14,6 @@ from fvflops.plan.step_time.calibration import Efficiency, Network, find_efficie
 from fvflops.sources.loaded_model import parse_dtype
 from fvflops.units import parse_size
 
-# Kinds of torch devices; other values of --device name an accelerator.
-_TORCH_DEVICES = ("cpu", "cuda")
 _META = "meta"
 
 
@@ -25,12 +23,11 @@ def find_accelerator(text: str | None) -> Device | None:
     >>> find_accelerator("H100").name, find_accelerator("cuda")
     ('H100 SXM', None)
     """
-    if text is None or text.partition(":")[0] in _TORCH_DEVICES:
+    if text is None or text.partition(":")[0] in ("cpu", "cuda"):
         return None
     if text.lower() == "gpu":
-        raise ValueError(
-            f"no device {text!r}: write cuda, or its name, such as H100; 'fvflops list devices' lists them"
-        )
+        known = "'fvflops list devices' lists them"
+        raise ValueError(f"no device {text!r}: write cuda, or its name, such as H100; {known}")
     return load_peaks(text, "--device")
 
 
@@ -86,18 +83,11 @@ def choose_network(text: str | None) -> Network | None:
 
 def choose_efficiency(arguments: argparse.Namespace, accelerator: Device) -> Efficiency:
     """Return the efficiency that `--efficiency` names: a software or FILE.yaml[:NAME]; tf32 by `--dtype`."""
-    found = _named_efficiency(arguments.efficiency, accelerator)
+    text = arguments.efficiency or ""
+    file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
+    found = find_efficiency(accelerator, software=name or None, **({} if file is None else {"file": file}))
     is_tf32 = arguments.dtype is not None and parse_dtype(arguments.dtype) == "tf32"
     return replace(found, float32_matmul="tf32") if is_tf32 else found
-
-
-def _named_efficiency(text: str | None, accelerator: Device) -> Efficiency:
-    if text is None:
-        return find_efficiency(accelerator)
-    file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
-    if file is None:
-        return find_efficiency(accelerator, software=text)
-    return find_efficiency(accelerator, software=name or None, file=file)
 
 
 def _split_file(text: str) -> tuple[str | None, str]:

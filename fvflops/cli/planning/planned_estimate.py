@@ -6,7 +6,6 @@ import argparse
 from dataclasses import replace
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import parse_mesh
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, kernels_emulated, kernels_of
 from fvflops.cli.progress import activity
@@ -19,16 +18,23 @@ from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 
+def load_step(arguments: argparse.Namespace, *, has_bf16: bool, training: bool = True) -> LoadedModel:
+    """Return the model of the arguments, without weights, in its mode; choose its precision for training."""
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
+    if training:
+        step_options.prepare_training(subject)
+    else:
+        subject.train(False)
+    step_options.choose_precision(arguments, subject.model, has_bf16=has_bf16 and training)
+    return subject
+
+
 def load_training(
     arguments: argparse.Namespace, accelerator: Device | None, options: PlanOptions, optimizer: str
 ) -> tuple[LoadedModel, PlanOptions]:
     """Return the model of the arguments in training mode, and the options of its plan; `optimizer` is the default."""
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, shared_options.model_options(arguments, device="meta"))
-    step_options.prepare_training(subject)
-    step_options.choose_precision(
-        arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix
-    )
+    subject = load_step(arguments, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
     return subject, replace(
         options,
         precision=arguments.precision,
@@ -63,11 +69,8 @@ def estimate_arguments(
     arguments: argparse.Namespace, accelerator: Device, optimizer: str
 ) -> tuple[LoadedModel, StepEstimate]:
     """Return the model of the arguments, and its estimated step."""
-    mesh = parse_mesh(arguments.mesh)
-    step_options.check_mesh_options(arguments, mesh)
-    step_options.check_replica_options(arguments, mesh)
     step_options.check_optimizer(arguments, optimizer)
-    options = step_options.read_plan_options(arguments, mesh, load_table("default"))
+    options = step_options.read_plan_options(arguments, load_table("default"))
     subject, options = load_training(arguments, accelerator, options, optimizer)
     with kernels_emulated(accelerator), step_options.chunked_loss_explained(arguments):
         return subject, estimate_training(subject, arguments, accelerator, options)
@@ -75,10 +78,5 @@ def estimate_arguments(
 
 def find_classes(subject: LoadedModel, names: list[str]) -> list[str]:
     """Return the qualified names of the classes of modules that `--fused` names."""
-    return sorted(
-        {
-            f"{type(module).__module__}.{type(module).__qualname__}"
-            for name in step_options.find_modules(subject, names, option="--fused")
-            for module in [subject.model.get_submodule(name)]
-        }
-    )
+    found = map(subject.model.get_submodule, step_options.find_modules(subject, names, option="--fused"))
+    return sorted({f"{cls.__module__}.{cls.__qualname__}" for cls in map(type, found)})

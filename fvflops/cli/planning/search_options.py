@@ -6,19 +6,25 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from fvflops.capture.model.input_specs import parse_input
-from fvflops.cli.argument_values import find_chosen
+from fvflops.cli.argument_values import refuse
 from fvflops.cli.parser import add_options
-from fvflops.cli.planning.step_options import AXIS_OF
+from fvflops.cli.planning.accelerator import choose_efficiency, choose_network
+from fvflops.cli.planning.planned_estimate import find_classes
+from fvflops.cli.planning.step_options import AXIS_OF, typed_settings
 from fvflops.cli.progress import Progress
 from fvflops.devices.devices import Device
-from fvflops.plan.search.candidates import CHOICES, Candidate, LayoutSearch
+from fvflops.plan.plan_options import PlanOptions
+from fvflops.plan.search.candidates import CHOICES, Candidate
 from fvflops.plan.search.layout_search import search_layouts
+from fvflops.plan.search.search_report import search_report
+from fvflops.reports.document import Document
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 # Options of one layout, which a search chooses or does not show.
 CHOSEN = (
@@ -33,7 +39,11 @@ KEPT = (
     *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss", "offload"),
     *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
 )
-_NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")
+# Options of a plan that all layouts of a search have.
+_OF_ALL_LAYOUTS = (
+    *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
+    *("optimizer", "precision", "loss"),
+)
 _BEST = 20
 
 
@@ -50,27 +60,27 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         --best N  layouts that are shown; default: {_BEST}
         --jobs N  processes of a search; default: one for each core
         """,
-        type={"gpus": int, "global_batch": int, "best": int, "jobs": int},
+        type=dict.fromkeys(("gpus", "global_batch", "best", "jobs"), int),
     )
 
 
 def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that a search, or one layout, does not have."""
+    refuse(
+        arguments,
+        (not arguments.search, ("gpus", "global_batch", "choices", "best", "jobs"), "{} is for a search: add --search"),
+        (arguments.search, CHOSEN, "a search chooses {}: omit it, or limit what is tried by --choices"),
+    )
     if not arguments.search:
-        if option := find_chosen(arguments, _NEED_SEARCH):
-            raise ValueError(f"{option} is for a search: add --search")
         if arguments.mesh is None:
             raise ValueError("a plan needs --mesh, such as --mesh fsdp=8, or --search with --gpus and --global-batch")
         return
-    if option := find_chosen(arguments, CHOSEN):
-        raise ValueError(f"a search chooses {option}: omit it, or limit what is tried by --choices")
     for name in ("gpus", "global_batch", "device"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
     if accelerator is None:
-        raise ValueError(
-            f"--search needs an accelerator, such as --device H100; got the torch device {arguments.device}"
-        )
+        got = arguments.device
+        raise ValueError(f"--search needs an accelerator, such as --device H100; got the torch device {got}")
 
 
 def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str:
@@ -78,19 +88,19 @@ def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str
     words = ["fvflops", "plan", arguments.model]
     for name in KEPT:
         value = getattr(arguments, name)
-        if AXIS_OF.get(name, "") not in ("", *candidate.mesh):
+        if value is None or AXIS_OF.get(name, "") not in ("", *candidate.mesh):
             continue
-        if name == "image_size" and value is not None:
+        if name == "image_size":
             value = "x".join(map(str, value))
-        if name == "seq" and value is not None:
+        if name == "seq":
             value //= candidate.size("cp")
         if name == "input":
             value = [_of_a_rank(text, candidate) for text in value]
-        if isinstance(value, bool):
-            if name == "reduce_each_microbatch" and not value:
-                words.append("--no-reduce-each-microbatch")
+        if name == "reduce_each_microbatch" and not value:
+            words.append("--no-reduce-each-microbatch")
+        elif isinstance(value, bool):
             words += [_option(name)] * value
-        elif value is not None:
+        else:
             for item in value if isinstance(value, list) else [value]:
                 words += [_option(name), str(item)]
     options = candidate.command()
@@ -131,25 +141,39 @@ def parse_choices(texts: Iterable[str]) -> dict[str, list[Any]]:
     return choices
 
 
-def run_search(arguments: argparse.Namespace, model: nn.Module, inputs: Any, **options: Any) -> LayoutSearch:
-    """Search with the arguments' options and further ones of `search_layouts`; show the progress on a terminal."""
+def search_arguments(
+    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
+) -> Document:
+    """Search with the arguments' options, and return the report; show the progress on a terminal."""
     bar, totals = Progress(), dict[str, int]()
 
     def show(what: str, left: int) -> None:
         total = totals.setdefault(what, left + 1)
         bar.show(max(total - left, 0), total, noun="recording" if what == "recording" else "layout, at most,")
 
+    settings = {
+        **{name: getattr(options, name) for name in _OF_ALL_LAYOUTS},
+        "gpus": arguments.gpus,
+        "global_batch": arguments.global_batch,
+        "kwargs": subject.kwargs,
+        "device": accelerator,
+        "kernels": options.device,
+        "bucket_cap_mb": arguments.bucket_cap_mb,
+        "network": choose_network(arguments.network),
+        "efficiency": choose_efficiency(arguments, accelerator),
+        "fused": find_classes(subject, arguments.fused),
+        "best": _BEST if arguments.best is None else arguments.best,
+        "jobs": (os.cpu_count() or 1) if arguments.jobs is None else arguments.jobs,
+        "on_progress": show,
+    }
     try:
-        return search_layouts(
-            model,
-            inputs,
-            **options,
-            gpus=arguments.gpus,
-            global_batch=arguments.global_batch,
-            choices=parse_choices(arguments.choices),
-            best=_BEST if arguments.best is None else arguments.best,
-            jobs=(os.cpu_count() or 1) if arguments.jobs is None else arguments.jobs,
-            on_progress=show,
+        choices = parse_choices(arguments.choices)
+        search = with_input_hint(
+            subject, lambda: search_layouts(subject.model, subject.inputs, choices=choices, **settings)
         )
     finally:
         bar.clear()
+    loss = typed_settings(arguments, options.loss)["loss"]
+    search = replace(search, settings={**search.settings, "loss": loss})
+    commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
+    return search_report(search, name=arguments.model, command="".join(commands))

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.model_call import loss_in
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
-from fvflops.cli.argument_values import find_chosen, parse_assumptions
+from fvflops.cli.argument_values import parse_assumptions, parse_mesh, refuse
 from fvflops.cli.parser import add_options
 from fvflops.formulas import FormulaTable
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, find_blockwise
@@ -42,8 +42,12 @@ NO_OPTIMIZER = "none"
 _CALL = re.compile(r"(\w+)\((.+)\)")
 _CROSS_ENTROPY = "cross entropy of the model's logits in float32"
 _SUM = "the sum of the model's outputs"
-_LOGITS = 3  # axes: batch, tokens, vocabulary
 OF_OUTPUT = ("--format", "--output")
+# Options of plans that need not be parsed.
+_AS_TYPED = (
+    *("rank", "sequence_parallel", "microbatches", "schedule", "stages_per_rank", "reshard_after_forward"),
+    *("optimizer_sharding", "gradient_dtype", "offload"),
+)
 # Option → the axis without which it has no effect.
 AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
 
@@ -71,10 +75,7 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
 
 
 def prepare_training(subject: LoadedModel) -> None:
-    """Set a model to training mode, without the KV cache that transformers' models make unless they are told not to.
-
-    Their Trainer tells them so for checkpoints: a recomputed layer would find its keys and values in the cache.
-    """
+    """Set a model to training mode without a KV cache, in which a recomputed layer would find its keys and values."""
     subject.train(True)
     for module in subject.model.modules():  # a decoder's config is a copy of its model's
         config: Any = getattr(module, "config", None)
@@ -134,8 +135,7 @@ def find_optimizer(name: str) -> Any:
         except (ValueError, SyntaxError):
             raise ValueError(f"--optimizer {name}: write options as in AdamW(fused=True)") from None
         found = find_optimizer(called[1])
-        unknown = options.keys() - (() if found in (None, Muon) else signature(found).parameters)
-        if unknown:
+        if unknown := options.keys() - (() if found in (None, Muon) else signature(found).parameters):
             raise ValueError(f"--optimizer {name}: {called[1]} takes no option {', '.join(sorted(unknown))}")
         return partial(found, **options)
     classes: dict[str, type[Optimizer]] = {
@@ -235,7 +235,8 @@ class DefaultLoss:
                 "--inference"
             )
         found = tensors_of(getattr(result, "logits", result))
-        logits = [item for item in found if item.ndim == _LOGITS and item.shape[-1] == self.vocabulary]
+        # Axes of logits are batch, tokens and vocabulary.
+        logits = [item for item in found if item.ndim == 3 and item.shape[-1] == self.vocabulary]
         if len(logits) == 1:
             self.used = _CROSS_ENTROPY
             labels = torch.zeros(logits[0].shape[:-1], dtype=torch.int64, device=logits[0].device)
@@ -278,7 +279,10 @@ def find_policy(subject: LoadedModel, names: Sequence[str]) -> Checkpoint:
     """Return the policy of planning that `--checkpoint` names, or which modules have the classes that it names."""
     if len(names) == 1 and is_policy(names[0]):
         return names[0]
-    return have_classes_of(subject, find_modules(subject, names))
+    wanted = set(find_modules(subject, names))
+    classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
+    # A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
+    return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
 
 
 def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[str]:
@@ -291,33 +295,18 @@ def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[
     return [name for name, module in module_paths(subject.model) if id(module) in chosen]
 
 
-def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
-    """Return whether a module of a rank has the class of one of some modules of the model.
-
-    A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
-    """
-    wanted = set(names)
-    classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
-    return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
-
-
-def read_plan_options(arguments: argparse.Namespace, mesh: Mapping[str, int], table: FormulaTable) -> PlanOptions:
-    """Return the options of a plan on a mesh that do not depend on the model."""
+def read_plan_options(arguments: argparse.Namespace, table: FormulaTable) -> PlanOptions:
+    """Return the options of a plan on `--mesh`, or of a search, that do not depend on the model."""
+    mesh = {} if arguments.mesh is None else parse_mesh(arguments.mesh)
+    if mesh:
+        _check_mesh_options(arguments, mesh)
     return PlanOptions(
+        **{name: getattr(arguments, name) for name in _AS_TYPED},
         mesh=mesh,
-        rank=arguments.rank,
         shard_by=None if arguments.shard is None else load_function(arguments.shard, "--shard"),
-        sequence_parallel=arguments.sequence_parallel,
-        microbatches=arguments.microbatches,
-        schedule=arguments.schedule,
-        stages_per_rank=arguments.stages_per_rank,
         stage_layers=_parse_numbers(arguments, "stage_layers", "the layers of each stage, such as 7,8,8,7"),
-        reshard_after_forward=arguments.reshard_after_forward,
         reduce_each_microbatch=arguments.reduce_each_microbatch is not False,
-        optimizer_sharding=arguments.optimizer_sharding,
-        gradient_dtype=arguments.gradient_dtype,
         routing=_parse_numbers(arguments, "routing", "the tokens of each expert, such as 3,3,1,1"),
-        offload=arguments.offload,
         assume=read_assumptions(arguments),
         table=table,
     )
@@ -334,21 +323,13 @@ def _parse_numbers(arguments: argparse.Namespace, name: str, expected: str) -> l
     return [int(part) for part in parts]
 
 
-def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for an option whose axis the mesh lacks; axes that do not exist are the plan's to report."""
-    if not mesh.keys() <= set(AXES):
-        return
-    for name, axis in AXIS_OF.items():
-        if axis not in mesh and (option := find_chosen(arguments, [name])):
-            raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
-
-
-def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
-    """Raise ValueError for options of replicas with a mesh without them, or with FSDP."""
-    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
+def _check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for an option without effect on the mesh; axes that do not exist are the plan's to report."""
+    no_effect = f"{{}} has no effect on --mesh {arguments.mesh}: omit it, or "
+    for name, axis in AXIS_OF.items() if mesh.keys() <= set(AXES) else ():
+        refuse(arguments, (axis not in mesh, [name], f"{no_effect}add the axis {axis}"))
+    are_without = mesh.get("dp", 1) * mesh.get("cp", 1) == 1 or mesh.get("fsdp", 1) > 1
     of_replicas = [name for name in ("bucket_cap_mb", "optimizer_sharding") if name in arguments.options]
-    option = find_chosen(arguments, of_replicas)
-    if option and (replicas == 1 or mesh.get("fsdp", 1) > 1):
-        raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp")
+    refuse(arguments, (are_without, of_replicas, f"{no_effect}use the axis dp without fsdp"))
     if arguments.gradient_dtype and not (arguments.optimizer_sharding or arguments.master_weights):
         raise ValueError("--gradient-dtype is for --optimizer-sharding or --master-weights: omit it, or add one")

@@ -71,7 +71,7 @@ def memory_curve(source: Trace | MemoryTimeline) -> MemoryCurve | None:
     >>> import torch
     >>> from fvflops import record_call
     >>> curve = memory_curve(record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),)))
-    >>> curve.ops, curve.peak()
+    >>> curve.ops, max(curve.totals())
     (['aten::t', 'aten::addmm'], 112)
     """
     if isinstance(source, Trace) and source.events is None:

@@ -122,8 +122,7 @@ def _describe(node: _Node, total: int) -> Iterator[str]:
         yield _shorten(node.name)
     if node.class_name:
         yield _shorten(node.class_name)
-    outputs = node.calls[-1].outputs
-    if outputs:
+    if outputs := node.calls[-1].outputs:
         yield list_shapes(outputs[0])
     unsupported = dict.fromkeys(_shorten(call.op) for call in node.calls if call.flops is None)
     if unsupported:

@@ -1,14 +1,11 @@
-"""Files of a timeline: chrome traces, collapsed stacks, and files for speedscope.
-
-https://ui.perfetto.dev reads chrome traces, https://www.speedscope.app all three.
-"""
+"""Files of a timeline: chrome traces for ui.perfetto.dev, collapsed stacks, and files for www.speedscope.app."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from fvflops.reports.escaping import printable
@@ -26,19 +23,15 @@ UNITS: Mapping[str, str] = {
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
+@lru_cache(maxsize=1 << 14)
 def title(frame: Frame) -> str:
     """Return the text of a region: its full name and its class or kind; for the root, its class.
 
     It does not end with a number, which readers of collapsed stacks would parse as a weight.
     """
-    return _title(*frame)
-
-
-@lru_cache(maxsize=1 << 14)
-def _title(kind: str, name: str, class_name: str) -> str:
-    if kind == "module" and not name:
-        return printable(class_name) or "(model)"
-    return f"{printable(name)} ({printable(class_name) or kind})"
+    if frame.kind == "module" and not frame.name:
+        return printable(frame.class_name) or "(model)"
+    return f"{printable(frame.name)} ({printable(frame.class_name) or frame.kind})"
 
 
 def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
@@ -128,8 +121,10 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         dump([] if key is None else [frames.setdefault(text, len(frames)) for text in list_frames(timeline, *key)])
         for key in stacks
     ]
+    root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
+    heading = f"{printable(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
     yield (
-        f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(_name(timeline, weight))},'
+        f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(heading)},'
         f'"fvflops":{dump(describe(timeline, weight))},"activeProfileIndex":0,'
         f'"shared":{{"frames":{dump([{"name": text} for text in frames])}}},"profiles":['
     )
@@ -147,11 +142,6 @@ def _write_speedscope(timeline: Timeline, weight: str) -> Iterator[str]:
         yield from _join(dump(sample_weight) for _, sample_weight in profile)
         yield "]}"
     yield "]}\n"
-
-
-def _name(timeline: Timeline, weight: str) -> str:
-    root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
-    return f"{printable(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
 
 
 def _join(texts: Iterator[str]) -> Iterator[str]:
@@ -186,10 +176,16 @@ def _write_chrome(timeline: Timeline, weight: str) -> Iterator[str]:
         metadata["unit"] = f"1 ns on the axis = {scale} {UNITS[weight]}"
     yield f'{{"displayTimeUnit":"ns","otherData":{dump(metadata)},"traceEvents":[\n'
     yield ",\n".join(map(dump, _tracks(timeline)))
-    writer = _SliceWriter(timeline)
+    shared = cache(partial(_write_shared, timeline))
     allocated: dict[int, int] = {}  # rank → last value of its memory counter
     for piece in timeline.layout(weight):
-        yield ",\n" + writer.write(piece, scale)
+        span, start = piece.span, piece.start // scale
+        head, args = shared(span.callee, span.event.stack, span.event.phase)
+        rank, thread = span.track
+        yield (
+            f',\n{{{head},"ph":"X","pid":{rank + 1},"tid":{thread + 1},"ts":{_microseconds(start)},'
+            f'"dur":{_microseconds(piece.end // scale - start)},"args":{{{args}{_write_counts(timeline, span)}}}}}'
+        )
         yield from _counters(piece, scale, allocated)
     yield "\n]}\n"
 
@@ -197,10 +193,9 @@ def _write_chrome(timeline: Timeline, weight: str) -> Iterator[str]:
 def _scale(timeline: Timeline, weight: str) -> int:
     """Return the units of weight per nanosecond: the least power of ten with which all positions are exact."""
     scale = 1
-    if weight != "time":
-        end = max((piece.end for piece in timeline.layout(weight)), default=0)
-        while end // scale > _MAX_EXACT:
-            scale *= 10
+    end = 0 if weight == "time" else max((piece.end for piece in timeline.layout(weight)), default=0)
+    while end // scale > _MAX_EXACT:
+        scale *= 10
     return scale
 
 
@@ -221,82 +216,53 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _counters(piece: PlacedSpan, scale: int, allocated: dict[int, int]) -> Iterator[str]:
     """Yield the allocated memory before and after an op, where it differs from the last value of its rank."""
-    span, rank = piece.span, piece.span.track[0]
-    for position, nbytes in ((piece.start, span.event.memory_before), (piece.end, span.event.memory_after)):
-        if nbytes is not None and allocated.get(rank) != nbytes:
-            allocated[rank] = nbytes
-            yield _counter("memory", span, position // scale, nbytes)
-    if span.event.memory_peak is not None:
-        yield _counter("peak memory", span, piece.start // scale, span.event.memory_peak)
+    event, (rank, thread) = piece.span.event, piece.span.track
+    values = [("memory", piece.start, event.memory_before), ("memory", piece.end, event.memory_after)]
+    for name, position, nbytes in (*values, ("peak memory", piece.start, event.memory_peak)):
+        if nbytes is not None and (name != "memory" or allocated.get(rank) != nbytes):
+            if name == "memory":
+                allocated[rank] = nbytes
+            head = f'"name":"{name}","ph":"C","pid":{rank + 1},"tid":{thread + 1}'
+            yield f',\n{{{head},"ts":{_microseconds(position // scale)},"args":{{"bytes":{nbytes}}}}}'
 
 
-def _counter(name: str, span: Span, nanoseconds: int, nbytes: int) -> str:
-    rank, thread = span.track
-    head = f'"name":"{name}","ph":"C","pid":{rank + 1},"tid":{thread + 1}'
-    return f',\n{{{head},"ts":{_microseconds(nanoseconds)},"args":{{"bytes":{nbytes}}}}}'
+def _write_shared(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, str]:
+    """Return the name and category of the slices of a call, and the args that do not differ between them."""
+    callee, frames = timeline.callees[item], timeline.frames
+    stack_frames = timeline.stacks[stack] if callee.frame is None else (*timeline.stacks[stack], callee.frame)
+    owner = next((frames[index] for index in reversed(stack_frames) if frames[index].kind == "module"), None)
+    name = printable(callee.name) if callee.frame is None else title(frames[callee.frame])
+    args: dict[str, Any] = {
+        "module": None if owner is None else printable(owner.name),
+        "class": None if owner is None else printable(owner.class_name),
+        "phase": phase,
+        callee.kind: printable(callee.name),
+        "inputs": list(callee.inputs) or None,
+        "outputs": list(callee.outputs) or None,
+        "dtype": callee.dtype or None,
+        "status": "covered" if (stack, phase) in timeline.covered else callee.status or None,
+    }
+    args = {key: value for key, value in args.items() if value is not None}
+    return f'"name":{dump(name)},"cat":{dump(f"{callee.kind},{phase}")}', dump(args)[1:-1]
 
 
-class _SliceWriter:
-    """Write the slices of a timeline; the part that slices of equal calls share is cached."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._shared: dict[tuple[int, int, str], tuple[str, str]] = {}
-
-    def write(self, piece: PlacedSpan, scale: int) -> str:
-        span = piece.span
-        key = span.callee, span.event.stack, span.event.phase
-        shared = self._shared.get(key)
-        if shared is None:
-            shared = self._shared[key] = self._write_shared(*key)
-        start = piece.start // scale
-        rank, thread = span.track
-        return (
-            f'{{{shared[0]},"ph":"X","pid":{rank + 1},"tid":{thread + 1},"ts":{_microseconds(start)},'
-            f'"dur":{_microseconds(piece.end // scale - start)},"args":{{{shared[1]}{self._write_counts(span)}}}}}'
-        )
-
-    def _write_shared(self, item: int, stack: int, phase: str) -> tuple[str, str]:
-        """Return the name and category of the slices of a call, and the args that do not differ between them."""
-        callee = self._timeline.callees[item]
-        frames = self._timeline.frames
-        stack_frames = (
-            self._timeline.stacks[stack] if callee.frame is None else (*self._timeline.stacks[stack], callee.frame)
-        )
-        owner = next((frames[index] for index in reversed(stack_frames) if frames[index].kind == "module"), None)
-        name = printable(callee.name) if callee.frame is None else title(frames[callee.frame])
-        args: dict[str, Any] = {
-            "module": None if owner is None else printable(owner.name),
-            "class": None if owner is None else printable(owner.class_name),
-            "phase": phase,
-            callee.kind: None if callee.kind == "module" else printable(callee.name),
-            "inputs": list(callee.inputs) or None,
-            "outputs": list(callee.outputs) or None,
-            "dtype": callee.dtype or None,
-            "status": "covered" if (stack, phase) in self._timeline.covered else callee.status or None,
-        }
-        if callee.kind == "module":
-            args["module"] = printable(callee.name)
-        args = {key: value for key, value in args.items() if value is not None}
-        return f'"name":{dump(name)},"cat":{dump(f"{callee.kind},{phase}")}', dump(args)[1:-1]
-
-    def _write_counts(self, span: Span) -> str:
-        callee = self._timeline.callees[span.callee]
-        covered = (span.event.stack, span.event.phase) in self._timeline.covered
-        counts: dict[str, int | float | str] = {}
-        if not covered and (callee.frame is not None or callee.flops is not None):
-            counts |= {"MACs": span.macs, "FLOPs": span.flops}
-            if span.event.duration_ns:
-                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.event.duration_ns)
-        if "bytes" in self._timeline.weights and (callee.frame is not None or callee.nbytes is not None):
-            counts["bytes"] = span.nbytes
-        if callee.frame is not None and span.unsupported:
-            counts["unsupported op calls"] = span.unsupported
-        if span.memory:
-            counts["bytes allocated and kept"] = span.memory
-        if span.event.raised:
-            counts["raised"] = "yes"
-        return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
+def _write_counts(timeline: Timeline, span: Span) -> str:
+    callee = timeline.callees[span.callee]
+    covered = (span.event.stack, span.event.phase) in timeline.covered
+    counts: dict[str, int | float | str] = {}
+    if not covered and (callee.frame is not None or callee.flops is not None):
+        counts |= {"MACs": span.macs, "FLOPs": span.flops}
+        if span.event.duration_ns:
+            counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.event.duration_ns)
+    if "bytes" in timeline.weights and (callee.frame is not None or callee.nbytes is not None):
+        counts["bytes"] = span.nbytes
+    if callee.frame is not None and span.unsupported:
+        counts["unsupported op calls"] = span.unsupported
+    if span.memory:
+        counts["bytes allocated and kept"] = span.memory
+    if span.event.raised:
+        counts["raised"] = "yes"
+    return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 
-from fvflops.reports import FORMATS
+from fvflops.reports import FORMATS as FORMATS
 from fvflops.reports.document import Document
 from fvflops.text import suggest
 
@@ -27,11 +26,8 @@ def write_document(document: Document, format: str = "text", *, width: int | Non
     return str(backend.write(readable, width=width))
 
 
-def check_format(name: str, formats: Mapping[str, str] = FORMATS) -> None:
+def check_format(name: str) -> None:
     """Raise ValueError for an unknown format, with a close match if there is one."""
-    if name not in formats:
-        hint = suggest(name, formats)
-        raise ValueError(f"format must be one of {', '.join(formats)}; got {name!r}{hint}")
-
-
-__all__ = ["DATA_FORMATS", "FORMATS", "check_format", "write_document"]
+    if name not in FORMATS:
+        hint = suggest(name, FORMATS)
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {name!r}{hint}")

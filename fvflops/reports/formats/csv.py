@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 
 from fvflops.reports.document import Document, Value
@@ -22,12 +22,15 @@ def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     Lines end with "\\n"; None is an empty cell, and a bool "yes" or "no". A name that a spreadsheet would read as a
     formula has an apostrophe in front; unprintable characters are escaped.
     """
+    return "".join(write_lines(map(_to_text, row) for row in (headings, *rows)))
+
+
+def write_lines(rows: Iterable[Iterable[Value]]) -> Iterator[str]:
+    """Return the lines of rows as they are."""
     lines: list[str] = []
     # Before Python 3.13 a lone "\r" in a cell is quoted only if the line terminator has one, so it is removed later.
-    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
-    for row in (headings, *rows):
-        writer.writerow(_to_text(cell) for cell in row)
-    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
+    csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n").writerows(rows)
+    return (line.removesuffix("\r\n") + "\n" for line in lines)
 
 
 def _to_text(cell: Value) -> Value:

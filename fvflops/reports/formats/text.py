@@ -19,13 +19,12 @@ _OPTIONAL_WIDTH = 20
 _MIN_WIDTH = 12
 _NARROW_WIDTH = 8  # beside bars, before the shares that they show are dropped
 _MAX_BAR, _NARROW_BAR, _MIN_BAR = 24, 8, 4  # cells of a bar; beside truncated names it is a narrow one
-_TOTAL = "total"
 _BOLD, _DIM, _BARS = "1", "2", "36"
 _TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
 _TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
-class _Terminal(NamedTuple):
+class Terminal(NamedTuple):
     """Abilities of an output: lines of a width (None is no limit), colours, and the characters of an encoding."""
 
     width: int | None
@@ -35,15 +34,6 @@ class _Terminal(NamedTuple):
     @property
     def is_unicode(self) -> bool:
         return codecs.lookup(self.encoding).name.startswith("utf")
-
-    @property
-    def ellipsis(self) -> str:
-        return "…" if self.is_unicode else ".."
-
-    @property
-    def bar(self) -> str:
-        """Return blocks that fill a fraction of a cell, the full one last."""
-        return "▏▎▍▌▋▊▉█" if self.is_unicode else "#"
 
     def printable(self, text: str) -> str:
         if self.is_unicode:
@@ -75,13 +65,13 @@ def write(document: Document, *, width: int | None = None, colour: bool = False,
     <BLANKLINE>
     Counted by exact.
     """
-    terminal = _Terminal(width, colour, encoding)
+    terminal = Terminal(width, colour, encoding)
     blocks = [_write_lines(document.title, width)] if document.title else []
     blocks += [_write_part(part, terminal) for part in document.parts]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _write_part(part: Part, terminal: _Terminal) -> str:
+def _write_part(part: Part, terminal: Terminal) -> str:
     width = terminal.width
     if isinstance(part, Table):
         return _write_table(part, terminal)
@@ -90,7 +80,7 @@ def _write_part(part: Part, terminal: _Terminal) -> str:
         drawn = text_picture(part, width=width)
         return "\n".join([*title, drawn, *(_write_lines(note, width) for note in part.notes)])
     if isinstance(part, Items) and part.tones:
-        return _write_sentences(part.items, part.tones, terminal)
+        return _write_sentences(part.items, [_TONES.get(tone, "") for tone in part.tones], terminal)
     if isinstance(part, Items):
         heading = [_write_lines(part.heading, width)] if part.heading else []
         indent = "  " if heading else ""
@@ -122,21 +112,20 @@ def _write_lines(text: str, width: int | None, indent: str = "", hanging: str = 
     """Wrap text to a width; `hanging` indents all lines of a paragraph but its first."""
     limit = (width or _PROSE_WIDTH) - len(indent) - len(hanging)
     paragraphs = [wrap(printable(paragraph), limit) for paragraph in text.split("\n")]
-    return "\n".join(
-        indent + (hanging if index else "") + line for lines in paragraphs for index, line in enumerate(lines)
-    )
+    lines = [line if index == 0 else hanging + line for lines in paragraphs for index, line in enumerate(lines)]
+    return "\n".join(indent + line for line in lines)
 
 
-def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: _Terminal) -> str:
+def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: Terminal) -> str:
     """Return sentences in the colours of their tones, without indentation."""
     painted = []
     for sentence, tone in zip(map(terminal.printable, sentences), tones, strict=True):
         lines = [sentence] if terminal.width is None else wrap(sentence, terminal.width)
-        painted += [terminal.paint(line, _TONES.get(tone, "")) for line in lines]
+        painted += [terminal.paint(line, tone) for line in lines]
     return "\n".join(painted)
 
 
-def _write_table(table: Table, terminal: _Terminal) -> str:
+def _write_table(table: Table, terminal: Terminal) -> str:
     width = terminal.width
     bar = next((index for index, column in enumerate(table.columns) if column.bar_total is not None), None)
     show = _show if bar is None else terminal.printable
@@ -146,19 +135,21 @@ def _write_table(table: Table, terminal: _Terminal) -> str:
         indexes, text_limit = _choose_columns(table, rows, indexes, width)
     columns = [table.columns[index] for index in indexes]
     lines = [[column.heading for column in columns], *([row[index] for index in indexes] for row in rows)]
-    if table.total is not None and _TOTAL in table.total and _TOTAL not in lines[-1]:
-        lines[-1] = _label_total(lines[-1], columns)
+    texts = [position for position, column in enumerate(columns) if column.is_text]
+    if table.total is not None and "total" in table.total and "total" not in lines[-1] and texts:
+        lines[-1][texts[0]] = "total"  # its own column is hidden
     cells = 0 if bar is None or bar - 1 not in indexes else _fit_bar(lines, columns, width, text_limit)
     if width is not None:
-        truncate = partial(truncate_middle if bar is None else _truncate_name, ellipsis=terminal.ellipsis)
+        ellipsis = "…" if terminal.is_unicode else ".."
+        truncate = partial(truncate_middle if bar is None else _truncate_name, ellipsis=ellipsis)
         lines = _shorten(lines, columns, width - (cells + len(GAP) if cells else 0), truncate)
     bars = [""] * len(rows)
     if bar is not None and cells:
         total = table.columns[bar].bar_total or 0
         values = [row[bar] for row in (*table.rows, *([] if table.total is None else [table.total]))]
-        bars = [_draw_bar(value, total, cells, terminal.bar) for value in values]
-        cells = cells if bars else 0
-        lines = [[*line, pad(text, cells)] for line, text in zip(lines, ["", *bars], strict=True)]
+        blocks = "▏▎▍▌▋▊▉█" if terminal.is_unicode else "#"  # fractions of a cell, the full one last
+        bars = [_draw_bar(value, total, cells, blocks) for value in values]
+        lines = [[*line, pad(text, cells if bars else 0)] for line, text in zip(lines, ["", *bars], strict=True)]
         indexes.append(bar)
     left = [position for position, index in enumerate(indexes) if table.columns[index].is_text or index == bar]
     drawn = _paint(text_table(lines[0], lines[1:], left=left).split("\n"), bars, table, terminal)
@@ -195,19 +186,13 @@ def _draw_bar(value: Any, total: float, width: int, blocks: str) -> str:
     return blocks[-1] * full + (blocks[rest - 1] if rest else "")
 
 
-def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: _Terminal) -> list[str]:
+def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: Terminal) -> list[str]:
     header, rule, *rows = lines
     painted = [terminal.paint(header, _BOLD), terminal.paint(rule, _DIM)]
     for index, (line, bar) in enumerate(zip(rows, bars, strict=True)):
         is_strong = index in table.strong or index >= len(table.rows)
         painted.append(terminal.paint(line.removesuffix(bar), _BOLD * is_strong) + terminal.paint(bar, _BARS))
     return painted
-
-
-def _label_total(cells: list[str], columns: Sequence[Column]) -> list[str]:
-    """Return the cells of the total with its label, whose column is hidden, in the first text column."""
-    first = next((index for index, column in enumerate(columns) if column.is_text), None)
-    return cells if first is None else [*cells[:first], _TOTAL, *cells[first + 1 :]]
 
 
 def hidden_columns_note(headings: Sequence[str], width: int | None) -> list[str]:

@@ -1,7 +1,4 @@
-"""An interactive HTML page in one file, with a zoomable plot of the module tree.
-
-`render(breakdown)` makes the page of one model, `render_comparison(first, second)` a page that compares two.
-"""
+"""An interactive HTML page in one file, of one model or two, with a zoomable plot of the module tree."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -17,7 +15,7 @@ from string import Template
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.html.run_data import intern, measured_memory, pack, write_memory, write_peaks, write_timeline
+from fvflops.reports.html.run_data import intern, measured_memory, pack, write_memory, write_timeline
 from fvflops.reports.html.script import join_scripts, minify_style
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
@@ -25,10 +23,7 @@ from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
 SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are values of `Status`
-# JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
-_MAX_EXACT = 2**53
 _PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
-_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
 def render(breakdown: Breakdown) -> Iterator[str]:
@@ -40,7 +35,7 @@ def render(breakdown: Breakdown) -> Iterator[str]:
     >>> page.count("</script>"), "\\\\u003c/script>" in page
     (2, True)
     """
-    yield from _render_page(breakdown.title(), [breakdown])
+    return _render_page(breakdown.title(), [breakdown])
 
 
 def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
@@ -60,7 +55,9 @@ def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
 def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
     records = [make_record(breakdown) for breakdown in breakdowns]
     style, script = read_style("base.css") + read_style("report.css"), join_scripts(views=tuple(_views_of(records[0])))
-    first, *others = map(_write_json, records)
+    # No name can end its script element: JSON without `<`.
+    texts = (json.dumps(record, allow_nan=False, separators=(",", ":"), default=int) for record in records)
+    first, *others = (text.replace("<", "\\u003c") for text in texts)
     parts = {
         "title": escape(printable(title)[:200]),
         "policy": f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'",
@@ -81,12 +78,6 @@ def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
         yield "memory"
     if {"time", "bytes"} <= {measure["key"] for measure in record["measures"]}:
         yield "roofline"
-
-
-def _write_json(record: Mapping[str, Any]) -> str:
-    """Return JSON without `<`, so that no name can end its script element."""
-    text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
-    return text.replace("<", "\\u003c")
 
 
 def make_record(breakdown: Breakdown) -> dict[str, Any]:
@@ -148,7 +139,7 @@ def _write_run(breakdown: Breakdown, modules: Mapping[str, int]) -> dict[str, An
     if memory is not None:
         parts["memory"] = write_memory(memory, modules)
     if peaks is not None:
-        parts["peaks"] = write_peaks(peaks)
+        parts["peaks"] = asdict(peaks) | {"device": printable(peaks.device)}
     return parts
 
 
@@ -185,7 +176,8 @@ def _write_number(count: Any) -> Any:
     # A handle of the program may have returned a NumPy integer or a float.
     if isinstance(count, float):
         return count
-    return int(count) if abs(count) <= _MAX_EXACT else str(int(count))
+    # JavaScript's numbers are exact up to 2^53; the page reads larger ones as BigInt.
+    return int(count) if abs(count) <= 2**53 else str(int(count))
 
 
 @cache
@@ -196,12 +188,10 @@ def read_style(name: str) -> str:
 
 @cache
 def _read_template() -> Template:
-    return Template(_INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8")))
+    text = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
+    return Template(re.sub(r"^\s+", "", text, flags=re.MULTILINE))
 
 
 def digest(text: str) -> str:
     """Return the hash by which a content security policy permits exactly this script or style."""
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison"]

@@ -10,14 +10,11 @@ from fvflops.reports.document import find_peaks
 from fvflops.reports.escaping import printable
 from fvflops.trace.calls import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
-from fvflops.views.breakdown import MemoryCurve, Peaks
-
-# A column is packed if the packed form has at most this share of its values.
-_MAX_SHARE = 0.5
+from fvflops.views.breakdown import MemoryCurve
 
 
 def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
-    """Return a column as runs if that is shorter, else as it is.
+    """Return a column as runs if these have at most half of its values, else as it is.
 
     A run is [repetitions, values] or [repetitions, values, steps]; the steps are added at each repetition.
     """
@@ -50,7 +47,7 @@ def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
     if plain < length:
         runs.append([1, list(values[plain:])])
     size = sum(sum(map(len, run[1:])) for run in runs)
-    return {"runs": runs} if size <= _MAX_SHARE * length else list(values)
+    return {"runs": runs} if size <= length / 2 else list(values)
 
 
 def _difference(first: Any, second: Any) -> int | None:
@@ -136,10 +133,7 @@ def measured_memory(timeline: Timeline) -> MemoryCurve | None:
 
 
 def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, Any]:
-    """Return a memory curve of at most MAX_POINTS points, each the highest of its part of the run.
-
-    `at` has the index of each point's op, `ops` the number of ops in the run.
-    """
+    """Return a memory curve of at most MAX_POINTS points, the highest of their parts, `at` the indexes of their ops."""
     totals = curve.totals()
     points = find_peaks(totals, min(len(totals), MAX_POINTS)) if totals else []
     labels, phases = dict[str, int](), dict[str, int]()
@@ -158,8 +152,3 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
         "phases": list(phases),
         "measured": curve.measured,
     }
-
-
-def write_peaks(peaks: Peaks) -> dict[str, Any]:
-    """Return the peaks of the roofline's device."""
-    return {"device": printable(peaks.device), "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)}

@@ -84,13 +84,10 @@ def _wrap(name: str) -> str:
     """Return a module as an assignment of its exports."""
     text = _read(name)
     exports = ", ".join(match[1] for match in _EXPORT.findall(text))
-    text = _IMPORT.sub(lambda found: _bind(found[1], _resolve(found[2], name)), text)
+    bind = r'const {{ {} }} = modules["{}"];'.format
+    text = _IMPORT.sub(lambda found: bind(found[1].replace(" as ", ": "), _resolve(found[2], name)) + "\n", text)
     text = minify_script(_EXPORT.sub(r"\1 \2", f"{text}return {{ {exports} }}"))
     return f'modules["{name}"]=(()=>{{{text}}})();\n'
-
-
-def _bind(names: str, module: str) -> str:
-    return f'const {{ {names.replace(" as ", ": ")} }} = modules["{module}"];\n'
 
 
 def _resolve(path: str, importer: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from fvflops.reports.pictures import colours
@@ -19,20 +20,14 @@ _MARGIN = 0.06
 _ROW = 0.24
 _HEAD = 0.44
 _LEGEND_ROW = 0.17
-_PADDING = 0.04
 _MIN_WIDTH = 0.014  # narrower boxes are merged with their neighbours
-_MIN_TEXT_WIDTH = 0.06
 _MIN_TRUNCATED_WIDTH = 0.25  # in a narrower box a name that does not fit is dropped
 _LEVELS = 16
 _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 
 
 class Box(NamedTuple):
-    """One rectangle: its start and width as fractions of the total, its level, and its module.
-
-    `kind` is "module", "self" for a module without its submodules, or "rest" for `modules` neighbours that are too
-    narrow to draw.
-    """
+    """A rectangle; its kind is "module", "self" without submodules, or "rest" of `modules` too narrow to draw."""
 
     module: str
     kind: str
@@ -74,12 +69,11 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
     return figure
 
 
-def render_svg(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "svg")
+def _render(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None, kind: str) -> bytes:
+    return encode(draw_icicle(breakdown, measure=measure, depth=depth), kind)
 
 
-def render_png(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "png")
+render_svg, render_png = partial(_render, kind="svg"), partial(_render, kind="png")
 
 
 class _Layout:
@@ -94,12 +88,9 @@ class _Layout:
         self._self_values: Counter[str] = Counter()
         for cell, value in measure.values.items():
             self._self_values[cell.module] += value
-        for name in self.by_name:
-            if name:
-                self.children.setdefault(self._parent(name), []).append(name)
-
-    def _parent(self, name: str) -> str:
-        return next((parent for parent in reversed(modules_above(name)) if parent in self.by_name), "")
+        for name in filter(None, self.by_name):
+            parent = next((above for above in reversed(modules_above(name)) if above in self.by_name), "")
+            self.children.setdefault(parent, []).append(name)
 
     def boxes(self, depth: int) -> Iterator[Box]:
         """Yield the boxes, modules before their submodules."""
@@ -154,21 +145,18 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     from matplotlib.patches import Rectangle
 
     inches = box.width * (WIDTH - 2 * _MARGIN)
-    tint = paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")
-    fill: dict[str, Any] = {
-        "module": {"facecolor": tint},
-        "self": {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")},
-        "rest": {"facecolor": tint},
-    }[box.kind]
+    fill: dict[str, Any] = {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")}
+    if box.kind != "self":
+        fill = {"facecolor": paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")}
     axes.add_patch(Rectangle((box.start, box.level), box.width, 1, linewidth=0, label=box.module, **fill))
     # A border as wide as the box would hide it.
     border = {"color": "white", "linewidth": min(0.8, inches * 18), "clip_on": False}
     end = box.start + box.width
     axes.plot([end, end], [box.level, box.level + 1], **border)
     axes.plot([box.start, end], [box.level + 1, box.level + 1], **{**border, "linewidth": 0.8})
-    padding = min(_PADDING, 0.15 * inches)
+    padding = min(0.04, 0.15 * inches)
     available = inches - 2 * padding
-    if available < _MIN_TEXT_WIDTH:
+    if available < 0.06:
         return
     special = {"self": "itself", "rest": f"{box.modules} more"}.get(box.kind)
     name = plain(special or box.module.rpartition(".")[2] or layout.class_of("") or "model")
@@ -187,16 +175,8 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     choices = f"{layout.format_total(box.module)} · {share}", share
     text = next((text for text in choices if width_of(text, _SHARE) < remaining), "")
     if text and share:
-        axes.text(
-            end - pad,
-            middle,
-            text,
-            fontsize=_SHARE,
-            ha="right",
-            va="center_baseline",
-            color=colours.colour("ink"),
-            alpha=0.75,
-        )
+        style = {"ha": "right", "va": "center_baseline", "color": colours.colour("ink")}
+        axes.text(end - pad, middle, text, fontsize=_SHARE, alpha=0.75, **style)
 
 
 def _write_title(figure: Any, breakdown: Breakdown, layout: _Layout) -> None:
@@ -212,15 +192,8 @@ def _write_title(figure: Any, breakdown: Breakdown, layout: _Layout) -> None:
         details.append(f"inputs {about['inputs']}")
     for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(details), _SMALL, 0.29, "quiet")):
         shown = fit(plain(text), available * (0.93 if name == "ink" else 1), size)
-        figure.text(
-            left,
-            1 - top / height,
-            escape(shown),
-            fontsize=size,
-            weight="bold" if name == "ink" else "normal",
-            va="center",
-            color=colours.colour(name),
-        )
+        style = {"weight": "bold" if name == "ink" else "normal", "color": colours.colour(name)}
+        figure.text(left, 1 - top / height, escape(shown), fontsize=size, va="center", **style)
 
 
 def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> list[tuple[str, str]]:

@@ -90,8 +90,7 @@ def place_labels(
             if placed[index] is not None:
                 continue
             labels = [_frame_at(point, size, offset, page) for offset in ring]
-            free = [label for label in labels if _is_free(label, point, page, taken, blocked)]
-            if free:
+            if free := [label for label in labels if _is_free(label, point, page, taken, blocked)]:
                 others = [other for other in points if other is not point]
                 placed[index] = label = max(free, key=lambda label: _room(label, others))
                 taken += _frames_of(label, point)

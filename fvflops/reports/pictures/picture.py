@@ -14,7 +14,6 @@ from fvflops.reports.pictures import colours
 from fvflops.units import digits_apart, digits_shown
 
 KINDS = ("svg", "png")
-_DPI = 200  # of a PNG
 _MAX_LENGTH = 200  # characters of a name
 # Override the user's matplotlibrc: TeX would execute commands in names. The salt makes ids reproducible. Text stays
 # text, which can be searched and read aloud; the other fonts are narrower than the first, by which it is placed.
@@ -62,7 +61,7 @@ def encode(figure: Any, kind: str) -> bytes:
 
     buffer = io.BytesIO()
     with rc_context(_SETTINGS):
-        figure.savefig(buffer, format=kind, dpi=_DPI, **({"metadata": {"Date": None}} if kind == "svg" else {}))
+        figure.savefig(buffer, format=kind, dpi=200, **({"metadata": {"Date": None}} if kind == "svg" else {}))
     return buffer.getvalue()
 
 
@@ -85,9 +84,9 @@ def plain(text: str) -> str:
     )
 
 
-def width_of(text: str, size: float, *, bold: bool = False) -> float:
+def width_of(text: str, size: float) -> float:
     """Return the width in inches of a text returned by `plain`, at a font size in points."""
-    return _measure_width(text, bold) * size / 72
+    return _measure_width(text) * size / 72
 
 
 def fit(text: str, inches: float, size: float) -> str:
@@ -109,13 +108,12 @@ def _load_glyphs() -> frozenset[int]:
 
 
 @cache
-def _measure_width(text: str, bold: bool) -> float:
+def _measure_width(text: str) -> float:
     """Return the width of a text at a font size of one point, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
-    font = FontProperties(size=100, weight="bold" if bold else "normal")
-    width, _, _ = TextToPath().get_text_width_height_descent(text, font, ismath=False)
+    width, _, _ = TextToPath().get_text_width_height_descent(text, FontProperties(size=100), ismath=False)
     return float(width) / 100
 
 
@@ -128,21 +126,17 @@ def _import_figure() -> Any:
 
 
 _TICKS = 6  # within a power of ten, at most
-_FEW_DECADES = 2  # with as many or fewer, there are ticks between the powers of ten
 
 
 def label_logarithmic(
     scale: Any, form: Callable[[float], str], *, integer: bool = False, ticks: int | None = None
 ) -> None:
-    """Label a logarithmic scale, such as `axes.xaxis`, with `form` of each value; with `integer`, of integers alone.
-
-    `ticks` is the largest number of powers of ten that are labelled.
-    """
+    """Label a logarithmic scale, such as `axes.xaxis`, at most at `ticks` powers of ten; with `integer` at integers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     first, last = scale.get_view_interval()
     decades = math.log10(last / first)
-    between = (1,) if decades > _FEW_DECADES else (1, 2, 5)
+    between = (1,) if decades > 2 else (1, 2, 5)  # ticks between few powers of ten
     powers = LogLocator(subs=between, numticks=ticks if len(between) == 1 else None)
     scale.set_major_locator(powers if decades > 1 else MaxNLocator(_TICKS, integer=integer))
     scale.set_major_formatter(FuncFormatter(lambda value, _: _write_tick(value, form, integer)))

@@ -26,14 +26,17 @@ def svg_chart(chart: Chart, *, standalone: bool = True, width: int = WIDTH) -> s
     pixels.
     """
     sampled = chart.sample(min(_POINTS, len(chart.totals())))
-    ink, quiet, line = (_colour(name, standalone) for name in ("ink", "quiet", "line"))
+    ink, quiet, line = map(colours.colour if standalone else colours.adaptive, ("ink", "quiet", "line"))
     legend, height = _draw_legend(sampled, standalone, width)
     # In a page the title is a heading.
     size = f'width="{width}" height="{height}"' if standalone else f'viewBox="0 20 {width} {height - 20}"'
     parts = [f'<rect width="{width}" height="{height}" style="fill:#fff"/>'] if standalone else []
     if standalone and chart.title:
         parts.append(f'<text x="{_LEFT}" y="18" style="font-size:13px;font-weight:600">{_escape(chart.title)}</text>')
-    parts += [*_draw_scale(chart, sampled, line, quiet, width), *_draw_layers(sampled, standalone, width)]
+    peak = max(sampled.totals())
+    for value in map(int, choose_ticks(0, peak, least=1)):
+        parts += _draw_grid_line(_y(value, peak), chart.form(value), (_LEFT, width - _RIGHT), line, quiet)
+    parts += _draw_layers(sampled, standalone, width)
     parts += [*_mark_peak(chart, sampled, width), *_draw_sections(sampled, line, quiet, width), *legend]
     return _wrap(parts, size, chart.title, width, ink)
 
@@ -54,10 +57,6 @@ def _draw_grid_line(y: float, text: str, ends: tuple[int, int], line: str, quiet
     yield f'<text {position} style="fill:{quiet}">{_escape(text)}</text>'
 
 
-def _colour(name: str, standalone: bool) -> str:
-    return colours.colour(name) if standalone else colours.adaptive(name)
-
-
 def _choose_colours(chart: Chart, standalone: bool) -> dict[str, str]:
     paints = colours.group(chart.layers)
     return {name: paints.of(name) if standalone else colours.adaptive(paints.of(name)) for name in chart.layers}
@@ -73,12 +72,6 @@ def _x(position: float, count: int, width: int) -> float:
 
 def _y(value: float, peak: int) -> float:
     return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / peak, 1) if peak else _HEIGHT - _BOTTOM
-
-
-def _draw_scale(chart: Chart, sampled: Chart, line: str, quiet: str, width: int) -> Iterator[str]:
-    peak = max(sampled.totals())
-    for value in map(int, choose_ticks(0, peak, least=1)):
-        yield from _draw_grid_line(_y(value, peak), chart.form(value), (_LEFT, width - _RIGHT), line, quiet)
 
 
 def _draw_layers(chart: Chart, standalone: bool, width: int) -> Iterator[str]:
@@ -232,7 +225,6 @@ def _draw_front(plot: Scatter, axes: _Axes, colour: str) -> Iterator[str]:
 
 _LANE = 22  # height in pixels
 _LABELLED = (0.018, 0.04)  # least share of the width for a label on a wide and on a narrow page
-_GANTT_NARROW = 760  # pixels
 _TOOLTIPS = 4000  # slices, above which they have no tooltips and labels: the page stays small
 _SHADES = (1, 0.62, 0.4, 0.28)
 _GANTT_TICKS = 4
@@ -247,8 +239,8 @@ _STYLE = """<style>
 .gantt .keys { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 4px; }
 .gantt .keys i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
 .gantt { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-@media (max-width: NARROWpx) { .gantt .wide-only { display: none; } .gantt { gap: 3px 6px; } }
-</style>""".replace("NARROW", str(_GANTT_NARROW))
+@media (max-width: 760px) { .gantt .wide-only { display: none; } .gantt { gap: 3px 6px; } }
+</style>"""
 
 
 def svg_gantt(gantt: Gantt) -> str:

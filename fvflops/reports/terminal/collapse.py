@@ -82,12 +82,11 @@ def _find_repeated_layers(
     """Yield the names of each group of repeated layers among the children of a module."""
     names: list[str] = []
     previous: tuple[str, int, int] | None = None  # prefix and number of the child's name, number of its subtree
-    for attribute, path in parent.children:
+    for attribute, path in (*parent.children, ("", None)):
         child = modules.by_name.get(path) if path is not None else None
         match = _NUMBERED.fullmatch(attribute)
-        if child is None or match is None or child.name != child.canonical:
-            current = None
-        else:
+        current = None
+        if child is not None and match is not None and child.name == child.canonical:
             current = (match[1], int(match[2]), subtree_ids[child.name])
         if current is None or previous is None or current != (previous[0], previous[1] + 1, previous[2]):
             if len(names) > 1:
@@ -96,8 +95,6 @@ def _find_repeated_layers(
         if current is not None and child is not None:
             names.append(child.name)
         previous = current
-    if len(names) > 1:
-        yield names
 
 
 def _label(names: Sequence[str]) -> str:
@@ -126,16 +123,16 @@ def _remove(modules: ModuleTree, removed: set[str]) -> ModuleTree:
     )
 
 
-_MAX_DIGITS = 18  # a longer number is read as a name
-
-
 def find_pattern(name: str | None) -> str | None:
     """Return a dotted name with # for each numeric part; None for None.
 
     >>> find_pattern("layers.10.fc")
     'layers.#.fc'
     """
-    return None if name is None else ".".join("#" if _is_number(part) else part for part in name.split("."))
+    if name is None:
+        return None
+    # A number of more than 18 digits is read as a name.
+    return ".".join("#" if part.isdecimal() and len(part) <= 18 else part for part in name.split("."))
 
 
 def format_range(names: Sequence[str]) -> str:
@@ -161,7 +158,3 @@ def format_range(names: Sequence[str]) -> str:
     if sum(part[:1].isdigit() for part in parts) > 1:
         parts = [part if part.isdigit() or not part[:1].isdigit() else f"{{{part}}}" for part in parts]
     return ".".join(parts)
-
-
-def _is_number(part: str) -> bool:
-    return part.isdecimal() and len(part) <= _MAX_DIGITS

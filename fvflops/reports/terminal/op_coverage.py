@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fvflops.reports.escaping import printable
+from fvflops.reports.escaping import printable, show_status
 from fvflops.trace import Summary
 from fvflops.trace.records import list_run_notes
-from fvflops.units import format_quantity, format_thousands
+from fvflops.units import format_quantity
 
 TERMS = "https://fvflops.github.io/fvflops/concepts/terms/#op-calls"
-_MAX_IGNORED = 5  # ignored ops that are named; unsupported ones are all named
 
 # Key of `about` → sentence on ops whose formula the program registered in torch.utils.flop_counter, and how its result
 # is read.
@@ -41,18 +40,18 @@ def op_coverage_notes(summary: Summary) -> list[str]:
 def list_notes(summary: Summary) -> list[Note]:
     """Return the sentences on a count's coverage with their tone, in which names are not escaped."""
     sentences = []
-    table = summary.about.get("table")
-    if table is not None:
-        sentences.append(Note(f"Convention: {table}{_explain_multiply_add(summary)}."))
+    if "table" in summary.about:
+        flops = summary.about.get("multiply_add")
+        explained = "" if flops is None else f" ({flops} FLOP{'' if flops == '1' else 's'} per multiply-add)"
+        sentences.append(Note(f"Convention: {summary.about['table']}{explained}."))
     if "inputs" in summary.about:
         sentences.append(Note(f"Inputs: {summary.about['inputs'] or 'none'}."))
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(Note(_count_calls(summary.ledger)))
-    ignored = _sort_by_calls(summary.ledger.get("ignored", {}))
-    if ignored:
-        named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
-        more = len(ignored) - _MAX_IGNORED
+    if ignored := _sort_by_calls(summary.ledger.get("ignored", {})):
+        named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in ignored[:5]]
+        more = len(ignored) - 5
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
     if "ignored_work" in summary.about:
@@ -60,21 +59,14 @@ def list_notes(summary: Summary) -> list[Note]:
     for key, sentence in _REGISTERED.items():
         if key in summary.about:
             sentences.append(Note(f"{sentence}: {summary.about[key]}."))
-    if "unused_rows" in summary.about:
-        unused = summary.about["unused_rows"]
-        sentences.append(
-            Note(
-                f"Without effect: {unused}. A function's backward is counted op by op; work in it that PyTorch does "
-                "not dispatch is unseen::NAME.backward.",
-                "assumed",
-            )
-        )
+    if unused := summary.about.get("unused_rows"):
+        explained = "work in it that PyTorch does not dispatch is unseen::NAME.backward"
+        text = f"Without effect: {unused}. A function's backward is counted op by op; {explained}."
+        sentences.append(Note(text, "assumed"))
     sentences += [Note(text, "assumed") for text in list_run_notes(summary.about)]
-    if "unknown_masks" in summary.about:
-        masks = summary.about["unknown_masks"]
+    if masks := summary.about.get("unknown_masks"):
         sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
-    unsupported = _sort_by_calls(summary.ledger.get("unsupported", {}))
-    if unsupported:
+    if unsupported := _sort_by_calls(summary.ledger.get("unsupported", {})):
         named = [f"{op} ({_describe_unsupported(summary, op, calls)})" for op, calls in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
@@ -86,23 +78,11 @@ def describe_ignored(share: str, by: str) -> str:
     return f"{subject} of this model is ignored by {by}; see --convention exact."
 
 
-def _explain_multiply_add(summary: Summary) -> str:
-    flops = summary.about.get("multiply_add")
-    if flops is None:
-        return ""
-    return f" ({flops} FLOP{'' if flops == '1' else 's'} per multiply-add)"
-
-
 def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
     calls = {status: sum(ops.values()) for status, ops in ledger.items()}
-    counted, zero_flop, ignored, unsupported = (
-        calls.get(name, 0) for name in ("counted", "zero_flop", "ignored", "unsupported")
-    )
-    return (
-        f"{format_quantity(sum(calls.values()), 'op call')}: {format_thousands(counted)} counted, "
-        f"{format_thousands(zero_flop)} zero-FLOP, {format_thousands(ignored)} ignored, "
-        f"{format_thousands(unsupported)} unsupported."
-    )
+    statuses = ("counted", "zero_flop", "ignored", "unsupported")
+    listed = ", ".join(f"{calls.get(status, 0):,} {show_status(status)}" for status in statuses)
+    return f"{format_quantity(sum(calls.values()), 'op call')}: {listed}."
 
 
 def _sort_by_calls(ops: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -113,8 +93,7 @@ def _describe_unsupported(summary: Summary, op: str, calls: int) -> str:
     text = format_quantity(calls, "call")
     if op in summary.unsupported_elements:
         text += ", " + format_quantity(summary.unsupported_elements[op], "output element")
-    locations = summary.unsupported_locations.get(op)
-    if locations:
+    if locations := summary.unsupported_locations.get(op):
         text += f"; in {format_locations(locations, escape=str)}"
     return text
 
