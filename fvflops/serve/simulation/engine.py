@@ -21,7 +21,6 @@ class Engine:
     """
 
     def __init__(self, settings: EngineSettings, step_times: StepTimes, *, seed: int, longest_run: int) -> None:
-        """Begin idle."""
         self.settings = settings
         self.schedulers = [Scheduler(settings, seed) for _ in range(settings.replicas)]
         self.plan_at = float("inf")
@@ -85,18 +84,14 @@ class Engine:
 
     def _wait(self, now: float) -> None:
         """Look again when the last step has ended or pages become free; else at the next arrival."""
-        if self.free_at > now:
-            self.plan_at = self.free_at
-        else:
-            self.plan_at = min(scheduler.next_release for scheduler in self.schedulers)
+        release = min(scheduler.next_release for scheduler in self.schedulers)
+        self.plan_at = self.free_at if self.free_at > now else release
 
     def _seconds(self, plans: list[Plan]) -> float:
         """Return the seconds of the slowest replica's step, in which each waits for the tokens of all."""
         busy = [plan for plan in plans if not plan.empty]
-        if any(plan.chunks for plan in busy):
-            everyone = self._everyone(
-                sum(new for plan in busy for new, _ in plan.chunks), sum(plan.decoding for plan in busy)
-            )
+        if prompts := sum(new for plan in busy for new, _ in plan.chunks):
+            everyone = self._everyone(prompts, sum(plan.decoding for plan in busy))
             return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
         return self._decode_seconds([(plan.decoding, [plan.cached]) for plan in busy])[0]
 
