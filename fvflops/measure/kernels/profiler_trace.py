@@ -79,9 +79,7 @@ def write_document(document: ChromeTrace, path: str) -> None:
 
 def _lines(document: ChromeTrace) -> Iterator[str]:
     yield "{\n"
-    for key, value in document.items():
-        if key != "traceEvents":
-            yield f"{_encode(key)}: {_encode(value)},\n"
+    yield from (f"{_encode(key)}: {_encode(value)},\n" for key, value in document.items() if key != "traceEvents")
     yield '"traceEvents": [\n'
     separator = ""
     for event in document["traceEvents"]:
@@ -328,12 +326,8 @@ def _read_span(item: _Span, forward_threads: Mapping[int, int]) -> KernelEvent:
 def _kind(name: str, category: str) -> str:
     if category == "python_function":
         return "python"
-    kind = kind_of_range(name)
-    if kind is not None:
-        return kind
-    if category == "user_annotation":
-        return "range"
-    return "op" if category == "cpu_op" and "::" in name else "other"
+    others = "range" if category == "user_annotation" else "op" if category == "cpu_op" and "::" in name else "other"
+    return kind_of_range(name) or others
 
 
 def _list_shapes(dims: Sequence[Any], types: Sequence[str]) -> tuple[tuple[int, ...], ...]:
