@@ -136,10 +136,8 @@ def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
     factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
     while high - low > 1:
         middle = (low + high) // 2
-        if _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle]):
-            high = middle
-        else:
-            low = middle
+        is_inside = _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle])
+        low, high = (low, middle) if is_inside else (middle, high)
     longer = Axis(axis.name, axis[high], axis.last, axis.step)
     return longer if _find_degree(longer, count_at) is not None else tail
 
@@ -169,13 +167,11 @@ def _verification_sizes(axis: Axis) -> list[int]:
 
 def _spread(axes: Sequence[Axis]) -> list[Sizes]:
     """Return some sizes across the axes: all at their last, all at their first, and mixed."""
-    mixed = [
-        tuple(
-            axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
-            for number, axis in enumerate(axes)
-        )
-        for turn in range(len(_FRACTIONS))
-    ]
+
+    def pick(number: int, axis: Axis, turn: int) -> int:
+        return axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
+
+    mixed = [tuple(pick(*item, turn) for item in enumerate(axes)) for turn in range(len(_FRACTIONS))]
     return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
 
 
