@@ -177,6 +177,14 @@ class TraceColumns:
         rank = info.get("rank") if isinstance(info, dict) else None
         return rank if isinstance(rank, int) else None
 
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU, "" if it is not recorded."""
+        devices = self.header.get("deviceProperties")
+        devices = devices if isinstance(devices, list) else []
+        names = [device.get("name") for device in devices if isinstance(device, dict)]
+        return next((name for name in names if isinstance(name, str) and name), "")
+
 
 def read_columns(path: str) -> TraceColumns:
     """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
@@ -284,10 +292,8 @@ def _sort(records: HostSpans | Activities, keys: list[array[int]], origin: int) 
     for name in records.__slots__:
         column: array[int] = getattr(records, name)
         if len(column):
-            values = _tensor(column)[order]
-            setattr(
-                records, name, _from_tensor(values - origin if name in ("start", "end") else values, column.typecode)
-            )
+            values = _tensor(column)[order] - (origin if name in ("start", "end") else 0)
+            setattr(records, name, _from_tensor(values, column.typecode))
 
 
 def _nest(host: HostSpans) -> None:
