@@ -20,8 +20,8 @@ from fvflops.reports.document import Document, Items, Table, Value, number_colum
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.text import Unpack, explaining_arguments, record_repr, short_repr, suggest
-from fvflops.trace import Counts, Entry, Status, Trace, TraceError
-from fvflops.units import format_quantity, format_short
+from fvflops.trace import Counts, Entry, Status, TraceError
+from fvflops.units import format_quantity, format_short, format_signed
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -231,22 +231,17 @@ def compare_by(
                 raise
             left_out.append(table.name)
             continue
-        trace = analysis.trace()
+        trace, own = analysis.trace(), counts[table.name]
         inputs_text = trace.info.inputs
-        totals[table.name] = _sum_up(table, trace, counts[table.name])
+        macs, flops = (sum(getattr(entry, part) for entry in own.entries) for part in ("macs", "flops"))
+        rest = tuple(own.ledger()[Status.UNSUPPORTED]), describe_ignored_work(trace, own, table)
+        totals[table.name] = ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, *rest)
     units = {table.name: table.multiply_add for table in tables}
     differences = {
         (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
         for first, second in permutations(counts, 2)
     }
     return Comparison(inputs_text, totals, differences, tuple(left_out))
-
-
-def _sum_up(table: FormulaTable, trace: Trace, counts: Counts) -> ConventionTotal:
-    macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
-    unsupported = tuple(counts.ledger()[Status.UNSUPPORTED])
-    ignored = describe_ignored_work(trace, counts, table)
-    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported, ignored)
 
 
 MAX_REASONS = 5  # for each convention
@@ -300,7 +295,7 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
     parts: list[Any] = [Table("conventions", _TOTALS, rows, noun="convention", notes=notes), Items("", descriptions)]
     if reasons:
-        columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
+        columns = (text_column("convention"), number_column("difference", form=format_signed), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
         parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
     totals = [count.total for count in counts]
@@ -332,10 +327,6 @@ def _describe(reason: Difference, base: ConventionTotal, convention: ConventionT
         "different_count": same if reason.first == reason.second else f"counts {reason.second}, not {reason.first}",
     }
     return f"{texts[reason.kind]} ({format_quantity(reason.calls, 'call')})"
-
-
-def _sign(value: int) -> str:
-    return f"{'+' if value > 0 else '-'}{format_short(abs(value))}" if value else "0"
 
 
 def _encode(comparison: Comparison) -> dict[str, Any]:

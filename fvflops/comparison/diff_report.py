@@ -55,9 +55,10 @@ def difference_report(difference: ModelDifference, *, measure: str = "flops") ->
     total, title = difference.total(measure), METRICS[measure].title
     relative = "from 0" if total.ratio is None else format_change(total.difference / total.before)
     verdict = f"{title} {format_signed(total.difference)} ({relative})" if total.difference else f"{title} unchanged"
+    totals = [(METRICS[one].title, *_list_numbers(difference.total(one))) for one in MEASURES]
     parts: list[Part] = [
         Items("", _describe_sides(difference)),
-        _list_totals(difference),
+        Table("totals", (text_column("metric"), *_number_columns()), totals, noun="metric"),
         _list_modules(difference, measure),
         _list_operators(difference, measure),
         Items("", _write_sentences(difference)) if difference else _describe_equality(difference),
@@ -78,11 +79,6 @@ def _describe_sides(difference: ModelDifference) -> list[str]:
 def _describe_equality(difference: ModelDifference) -> str:
     modules, operators = len(difference.modules), len(difference.operators)
     return f"No difference in {format_quantity(modules, 'module')} and {format_quantity(operators, 'operator')}."
-
-
-def _list_totals(difference: ModelDifference) -> Table:
-    rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
-    return Table("totals", (text_column("metric"), *_number_columns()), rows, noun="metric")
 
 
 def _list_modules(difference: ModelDifference, measure: str) -> Table:

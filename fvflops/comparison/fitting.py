@@ -66,8 +66,9 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     for sizes in _spread(domain):
         count(sizes)
     for total in range(max(degrees), sum(degrees) + 1):
-        exponents = _lower_set(degrees, total)
-        fitted = {_grid_point(domain, key): key for key in exponents}
+        exponents = tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
+        grid = [_nodes(axis) for axis in domain]
+        fitted = {tuple(map(list.__getitem__, grid, key)): key for key in exponents}
         for sizes in fitted:
             count(sizes)
         inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, domain, strict=True))]
@@ -173,14 +174,6 @@ def _spread(axes: Sequence[Axis]) -> list[Sizes]:
 
     mixed = [tuple(pick(*item, turn) for item in enumerate(axes)) for turn in range(len(_FRACTIONS))]
     return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
-
-
-def _lower_set(degrees: Sequence[int], total: int) -> tuple[Exponents, ...]:
-    return tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
-
-
-def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
-    return tuple(_nodes(axis)[power] for axis, power in zip(axes, key, strict=True))
 
 
 def _lines(exponents: Iterable[Exponents], axis_index: int) -> Iterable[list[Exponents]]:

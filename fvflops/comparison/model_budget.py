@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fvflops import paths
 from fvflops.analysis.model_analysis import analysed_run, model_run
@@ -203,7 +203,10 @@ def budget_report(report: BudgetReport) -> Document:
     if report.unsupported:
         parts.append(f"Unsupported, so not counted: {list_ops(report.unsupported)}.")
     parts.append(Items("", list(list_run_notes(report.about, plain_name))))
-    return Document("budget", _write_title(report), parts, main="limits", data=_encode(report))
+    names = ("name", "table", "passed", "limits=results", "modules", "operators", "unsupported")
+    reads = reads_of(RunInfo.read(report.about))
+    data = {**record_data(report, *names), "limits": _list_results(report.results).records(), **reads}
+    return Document("budget", _write_title(report), parts, main="limits", data=data)
 
 
 def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None, str]], *, added: bool) -> Document:
@@ -280,8 +283,3 @@ def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
     title = f"FLOPs of the {noun}s that grew most" + (", each" if several else "")
     shown = data_only(columns, [] if several else ["count"])
     return Table(f"{noun}s", shown, rows, title=title, noun=noun).ranked(top=_MAX_ROWS)
-
-
-def _encode(report: BudgetReport) -> dict[str, Any]:
-    data = record_data(report, "name", "table", "passed", "limits=results", "modules", "operators", "unsupported")
-    return {**data, "limits": _list_results(report.results).records(), **reads_of(RunInfo.read(report.about))}

@@ -259,15 +259,10 @@ class BoundsCheckedEmbedding(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.embedding and len(args) > 1:
-            _check(indices=args[0], weight=args[1])
+        indices, rows = (args[0], args[1].shape[0]) if func is F.embedding and len(args) > 1 else (None, 0)
+        if type(indices) is torch.Tensor and indices.device.type != "meta" and indices.numel():
+            with disable_dispatch_modes():
+                highest = int(indices.max())
+            if highest >= rows:
+                raise IndexError(f"an embedding of {rows:,} rows has no row {highest:,} (counted from 0)")
         return func(*args, **(kwargs or {}))
-
-
-def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
-    if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
-        return
-    with disable_dispatch_modes():
-        highest = int(indices.max())
-    if highest >= weight.shape[0]:
-        raise IndexError(f"an embedding of {weight.shape[0]:,} rows has no row {highest:,} (counted from 0)")

@@ -36,8 +36,10 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
 
     `title` names the counted model and the convention. JSON has every module and operator.
     """
+    letters = [(cost.symbols[axis.name], axis) for axis in cost.axes]
+    symbols = [f"{letter} = " * (letter != axis.name) + axis.describe() for letter, axis in letters]
     parts: list[Part] = [
-        Items(_write_equation(METRICS[cost.metric].title, cost), _explain_symbols(cost)),
+        Items(_write_equation(METRICS[cost.metric].title, cost), symbols),
         f"{_describe_fit(cost)}.",
         _list_modules(cost, depth),
         _list_runs(cost),
@@ -71,11 +73,6 @@ def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
 
 def _write_equation(name: str, cost: CostExpression) -> str:
     return f"{name} = {cost}" if cost.polynomial is not None else f"{name}: {cost}"
-
-
-def _explain_symbols(cost: CostExpression) -> list[str]:
-    letters = [(cost.symbols[axis.name], axis) for axis in cost.axes]
-    return [f"{letter} = " * (letter != axis.name) + axis.describe() for letter, axis in letters]
 
 
 def _describe_fit(cost: CostExpression) -> str:

@@ -12,7 +12,7 @@ from fvflops.devices.measured_errors import expect_serving_error
 from fvflops.reports.document import Command, Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.engine_step import CLASSES
-from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
+from fvflops.serve.serve_model import Phase, ServingEstimate
 from fvflops.serve.serving_layout import CACHES
 from fvflops.serve.serving_memory import ServingMemory
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
@@ -98,6 +98,7 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
     return " ".join([command, shlex.quote(model), *shown])
 
 
+_COSTS = ("{:.3g} GPU hours", "a cost of {:.3g}", "{:.3g} kWh")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
 _SERVED = 0.9
@@ -116,7 +117,9 @@ def serve_report(
     if estimate.requests is not None:
         items = list(_list_requests(estimate, estimate.requests))
         if price is not None or watts is not None:
-            items.append(_describe_cost(estimate.cost_of_tokens(price=price, watts=watts)))
+            cost = zip(_COSTS, estimate.cost_of_tokens(price=price, watts=watts), strict=True)
+            shown = [form.format(value) for form, value in cost if value is not None]
+            items.append(f"a million output tokens take {', '.join(shown)}")
         parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate)]
     if estimate.memory.sequences >= 1:
         parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
@@ -205,11 +208,6 @@ def _explain_bound(estimate: ServingEstimate) -> str:
     if batch is None:
         return "Decoding is bound by memory at every batch up to 4,096: the cache grows with the batch."
     return f"Decoding is bound by memory below a batch of {format_thousands(batch)}, and by compute from there on."
-
-
-def _describe_cost(cost: TokenCost) -> str:
-    forms = zip(("{:.3g} GPU hours", "a cost of {:.3g}", "{:.3g} kWh"), cost, strict=True)
-    return f"a million output tokens take {', '.join(form.format(value) for form, value in forms if value is not None)}"
 
 
 def _describe_load(estimate: ServingEstimate) -> str:

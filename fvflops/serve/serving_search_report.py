@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fvflops.devices.measured_errors import expect_serving_error
@@ -27,6 +27,11 @@ from fvflops.units import format_quantity, format_seconds, format_short, format_
 
 _LAYOUT = ("tensor", "pipeline", "expert", "data", "weights", "cache")
 _SHOWN = 10
+_LOAD = "each client sends a request after the last one's answer, lengths vary by 20 %"
+_ASSUMPTIONS = (
+    "latencies are without the first requests of all clients, which are sent at once",
+    "A + B × tp: A engines compute prompts, B decode, and the cache is sent from one to the other",
+)
 
 
 def serving_search_report(search: ServingSearch, *, name: str = "", command: str = "") -> Document:
@@ -46,7 +51,7 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
     if search.unfit:
         lacking = [(describe_layout(item.layout), item.layout, item.reason) for item in search.unfit]
         parts.append(_tabulate("unfit", "Layouts that do not fit", [text_column("reason")], lacking))
-    parts.append(Items("Assumptions:", list(_list_assumptions(search))))
+    parts.append(Items("Assumptions:", [f"{ENGINES[search.engine]}; {_LOAD}", *_ASSUMPTIONS]))
     title = f"{plain_name(name or search.model.name)} on {search.gpus} × {plain_name(search.device.name)}: "
     title += f"{format_short(best[0].per_gpu)} tokens/s a GPU" if best else "nothing within the limits"
     loads = [f"{name}=load.{name}" for name in ("input_tokens", "output_tokens", "hit_rate")]
@@ -114,12 +119,6 @@ def _draw(search: ServingSearch) -> Scatter:
     ]
     title = "Throughput of a GPU against the speed that a user sees"
     return Scatter("throughput", points, "tokens/s/user", "tokens/s/GPU", title=title)
-
-
-def _list_assumptions(search: ServingSearch) -> Iterator[str]:
-    yield f"{ENGINES[search.engine]}; each client sends a request after the last one's answer, lengths vary by 20 %"
-    yield "latencies are without the first requests of all clients, which are sent at once"
-    yield "A + B × tp: A engines compute prompts, B decode, and the cache is sent from one to the other"
 
 
 def _encode(search: ServingSearch) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
     """
     keys: list[tuple[_Key, _Key]] = [(_name, _name)]
     if any(event.kind == "compiled" for event in events):
-        keys.append((_work_of_event, _work_of_call))
+        keys.append((_work_of("compiled"), _work_of("op")))
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
         keys.insert(0, (_name_and_shapes, _name_and_shapes))
     pairs: Pairs = []
@@ -77,12 +77,8 @@ def _name_and_shapes(call: RecordedCall) -> Hashable:
     return _name(call), call.shapes
 
 
-def _work_of_event(event: RecordedCall) -> Hashable:
-    return ("work", name_of_work(event.name)) if event.kind == "compiled" else _name(event)
-
-
-def _work_of_call(call: RecordedCall) -> Hashable:
-    return ("work", name_of_work(call.name)) if call.kind == "op" else _name(call)
+def _work_of(kind: str) -> _Key:
+    return lambda call: ("work", name_of_work(call.name)) if call.kind == kind else _name(call)
 
 
 _Keys = Sequence[Hashable]

@@ -206,10 +206,14 @@ def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: 
     summary = [_row(path, trace) for path, trace in traces]
     parts.append(Table("traces", _TRACE_COLUMNS, summary, noun="trace", notes=notes))
     for (path, trace), (_, times) in zip(traces, divided, strict=True):
-        if lines := trace.about()[1:] + _describe_others(times):
+        largest = times.others.most_common(_MAX_OTHERS)
+        others = ", ".join(f"{name} {format_seconds(time / 1e9)}" for name, time in largest)
+        if lines := trace.about()[1:] + [f"{OTHER_OPS}, without FLOPs: {others}"] * bool(others):
             parts.append(Items(path, lines))
     rows = _sum_rows([row for _, times in divided for row in times.rows])
-    parts.append(Table("events", _EVENT_COLUMNS, rows, noun="event", notes=_list_meanings(rows)))
+    names = {row[0] for row in rows}
+    meanings = [f"{name}: {meaning}." for name, meaning in _MEANINGS.items() if name in names]
+    parts.append(Table("events", _EVENT_COLUMNS, rows, noun="event", notes=meanings))
     return Document("annotation", subject, parts, main="events")
 
 
@@ -231,16 +235,6 @@ def _warn_of_missing(times: TimeByOp) -> list[str]:
         return []
     counted = format_percent(times.counted_ns, times.busy_ns) if times.counted_ns else "none"
     return [f"most of the time is without FLOPs: {counted} of {format_seconds(times.busy_ns / 1e9)} has FLOPs"]
-
-
-def _describe_others(times: TimeByOp) -> list[str]:
-    others = [f"{name} {format_seconds(time / 1e9)}" for name, time in times.others.most_common(_MAX_OTHERS)]
-    return [f"{OTHER_OPS}, without FLOPs: {', '.join(others)}"] if others else []
-
-
-def _list_meanings(rows: Sequence[Sequence[Value]]) -> tuple[str, ...]:
-    names = {row[0] for row in rows}
-    return tuple(f"{name}: {meaning}." for name, meaning in _MEANINGS.items() if name in names)
 
 
 def _sum_rows(rows: Sequence[OpTime]) -> list[list[Value]]:

@@ -146,14 +146,14 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     # Index of an event of the Trace → its values in each step, in the order of _ALL_COLUMNS.
     rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
     for event_index, index in match.call_of_event.items():
-        step = match.steps[event_index]
+        step, event = match.steps[event_index], match.run.events[event_index]
         if step in complete_steps:
-            rows[index].append(_measure(match.run.events[event_index], step_starts[step]))
+            times = event.start_ns - step_starts[step], event.device_ns or event.duration_ns
+            rows[index].append((*times, event.before, event.after, event.peak))
     columns = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
-    events = [
-        _with_medians(event, rows[index], columns) if index in rows else event
-        for index, event in enumerate(trace.events)
-    ]
+    events = list(trace.events)
+    for index, measured_rows in rows.items():
+        events[index] = _with_medians(events[index], measured_rows, columns)
     filled = {column for event in events for column in _ALL_COLUMNS if getattr(event, column) is not None}
     measured = [name for name, columns in _COLUMNS.items() if filled.issuperset(columns)]
     about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(complete_steps))}
@@ -162,11 +162,6 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     if missing:
         about["unmeasured"] = f"{missing} of {len(ops)} ops have no event of their own"
     return replace(trace, events=tuple(events), about={**trace.about, **about})
-
-
-def _measure(event: KernelEvent, step_start: int) -> tuple[int | None, ...]:
-    duration = event.device_ns or event.duration_ns
-    return event.start_ns - step_start, duration, event.before, event.after, event.peak
 
 
 def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns: Sequence[str]) -> Event:

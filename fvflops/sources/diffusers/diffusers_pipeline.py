@@ -99,20 +99,13 @@ def build_pipeline(folder: str, options: SourceOptions) -> BuiltModel:
     defaults = _read_defaults(pipeline_class, options)
     order = [part.strip() for part in pipeline_class.model_cpu_offload_seq.split("->")]
     run = [part for part in (*order, *components) if part in components and part not in _IDLE]
-    run = sorted(dict.fromkeys(run), key=_rank)
-    denoisers = [part for part in run if part.startswith(_DENOISERS)]
-    model = DiffusionModel(components, _share_steps(denoisers, options.denoising_steps or 1))
+    run = [part for kind in _KINDS for part in dict.fromkeys(run) if part.startswith(kind)]
+    denoisers, steps = [part for part in run if part.startswith(_DENOISERS)], options.denoising_steps or 1
+    # Two denoisers, as in Wan 2.2, run half of the steps each.
+    shares = {name: (steps + index) // len(denoisers) for index, name in enumerate(reversed(denoisers))}
+    model = DiffusionModel(components, shares)
     model.__class__ = type(name, (DiffusionModel,), {"__module__": __name__})
     return BuiltModel(model, make_inputs=partial(_make_inputs, model, run, defaults))
-
-
-def _rank(component: str) -> int:
-    return next(rank for rank, kind in enumerate(_KINDS) if component.startswith(kind))
-
-
-def _share_steps(denoisers: Sequence[str], steps: int) -> dict[str, int]:
-    """Return denoiser → number of steps; two denoisers, as in Wan 2.2, run half of them each."""
-    return {name: (steps + index) // len(denoisers) for index, name in enumerate(reversed(denoisers))}
 
 
 def _build_components(folder: str, index: Mapping[str, Any]) -> dict[str, nn.Module]:
