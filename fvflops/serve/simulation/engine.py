@@ -1,15 +1,31 @@
 """An engine that steps: one scheduler, or several in lock-step, and runs of quiet decode steps at once."""
 
 from bisect import bisect_left
+from collections.abc import Sequence as Series
 from itertools import accumulate
+from typing import Protocol
 
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.requests import Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
-from fvflops.serve.simulation.step_times import StepTimes
 
 # Steps of one run at most: more bring no speed.
 _LONGEST_RUN = 1024
+
+
+class StepTimes(Protocol):
+    """Seconds of an engine's steps; with speculative decoding with the draft and verification of all draft tokens."""
+
+    def seconds(self, chunks: Series[tuple[int, int]], decoding: int, cached: float, everyone: int | None) -> float:
+        """Return the seconds of a step of one replica.
+
+        `chunks` are (new tokens, cached tokens before them) of prompts, `decoding` the sequences that decode, `cached`
+        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas, None if they
+        have as many each.
+        """
+
+    def decode_seconds(self, decoding: int, cached: Series[float], everyone: int | None) -> list[float]:
+        """Return the seconds of steps that only decode, for each sum of cached tokens, which do not fall."""
 
 
 class Engine:

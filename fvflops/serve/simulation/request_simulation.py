@@ -1,17 +1,16 @@
-"""Simulate requests through an engine, and find the largest rate of requests within limits of latency."""
+"""Simulate requests through an engine."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import isnan
 from typing import Literal
 
-from fvflops.serve.simulation.engine import Engine
+from fvflops.serve.simulation.engine import Engine, StepTimes
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.requests import ClosedLoop, Request, Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
 from fvflops.serve.simulation.simulation_result import RequestTimes, SimulationResult
-from fvflops.serve.simulation.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,31 +195,3 @@ class LatencyLimits:
     def hold(self, result: SimulationResult) -> bool:
         """Return whether a simulation is within the limits; a figure that it lacks (NaN) does not exceed its limit."""
         return not (getattr(result.ttft, self.at) > self.ttft or getattr(result.tpot, self.at) > self.tpot)
-
-
-def largest_rate(
-    simulate_rate: Callable[[float], SimulationResult],
-    limits: LatencyLimits,
-    *,
-    tolerance: float = 0.01,
-    most: float = 1e6,
-) -> float:
-    """Return the largest rate of requests a second at which the limits hold, by bisection; 0.0 if there is none.
-
-    `simulate_rate` simulates a rate, with the same lengths and seed for all. Rates up to `most` are tried. The relative
-    error is at most `tolerance`, provided that latencies grow with the rate.
-    """
-    low, high = 0.0, 1.0
-    while high <= most and limits.hold(simulate_rate(high)):
-        low, high = high, 2 * high
-    if high > most:
-        return low
-    if not low:
-        # At this rate requests hardly overlap: limits that do not hold here hold at no rate.
-        low = 1.0 / 1024
-        if not limits.hold(simulate_rate(low)):
-            return 0.0
-    while high - low > tolerance * low:
-        middle = (low + high) / 2
-        low, high = (middle, high) if limits.hold(simulate_rate(middle)) else (low, middle)
-    return low
