@@ -43,22 +43,18 @@ _PRODUCTS = _GROUPED | {
     *("aten::mv", "aten::addmv", "aten::_scaled_mm"),
 }
 # Their results depend on values, and select rows.
-_SELECTOR_OPS = frozenset(
-    {
-        *("aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::multinomial"),
-        *("aten::max.dim", "aten::min.dim"),
-    }
-)
+_SELECTORS = ("topk", "sort", "argsort", "argmax", "argmin", "multinomial", "max.dim", "min.dim")
+_SELECTOR_OPS = frozenset(f"aten::{name}" for name in _SELECTORS)
 # Their second argument is indexes of rows of the first.
-_GATHERS = frozenset(
-    {"aten::index", "aten::index_select", "aten::gather", "aten::take_along_dim", "aten::masked_select"}
-)
+_GATHERS = frozenset(f"aten::{name}" for name in ("index", "index_select", "gather", "take_along_dim", "masked_select"))
 # These write rows into a preallocated tensor.
 _SCATTERS = frozenset({"aten::index_put", "aten::index_put_", "aten::scatter", "aten::scatter_", "aten::copy_"})
 _LOOKUPS = frozenset({"aten::embedding", "aten::embedding_bag", "aten::_embedding_bag"})
 
 
 _ALL = Fraction(1)
+_Specs = Mapping[int, TensorSpec]  # storage → the tensor that is read
+_Names = Mapping[int, tuple[str, ...]]  # storage → the parameters that it contains
 
 
 @dataclass(eq=False, slots=True)
@@ -232,9 +228,7 @@ class _RoutingWalk:
                 if copied:
                     self._weights[index] = copied
 
-    def _copied_weights(
-        self, op: str, event: Event, specs: Mapping[int, TensorSpec], weights: Mapping[int, tuple[str, ...]]
-    ) -> tuple[str, ...]:
+    def _copied_weights(self, op: str, event: Event, specs: _Specs, weights: _Names) -> tuple[str, ...]:
         """Return the parameters that an op casts, concatenates, stacks, or gathers from a stack of experts."""
         others = [index for index in event.reads if index not in weights]
         if not weights or op in _PRODUCTS or op in _LOOKUPS:
@@ -248,13 +242,7 @@ class _RoutingWalk:
     def _is_stack(self, name: str) -> bool:
         return name in self._parameters and _is_batch(self._parameters[name].spec)
 
-    def _add_product(
-        self,
-        event: Event,
-        signature: Signature,
-        specs: Mapping[int, TensorSpec],
-        weights: Mapping[int, tuple[str, ...]],
-    ) -> None:
+    def _add_product(self, event: Event, signature: Signature, specs: _Specs, weights: _Names) -> None:
         """Record a matrix product: of selected rows with a stack of experts, or of any rows with a dense weight."""
         for index, names in weights.items():
             spec = specs.get(index)
@@ -325,9 +313,8 @@ class _RoutingWalk:
             return
         selections = [self._selected[index] for index in reads if index in self._selected]
         if selections:
-            others = [
-                index for index in reads if index not in self._selected and not (op in _SCATTERS and index in writes)
-            ]
+            written = writes if op in _SCATTERS else ()
+            others = [index for index in reads if index not in self._selected and index not in written]
             specs = _specs_of_reads(signature, event) if others else {}
             only_selected = not any(index not in specs or _is_float(specs[index]) for index in others)
             unprocessed = only_selected and not with_weights and all(unprocessed for _, unprocessed in selections)
@@ -370,14 +357,11 @@ class _RoutingWalk:
         experts = self._expert_shares()
         shares = {}
         for name in self._parameters:
+            above = [path for path in modules_above(name) if path in experts]
             if name not in used:
                 share = Fraction(0)
-            elif name in stacks:
-                share = stacks[name]
-            elif (
-                expert := next((path for path in reversed(modules_above(name)) if path in experts), None)
-            ) is not None:
-                share = experts[expert]
+            elif name in stacks or above:
+                share = stacks[name] if name in stacks else experts[above[-1]]
             elif name in self._multiplied or self._parameters[name].spec.ndim < 2:
                 share = _ALL
             else:
@@ -402,11 +386,9 @@ class _RoutingWalk:
                 continue
             selections = {selection.call: selection for calls in arrivals.values() for _, selection in _pairs(calls)}
             elements = sum(selection.tokens() * selection.width for selection in selections.values())
-            for name, calls in arrivals.items():
-                if elements:
-                    shares[name] = min(
-                        _ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), elements)
-                    )
+            for name, calls in arrivals.items() if elements else ():
+                entered = sum(_selected_input(call, calls[call]).numel for call in calls)
+                shares[name] = min(_ALL, Fraction(entered, elements))
         return shares
 
     def _is_partitioned(self, arrivals: Mapping[str, Mapping[_ModuleCall, Mapping[int, _TokenSelection]]]) -> bool:

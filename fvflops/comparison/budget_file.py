@@ -65,8 +65,7 @@ class Budget:
     modules: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, int] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")
@@ -151,33 +150,33 @@ def update_text(
     The limits of a model in the file are rewritten; a new model is added with all values and the table. `recorded` maps
     "modules" and "operators" to name → FLOPs, which need lines of their own: else TableError is raised.
     """
-    text = _NEW_FILE if text is None or not text.strip() else text
-    if text != _NEW_FILE and name in parse_budgets(text, file):
+    if text is None or not text.strip():
+        return _append(_NEW_FILE, file, name, values, recorded or {}, table)
+    if name in parse_budgets(text, file):
         return _rewrite(text, file, name, values, recorded or {})
     return _append(text, file, name, values, recorded or {}, table)
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
     fields = document.fields("a budget file", _FILE_KEYS) if document.value else {}
-    tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
-    table = _read_table(fields)
+    tolerance, table = _read_settings(fields, Fraction(0), None)
     models = fields["models"].fields("models") if "models" in fields and fields["models"].value else {}
     return {name: _read_budget(name, node, tolerance, table) for name, node in models.items()}
 
 
-def _read_table(fields: dict[str, Node]) -> str | None:
-    if "table" not in fields:
-        return None
-    table = fields["table"].text("table")
-    require_table_name(table, fields["table"], "table")
-    return table
+def _read_settings(fields: dict[str, Node], tolerance: Fraction, table: str | None) -> tuple[Fraction, str | None]:
+    """Return the tolerance and the table that fields have, or else the given ones."""
+    if "tolerance" in fields:
+        tolerance = _read(fields["tolerance"], "tolerance", parse_share)
+    if "table" in fields:
+        table = fields["table"].text("table")
+        require_table_name(table, fields["table"], "table")
+    return tolerance, table
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
     fields = _fields_of_budget(name, node)
-    if "tolerance" in fields:
-        tolerance = _read(fields["tolerance"], "tolerance", parse_share)
-    table = _read_table(fields) or table
+    tolerance, table = _read_settings(fields, tolerance, table)
     limits = {metric: _read_limit(metric, fields[metric], tolerance) for metric in budget_keys() if metric in fields}
     if not limits:
         raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(budget_keys())}, such as flops: 1.2G")
@@ -195,9 +194,8 @@ def _fields_of_budget(name: str, node: Node) -> dict[str, Node]:
     fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS, *OLD_KEYS))
     for old, new in OLD_KEYS.items():
         if old in fields and new in fields:
-            raise fields[old].error(
-                f"{old} is an older name of {new}, which {truncate(name)} has too: write {new} alone"
-            )
+            problem = f"{old} is an older name of {new}, which {truncate(name)} has too"
+            raise fields[old].error(f"{problem}: write {new} alone")
     return {OLD_KEYS.get(key, key): value for key, value in fields.items()}
 
 
@@ -254,15 +252,9 @@ def _rewrite(
 
 def _compare_block(kind: str, block: Any, values: Mapping[str, int]) -> list[tuple[str, str | None, str]]:
     old = {key.value: parse_size(number.value) for key, number in block.value}
-    return [
-        (f"{kind}, {key}", _format_flops(old.get(key)), _format_flops(values.get(key)))
-        for key in [*(key for key in old if key not in values), *values]
-        if old.get(key) != values.get(key)
-    ]
-
-
-def _format_flops(value: int | None) -> str:
-    return "none" if value is None else f"{value:_}"
+    keys = [key for key in (*(key for key in old if key not in values), *values) if old.get(key) != values.get(key)]
+    before, after = ([f"{side[key]:_}" if key in side else "none" for key in keys] for side in (old, values))
+    return list(zip((f"{kind}, {key}" for key in keys), before, after, strict=True))
 
 
 def _append(

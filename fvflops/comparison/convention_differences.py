@@ -20,8 +20,8 @@ from fvflops.reports.document import Document, Items, Table, Value, number_colum
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.text import Unpack, explaining_arguments, record_repr, short_repr, suggest
-from fvflops.trace import Counts, Entry, Status, Trace, TraceError
-from fvflops.units import format_quantity, format_short
+from fvflops.trace import Counts, Entry, Status, TraceError
+from fvflops.units import format_quantity, format_short, format_signed
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,8 +40,7 @@ class ConventionTotal:
     unsupported: tuple[str, ...] = ()
     ignored_work: str = ""
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     @property
     def total(self) -> int:
@@ -79,13 +78,12 @@ class Comparison(Displayed):
     Trace cannot be counted.
     """
 
+    _report = "fvflops.comparison.convention_differences:comparison_report"
+
     subject: str
     totals: Mapping[str, ConventionTotal]
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
     left_out: tuple[str, ...] = ()
-
-    def _document(self) -> Document:
-        return comparison_report(self)
 
     def __repr__(self) -> str:
         totals = [f"{name} {format_short(item.total)}" for name, item in self.totals.items()]
@@ -126,12 +124,8 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
     reasons = [Difference("unit", (second_unit - first_unit) * macs)] if second_unit != first_unit and macs else []
     for (left, right), value in values.items():
         if value:
-            if left and right:
-                kind = "different_count"
-            elif right:
-                kind = "only_second"
-            else:
-                kind = "unsupported" if left in unsupported else "only_first"
+            kind = "only_second" if not left else "unsupported" if left in unsupported else "only_first"
+            kind = "different_count" if left and right else kind
             reasons.append(Difference(kind, value, left, right, calls[left, right]))
     return tuple(sorted(reasons, key=lambda reason: -abs(reason.value)))
 
@@ -237,22 +231,17 @@ def compare_by(
                 raise
             left_out.append(table.name)
             continue
-        trace = analysis.trace()
+        trace, own = analysis.trace(), counts[table.name]
         inputs_text = trace.info.inputs
-        totals[table.name] = _sum_up(table, trace, counts[table.name])
+        macs, flops = (sum(getattr(entry, part) for entry in own.entries) for part in ("macs", "flops"))
+        rest = tuple(own.ledger()[Status.UNSUPPORTED]), describe_ignored_work(trace, own, table)
+        totals[table.name] = ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, *rest)
     units = {table.name: table.multiply_add for table in tables}
     differences = {
         (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
         for first, second in permutations(counts, 2)
     }
     return Comparison(inputs_text, totals, differences, tuple(left_out))
-
-
-def _sum_up(table: FormulaTable, trace: Trace, counts: Counts) -> ConventionTotal:
-    macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
-    unsupported = tuple(counts.ledger()[Status.UNSUPPORTED])
-    ignored = describe_ignored_work(trace, counts, table)
-    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported, ignored)
 
 
 MAX_REASONS = 5  # for each convention
@@ -306,7 +295,7 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
     parts: list[Any] = [Table("conventions", _TOTALS, rows, noun="convention", notes=notes), Items("", descriptions)]
     if reasons:
-        columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
+        columns = (text_column("convention"), number_column("difference", form=format_signed), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
         parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
     totals = [count.total for count in counts]
@@ -321,44 +310,29 @@ def _list_reasons(
 ) -> list[tuple[Value, ...]]:
     if not reasons:
         return [(convention.name, 0, "no difference")]
-    rows: list[tuple[Value, ...]] = [
-        (convention.name, reason.value, _describe(reason, base, convention)) for reason in reasons[:shown]
-    ]
-    rest = reasons[shown:]
-    if rest:
-        value = sum(reason.value for reason in rest)
-        rows.append((convention.name, value, format_quantity(len(rest), "smaller difference")))
-    return rows
+    rows = [(reason.value, _describe(reason, base, convention)) for reason in reasons[:shown]]
+    if rest := reasons[shown:]:
+        rows.append((sum(reason.value for reason in rest), format_quantity(len(rest), "smaller difference")))
+    return [(convention.name, *row) for row in rows]
 
 
 def _describe(reason: Difference, base: ConventionTotal, convention: ConventionTotal) -> str:
-    calls = f" ({format_quantity(reason.calls, 'call')})"
-    match reason.kind:
-        case "unit":
-            return f"a MAC is {format_quantity(convention.multiply_add, 'FLOP')}, not {base.multiply_add}"
-        case "only_first":
-            return f"ignores {reason.first}{calls}"
-        case "unsupported":
-            return f"no formula for {reason.first}{calls}"
-        case "only_second":
-            return f"also counts {reason.second}{calls}"
-    if reason.first == reason.second:
-        return f"counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"
-    return f"counts {reason.second}, not {reason.first}{calls}"
-
-
-def _sign(value: int) -> str:
-    return f"{'+' if value > 0 else '-'}{format_short(abs(value))}" if value else "0"
+    if reason.kind == "unit":
+        return f"a MAC is {format_quantity(convention.multiply_add, 'FLOP')}, not {base.multiply_add}"
+    same = f"counts {'more' if reason.value > 0 else 'less'} for {reason.first}"
+    texts = {
+        "only_first": f"ignores {reason.first}",
+        "unsupported": f"no formula for {reason.first}",
+        "only_second": f"also counts {reason.second}",
+        "different_count": same if reason.first == reason.second else f"counts {reason.second}, not {reason.first}",
+    }
+    return f"{texts[reason.kind]} ({format_quantity(reason.calls, 'call')})"
 
 
 def _encode(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "subject": comparison.subject,
-        "conventions": {
-            name: {**asdict(convention), "total": convention.total} for name, convention in comparison.totals.items()
-        },
-        "differences": [
-            {"from": first, "to": second, "reasons": [asdict(reason) for reason in reasons]}
-            for (first, second), reasons in comparison.differences.items()
-        ],
-    }
+    totals = {name: {**asdict(count), "total": count.total} for name, count in comparison.totals.items()}
+    differences = [
+        {"from": first, "to": second, "reasons": [asdict(reason) for reason in reasons]}
+        for (first, second), reasons in comparison.differences.items()
+    ]
+    return {"subject": comparison.subject, "conventions": totals, "differences": differences}

@@ -148,16 +148,14 @@ class CostExpression:
             return self.counted[point]
         for axis, size in zip(self.axes, point, strict=True):
             if size not in axis:
-                raise ScalingError(
-                    f"{axis.name}={size!r} is outside the varied range, {axis.describe()}: vary it further"
-                )
+                problem = f"{axis.name}={size!r} is outside the varied range, {axis.describe()}"
+                raise ScalingError(f"{problem}: vary it further")
         if self.polynomial is None:
             raise ScalingError(f"{format_sizes(self.names, point)} was not counted, and there is no polynomial")
         for axis, size in zip(self.domain, point, strict=True):
             if size not in axis:
-                raise ScalingError(
-                    f"{axis.name}={size} was not counted, and the polynomial holds for {axis.describe()}"
-                )
+                problem = f"{axis.name}={size} was not counted"
+                raise ScalingError(f"{problem}, and the polynomial holds for {axis.describe()}")
         return self.polynomial.at(point)
 
     def by_module(self) -> dict[str, CostExpression]:
@@ -223,9 +221,8 @@ class GenerationCost(Displayed):
 
     def __repr__(self) -> str:
         tokens = f"{self.new:,} tokens after {self.prompt:,}"
-        return short_repr(
-            self, tokens, f"{format_short(self.total)} {METRICS[self.metric].short}", f"batch {self.batch}"
-        )
+        total = f"{format_short(self.total)} {METRICS[self.metric].short}"
+        return short_repr(self, tokens, total, f"batch {self.batch}")
 
     @property
     def symbols(self) -> dict[str, str]:

@@ -81,10 +81,7 @@ class Decoder:
         # As in generate: the language model head is applied to one position of the prompt.
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._has_position_ids = "position_ids" in parameters
-        self._model = model
-        self._batch = batch
-        self._table = table
-        self._run = run
+        self._model, self._batch, self._table, self._run = model, batch, table, run
         devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
         # Ids need values, since models index position embeddings with them.
         self._device = next(iter(devices), torch.device("cpu"))
@@ -121,14 +118,16 @@ class Decoder:
         return list(recording.steps)
 
     def _prefill(self, prompt: int, given: Mapping[str, object]) -> Any:
-        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
-        inputs = {self._ids: ids, **self._positions(0, prompt), **self._last_logits, **given}
+        inputs = {self._ids: self._make_ids(prompt), **self._positions(0, prompt), **self._last_logits, **given}
         return self._model(use_cache=True, **inputs)
 
     def _decode(self, length: int, cache: object, result: Any) -> Any:
         """Run the model on one token after `length` cached ones; `result` is of the call before."""
-        ids = torch.ones(self._batch, 1, dtype=torch.int64, device=self._device)
-        return self._model(use_cache=True, **{self._ids: ids, self._cache: cache, **self._positions(length, 1)})
+        inputs = {self._ids: self._make_ids(1), self._cache: cache, **self._positions(length, 1)}
+        return self._model(use_cache=True, **inputs)
+
+    def _make_ids(self, tokens: int) -> torch.Tensor:
+        return torch.ones(self._batch, tokens, dtype=torch.int64, device=self._device)
 
     def _new_cache(self) -> object:
         config = getattr(self._model, "config", None)
@@ -163,18 +162,16 @@ class EncoderDecoder(Decoder):
             dtype = next(model.parameters()).dtype
             self._encoded = {"input_features": torch.zeros(size, dtype=dtype, device=self._device)}
         else:
-            ids = torch.ones(batch, encoded, dtype=torch.int64, device=self._device)
-            self._encoded = {"input_ids": ids}
+            self._encoded = {"input_ids": self._make_ids(encoded)}
 
     def _prefill(self, prompt: int, given: Mapping[str, object]) -> Any:
         return super()._prefill(prompt, {**given, **self._encoded})
 
     def _decode(self, length: int, cache: object, result: Any) -> Any:
-        ids = torch.ones(self._batch, 1, dtype=torch.int64, device=self._device)
         from transformers.modeling_outputs import BaseModelOutput
 
         encoded = BaseModelOutput(last_hidden_state=result.encoder_last_hidden_state)
-        inputs = {self._ids: ids, self._cache: cache, "encoder_outputs": encoded}
+        inputs = {self._ids: self._make_ids(1), self._cache: cache, "encoder_outputs": encoded}
         return self._model(use_cache=True, **inputs)
 
     def _is_refused(self, model: nn.Module) -> bool:
@@ -232,17 +229,8 @@ def generation_cost(
     decoding_total = sum(sample.total for sample in run(prompt, start - prompt)[1:]) if start > prompt else 0
     if decode.polynomial is not None and start < end:
         decoding_total += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
-    return GenerationCost(
-        metric=metric,
-        batch=batch,
-        prompt=prompt,
-        new=new,
-        prefill=prefill,
-        decode=decode,
-        polynomial=_total_expression(prefill, decode),
-        total=prefill_total + decoding_total,
-        counted_up_to=start,
-    )
+    polynomial, total = _total_expression(prefill, decode), prefill_total + decoding_total
+    return GenerationCost(metric, batch, prompt, new, prefill, decode, polynomial, total, counted_up_to=start)
 
 
 def _total_expression(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -121,10 +122,8 @@ def _read_trace(
         source, inputs = source
         kwargs = None
     if not callable(source) and not is_program(source):
-        raise TypeError(
-            "diff compares two of: Trace, analysis, model, (model, inputs), exported program, path; "
-            f"got {type(source).__name__}"
-        )
+        known = "Trace, analysis, model, (model, inputs), exported program, path"
+        raise TypeError(f"diff compares two of: {known}; got {type(source).__name__}")
     return FlopCountAnalysis(source, inputs, kwargs=kwargs, table=table, **options).trace()
 
 
@@ -163,17 +162,11 @@ def _costs_by_module(flops: FlopCountAnalysis, table: FormulaTable) -> _RunCosts
         if entry.value:
             add(entry, Costs(activations=entry.value))
     tree = flops.counts().modules
-    return _RunCosts(tree, sums, _parameters_by_module(tree))
-
-
-def _parameters_by_module(tree: ModuleTree) -> dict[str, int]:
-    """Return module → the elements of its parameters, without submodules."""
-    sums: dict[str, int] = {}
+    parameters: Counter[str] = Counter()
     for parameter in tree.parameters():
         owner = parameter.name.rpartition(".")[0]
-        owner = owner if owner in tree.by_name else ""
-        sums[owner] = sums.get(owner, 0) + parameter.spec.numel
-    return sums
+        parameters[owner if owner in tree.by_name else ""] += parameter.spec.numel
+    return _RunCosts(tree, sums, parameters)
 
 
 def _module_change(
@@ -184,21 +177,17 @@ def _module_change(
     before_names: Mapping[str, str],
 ) -> ModuleChange:
     """Return the change of a module, by its names before and after; None where it was added or removed."""
-    labels: list[_CostsByLabel] = []
-    costs: list[Costs] = []
-    classes: list[str] = []
-    for run, name in zip((before, after), names, strict=True):
-        labels.append({} if name is None else run.labels.get(name, {}))
-        parameters = 0 if name is None else run.parameters.get(name, 0)
-        costs.append(sum_costs(labels[-1].values())._replace(parameters=parameters))
-        classes.append("" if name is None else run.tree.by_name[name].class_name)
-    operators = _operator_changes(labels[0], labels[1], statuses)
+    runs = list(zip((before, after), names, strict=True))
+    first, second = ({} if name is None else run.labels.get(name, {}) for run, name in runs)
+    parameters = [0 if name is None else run.parameters.get(name, 0) for run, name in runs]
+    classes = ["" if name is None else run.tree.by_name[name].class_name for run, name in runs]
+    operators = _operator_changes(first, second, statuses)
     return ModuleChange(
         *names,
         classes[0],
         classes[1],
-        costs[0],
-        costs[1],
+        sum_costs(first.values())._replace(parameters=parameters[0]),
+        sum_costs(second.values())._replace(parameters=parameters[1]),
         tuple(operator for operator in operators if operator.before != operator.after),
         parent_renamed=_is_parent_renamed(names, before_names),
     )

@@ -14,7 +14,6 @@ from fvflops.comparison.differences import (
     ModelDifference,
     ModuleChange,
     OperatorChange,
-    Side,
     sum_costs,
 )
 from fvflops.counting.metrics import METRICS
@@ -22,6 +21,7 @@ from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.escaping import list_ops, plain_name, printable_short, show_status
 from fvflops.reports.terminal.collapse import find_pattern, format_range
+from fvflops.text import record_data
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
 TOP = 20  # rows of a table
@@ -55,21 +55,16 @@ def difference_report(difference: ModelDifference, *, measure: str = "flops") ->
     total, title = difference.total(measure), METRICS[measure].title
     relative = "from 0" if total.ratio is None else format_change(total.difference / total.before)
     verdict = f"{title} {format_signed(total.difference)} ({relative})" if total.difference else f"{title} unchanged"
+    totals = [(METRICS[one].title, *_list_numbers(difference.total(one))) for one in MEASURES]
     parts: list[Part] = [
         Items("", _describe_sides(difference)),
-        _list_totals(difference),
+        Table("totals", (text_column("metric"), *_number_columns()), totals, noun="metric"),
         _list_modules(difference, measure),
         _list_operators(difference, measure),
         Items("", _write_sentences(difference)) if difference else _describe_equality(difference),
     ]
-    return Document(
-        "difference",
-        f"Cost of the model: {verdict}",
-        parts,
-        main="modules",
-        also=("operators",),
-        data=_encode_difference(difference),
-    )
+    data, title = _encode_difference(difference), f"Cost of the model: {verdict}"
+    return Document("difference", title, parts, main="modules", also=("operators",), data=data)
 
 
 def _describe_sides(difference: ModelDifference) -> list[str]:
@@ -77,20 +72,13 @@ def _describe_sides(difference: ModelDifference) -> list[str]:
     for label, side in (("before", difference.before), ("after", difference.after)):
         name = "" if side.name == label else f" {plain_name(side.name)}"
         lines.append(f"{label}:{name}{f' on {plain_name(side.inputs)}' if side.inputs else ''}")
-    return [
-        *lines,
-        f"convention: {plain_name(difference.table)} (a MAC is {format_quantity(difference.multiply_add, 'FLOP')})",
-    ]
+    unit = format_quantity(difference.multiply_add, "FLOP")
+    return [*lines, f"convention: {plain_name(difference.table)} (a MAC is {unit})"]
 
 
 def _describe_equality(difference: ModelDifference) -> str:
     modules, operators = len(difference.modules), len(difference.operators)
     return f"No difference in {format_quantity(modules, 'module')} and {format_quantity(operators, 'operator')}."
-
-
-def _list_totals(difference: ModelDifference) -> Table:
-    rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
-    return Table("totals", (text_column("metric"), *_number_columns()), rows, noun="metric")
 
 
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
@@ -149,13 +137,9 @@ def _list_numbers(change: Change) -> tuple[Value, ...]:
 
 def _find_redundant(rows: Sequence[Changed], measure: str, others: Sequence[str]) -> list[str]:
     """Return the measures without a difference, and FLOPs or MACs if equal to the column of the other."""
-    main = [row.change(measure).difference for row in rows]
-    redundant = []
-    for other in others:
-        column = [row.change(other).difference for row in rows]
-        if not any(column) or (column == main and {other, measure} == {"flops", "macs"}):
-            redundant.append(other)
-    return redundant
+    columns = {key: [row.change(key).difference for row in rows] for key in (measure, *others)}
+    equal = [other for other in others if columns[other] == columns[measure] and {other, measure} == {"flops", "macs"}]
+    return [other for other in others if not any(columns[other]) or other in equal]
 
 
 def _has_difference(row: _Row) -> bool:
@@ -171,15 +155,10 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
             module.before, module.after, module.operators, module.kind, module.parent_renamed,
         )  # fmt: skip
         groups.setdefault(key, []).append(module)
-    rows = [
-        _Row(
-            _name_row(group),
-            tuple(group),
-            sum_costs(module.before for module in group),
-            sum_costs(module.after for module in group),
-        )
-        for group in groups.values()
-    ]
+    rows = []
+    for group in groups.values():
+        before, after = (sum_costs(getattr(module, side) for module in group) for side in ("before", "after"))
+        rows.append(_Row(_name_row(group), tuple(group), before, after))
     return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
 
 
@@ -245,12 +224,9 @@ def _list_names(rows: Sequence[_Row]) -> str:
     for row in rows[:_MAX_NAMES]:
         module = row.modules[0]
         details = [plain_name(_class_of(module))] if module.kind != "renamed" else []
-        removed = [operator.label for operator in module.operators if not operator.after.calls]
-        added = [operator.label for operator in module.operators if not operator.before.calls]
         if module.kind == "changed":
-            details += [f"without {plain_name(label)}" for label in removed] + [
-                f"with {plain_name(label)}" for label in added
-            ]
+            details += [f"without {plain_name(item.label)}" for item in module.operators if not item.after.calls]
+            details += [f"with {plain_name(item.label)}" for item in module.operators if not item.before.calls]
         names.append(plain_name(row.name or "model") + (f" ({', '.join(details)})" if details else ""))
     rest = sum(len(row.modules) for row in rows[_MAX_NAMES:])
     return ", ".join(names) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
@@ -258,10 +234,7 @@ def _list_names(rows: Sequence[_Row]) -> str:
 
 def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
     return {
-        "table": difference.table,
-        "multiply_add": difference.multiply_add,
-        "before": _encode_side(difference.before),
-        "after": _encode_side(difference.after),
+        **record_data(difference, "table", "multiply_add", "before", "after"),
         "total": {name: _encode_change(difference.total(name)) for name in (*MEASURES, "calls")},
         "modules": [_encode_module(module) for module in difference.by_module()],
         "operators": [_encode_operator(operator) for operator in difference.by_operator()],
@@ -276,25 +249,13 @@ def _encode_change(change: Change) -> dict[str, Any]:
     return {**change._asdict(), "difference": change.difference, "ratio": change.ratio}
 
 
-def _encode_side(side: Side) -> dict[str, Any]:
-    return {"name": side.name, "inputs": side.inputs, "unsupported": dict(side.unsupported), "notes": list(side.notes)}
-
-
 def _encode_operator(operator: OperatorChange) -> dict[str, Any]:
-    return {
-        "operator": operator.label,
-        "status": operator.status,
-        **{name: _encode_change(operator.change(name)) for name in (*MEASURES[:3], "calls")},
-    }
+    changes = {name: _encode_change(operator.change(name)) for name in (*MEASURES[:3], "calls")}
+    return {**record_data(operator, "operator=label", "status"), **changes}
 
 
 def _encode_module(module: ModuleChange) -> dict[str, Any]:
-    return {
-        "change": module.kind,
-        "before_name": module.before_name,
-        "after_name": module.after_name,
-        "before_class": module.before_class,
-        "after_class": module.after_class,
-        **{name: _encode_change(module.change(name)) for name in (*MEASURES, "calls")},
-        "operators": [_encode_operator(operator) for operator in module.operators],
-    }
+    names = ("change=kind", "before_name", "after_name", "before_class", "after_class")
+    changes = {name: _encode_change(module.change(name)) for name in (*MEASURES, "calls")}
+    operators = [_encode_operator(operator) for operator in module.operators]
+    return {**record_data(module, *names), **changes, "operators": operators}

@@ -66,8 +66,9 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     for sizes in _spread(domain):
         count(sizes)
     for total in range(max(degrees), sum(degrees) + 1):
-        exponents = _lower_set(degrees, total)
-        fitted = {_grid_point(domain, key): key for key in exponents}
+        exponents = tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
+        grid = [_nodes(axis) for axis in domain]
+        fitted = {tuple(map(list.__getitem__, grid, key)): key for key in exponents}
         for sizes in fitted:
             count(sizes)
         inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, domain, strict=True))]
@@ -136,10 +137,8 @@ def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
     factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
     while high - low > 1:
         middle = (low + high) // 2
-        if _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle]):
-            high = middle
-        else:
-            low = middle
+        is_inside = _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle])
+        low, high = (low, middle) if is_inside else (middle, high)
     longer = Axis(axis.name, axis[high], axis.last, axis.step)
     return longer if _find_degree(longer, count_at) is not None else tail
 
@@ -169,22 +168,12 @@ def _verification_sizes(axis: Axis) -> list[int]:
 
 def _spread(axes: Sequence[Axis]) -> list[Sizes]:
     """Return some sizes across the axes: all at their last, all at their first, and mixed."""
-    mixed = [
-        tuple(
-            axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
-            for number, axis in enumerate(axes)
-        )
-        for turn in range(len(_FRACTIONS))
-    ]
+
+    def pick(number: int, axis: Axis, turn: int) -> int:
+        return axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
+
+    mixed = [tuple(pick(*item, turn) for item in enumerate(axes)) for turn in range(len(_FRACTIONS))]
     return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
-
-
-def _lower_set(degrees: Sequence[int], total: int) -> tuple[Exponents, ...]:
-    return tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
-
-
-def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
-    return tuple(_nodes(axis)[power] for axis, power in zip(axes, key, strict=True))
 
 
 def _lines(exponents: Iterable[Exponents], axis_index: int) -> Iterable[list[Exponents]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fvflops import paths
 from fvflops.analysis.model_analysis import analysed_run, model_run
@@ -20,7 +20,7 @@ from fvflops.reports.document import Document, Items, Part, Table, Value, data_o
 from fvflops.reports.escaping import list_ops, plain_name, printable_short
 from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.collapse import find_pattern, format_range
-from fvflops.text import short_repr
+from fvflops.text import record_data, short_repr
 from fvflops.trace import Status
 from fvflops.trace.records import RunInfo, list_run_notes, reads_of
 from fvflops.units import format_change, format_short, format_thousands
@@ -60,6 +60,8 @@ class BudgetReport(Displayed):
     is the Trace's.
     """
 
+    _report = "fvflops.comparison.model_budget:budget_report"
+
     name: str
     table: str
     results: tuple[CheckResult, ...]
@@ -67,9 +69,6 @@ class BudgetReport(Displayed):
     operators: tuple[FlopsChange, ...] = ()
     unsupported: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
-
-    def _document(self) -> Document:
-        return budget_report(self)
 
     def __repr__(self) -> str:
         failed = [result.limit.metric for result in self.results if not result.passed]
@@ -158,14 +157,10 @@ def rewrite_budget(
 
 
 def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[FlopsChange, ...]:
-    changes = [FlopsChange(name, value, after.get(name, 0)) for name, value in before.items()]
     # A module that was not recorded is new if it is no deeper than the recorded ones.
     deepest = max((name.count(".") for name in before), default=-1)
-    changes += [
-        FlopsChange(name, 0, value)
-        for name, value in after.items()
-        if name not in before and name.count(".") <= deepest
-    ]
+    names = dict.fromkeys([*before, *(name for name in after if name.count(".") <= deepest)])
+    changes = [FlopsChange(name, before.get(name, 0), after.get(name, 0)) for name in names]
     return tuple(sorted((change for change in changes if change.difference), key=lambda change: -change.difference))
 
 
@@ -208,20 +203,17 @@ def budget_report(report: BudgetReport) -> Document:
     if report.unsupported:
         parts.append(f"Unsupported, so not counted: {list_ops(report.unsupported)}.")
     parts.append(Items("", list(list_run_notes(report.about, plain_name))))
-    return Document("budget", _write_title(report), parts, main="limits", data=_encode(report))
+    names = ("name", "table", "passed", "limits=results", "modules", "operators", "unsupported")
+    reads = reads_of(RunInfo.read(report.about))
+    data = {**record_data(report, *names), "limits": _list_results(report.results).records(), **reads}
+    return Document("budget", _write_title(report), parts, main="limits", data=data)
 
 
 def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None, str]], *, added: bool) -> Document:
     """Return the changes of a budget file by an update: (entry, old text or None, new text)."""
-    if not changes:
-        title = f"{plain_name(file)}: {plain_name(name)} is up to date."
-    else:
-        title = f"{plain_name(file)}: {plain_name(name)} {'added' if added else 'updated'}."
-    columns = (
-        text_column("entry", form=printable_short),
-        text_column("before", form=printable_short),
-        text_column("after"),
-    )
+    state = "is up to date" if not changes else "added" if added else "updated"
+    title = f"{plain_name(file)}: {plain_name(name)} {state}."
+    columns = [text_column(key, form=printable_short) for key in ("entry", "before")] + [text_column("after")]
     hidden = [] if any(old is not None for _, old, _ in changes) else ["before"]
     return Document("budget_update", title, [Table("changes", data_only(columns, hidden), changes, noun="entry")])
 
@@ -237,10 +229,8 @@ def _write_title(report: BudgetReport) -> str:
 
 def _list_results(results: Sequence[CheckResult]) -> Table:
     # Rounded values may hide that a value differs from its limit.
-    needs_all_digits = any(
-        result.value != result.limit.value and format_short(result.value) == format_short(result.limit.value)
-        for result in results
-    )
+    unequal = [(result.value, result.limit.value) for result in results if result.value != result.limit.value]
+    needs_all_digits = any(format_short(value) == format_short(limit) for value, limit in unequal)
     form = format_thousands if needs_all_digits else format_short
     columns = (
         text_column("metric", form=_name_metric),
@@ -260,23 +250,14 @@ def _list_results(results: Sequence[CheckResult]) -> Table:
 def _list_values(result: CheckResult) -> tuple[Value, ...]:
     limit, value = result.limit, result.value
     difference = value - limit.value
+    relative = difference / limit.value if limit.value else None
     verdict = "ok" if result.passed else "OVER" if difference > 0 else "UNDER"
-    return (
-        limit.metric,
-        "exact" if limit.exact else "max",
-        limit.value,
-        float(limit.tolerance),
-        value,
-        difference,
-        difference / limit.value if limit.value else None,
-        verdict,
-    )
+    kind = "exact" if limit.exact else "max"
+    return limit.metric, kind, limit.value, float(limit.tolerance), value, difference, relative, verdict
 
 
 def _name_metric(key: str) -> str:
-    return (
-        METRICS[key].title if key in METRICS else {"memory": "Peak memory", "unsupported": "Unsupported"}.get(key, key)
-    )
+    return METRICS[key].title if key in METRICS else {"memory": "Peak memory"}.get(key, key.capitalize())
 
 
 def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
@@ -298,28 +279,7 @@ def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
         doc.difference_column("difference"),
         doc.difference_column("relative", form=format_change),
     )
-    table = Table(
-        f"{noun}s",
-        data_only(columns, [] if any(row[1] > 1 for row in rows) else ["count"]),
-        rows,
-        title=f"FLOPs of the {noun}s that grew most" + (", each" if any(row[1] > 1 for row in rows) else ""),
-        noun=noun,
-    )
-    return table.ranked(top=_MAX_ROWS)
-
-
-def _encode(report: BudgetReport) -> dict[str, Any]:
-    columns = _list_results(()).columns
-    return {
-        "name": report.name,
-        "table": report.table,
-        "passed": report.passed,
-        "limits": [
-            dict(zip([column.key for column in columns], _list_values(result), strict=True))
-            for result in report.results
-        ],
-        "modules": [change._asdict() for change in report.modules],
-        "operators": [change._asdict() for change in report.operators],
-        "unsupported": dict(report.unsupported),
-        **reads_of(RunInfo.read(report.about)),
-    }
+    several = any(row[1] > 1 for row in rows)
+    title = f"FLOPs of the {noun}s that grew most" + (", each" if several else "")
+    shown = data_only(columns, [] if several else ["count"])
+    return Table(f"{noun}s", shown, rows, title=title, noun=noun).ranked(top=_MAX_ROWS)

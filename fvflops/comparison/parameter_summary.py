@@ -61,8 +61,7 @@ class ParameterCount:
     buffers: int = 0
     by_dtype: Mapping[str, StoredParameters] = field(default_factory=dict, compare=False, repr=False)
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     @property
     def frozen(self) -> int:

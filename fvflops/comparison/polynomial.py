@@ -177,5 +177,13 @@ def _write_term(names: list[str], exponents: Exponents, factor: Fraction) -> str
         for name, exponent in zip(names, exponents, strict=True)
         if exponent
     ]
-    number = f"{factor.numerator:,}" + (f"/{factor.denominator:,}" if factor.denominator > 1 else "")
-    return "·".join([number, *powers] if factor != 1 or not powers else powers)
+    return "·".join([write_number(factor), *powers] if factor != 1 or not powers else powers)
+
+
+def write_number(value: Number) -> str:
+    """Return a rational number as text.
+
+    >>> write_number(Fraction(7000, 3))
+    '7,000/3'
+    """
+    return f"{value.numerator:,}" + (f"/{value.denominator:,}" if value.denominator > 1 else "")

@@ -150,31 +150,17 @@ def describe_costs(
     for counts in samples.values():
         unsupported |= Counter(counts.unsupported)
         about |= counts.about
-    template = CostExpression(
-        metric=metric,
-        axes=axes,
-        polynomial=None,
-        domain=fit.axes,
-        fitted=fit.fitted,
-        held_out=fit.held_out,
-        without=fit.without,
-        unsupported=unsupported,
-        about=about,
-    )
-    modules = {sizes: value.modules for sizes, value in samples.items()}
-    operators = {sizes: value.operators for sizes, value in samples.items()}
-    return replace(
-        _with_counts(template, fit, totals),
-        modules=_express_parts(template, fit, modules),
-        operators=_express_parts(template, fit, operators),
-    )
+    fitted: dict[str, Any] = {"fitted": fit.fitted, "held_out": fit.held_out, "without": fit.without}
+    template = CostExpression(metric, axes, None, fit.axes, unsupported=unsupported, about=about, **fitted)
+    modules = _express_parts(template, fit, {sizes: value.modules for sizes, value in samples.items()})
+    operators = _express_parts(template, fit, {sizes: value.operators for sizes, value in samples.items()})
+    return replace(_with_counts(template, fit, totals), modules=modules, operators=operators)
 
 
 def _with_counts(template: CostExpression, fit: Fit, counted: dict[Sizes, int]) -> CostExpression:
     polynomial = None if fit.exponents is None else interpolate(fit, counted)
-    if polynomial is not None and not agrees(fit, polynomial, counted):
-        polynomial = None
-    return replace(template, polynomial=polynomial, counted=counted)
+    is_right = polynomial is not None and agrees(fit, polynomial, counted)
+    return replace(template, polynomial=polynomial if is_right else None, counted=counted)
 
 
 def _express_parts(
@@ -196,20 +182,14 @@ class _Source:
     """The model and its inputs, fixed or as functions of sizes."""
 
     def __init__(self, model: Model, inputs: Any, kwargs: Any, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._model = model
-        self._inputs = inputs
-        self._kwargs = kwargs
+        self._names, self._model, self._inputs, self._kwargs = names, model, inputs, kwargs
         self._builds = () if isinstance(model, nn.Module) else self._sizes_of(model)
         if not set(self._builds) <= set(names):
             self._builds = ()  # a model that is a function of tensors
-        used = {*self._builds}
-        for function in (inputs, kwargs):
-            if _is_function(function):
-                used.update(self._sizes_of(function))
-        for name in used:
-            if name not in names:
-                raise ScalingError(f"{name!r} is an argument of the inputs, but vary has only {', '.join(names)}")
+        functions = [function for function in (inputs, kwargs) if _is_function(function)]
+        used = {*self._builds, *(name for function in functions for name in self._sizes_of(function))}
+        for name in used.difference(names):
+            raise ScalingError(f"{name!r} is an argument of the inputs, but vary has only {', '.join(names)}")
         for name in names:
             if name not in used:
                 raise ScalingError(f"{name} is varied, but neither the model nor the inputs are functions of it")
@@ -279,15 +259,10 @@ class BoundsCheckedEmbedding(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.embedding and len(args) > 1:
-            _check(indices=args[0], weight=args[1])
+        indices, rows = (args[0], args[1].shape[0]) if func is F.embedding and len(args) > 1 else (None, 0)
+        if type(indices) is torch.Tensor and indices.device.type != "meta" and indices.numel():
+            with disable_dispatch_modes():
+                highest = int(indices.max())
+            if highest >= rows:
+                raise IndexError(f"an embedding of {rows:,} rows has no row {highest:,} (counted from 0)")
         return func(*args, **(kwargs or {}))
-
-
-def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
-    if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
-        return
-    with disable_dispatch_modes():
-        highest = int(indices.max())
-    if highest >= weight.shape[0]:
-        raise IndexError(f"an embedding of {weight.shape[0]:,} rows has no row {highest:,} (counted from 0)")

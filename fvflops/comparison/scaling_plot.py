@@ -43,14 +43,9 @@ def draw_scaling(costs: Sequence[CostExpression], *, kind: str, title: str) -> b
     width = _WIDTH * len(panels)
     figure = make_figure(width, _HEIGHT, layout="constrained")
     figure.patch.set_facecolor("white")
-    figure.suptitle(
-        escape(fit(plain(title), width - 2 * _MARGIN, _TITLE)),
-        fontsize=_TITLE,
-        weight="bold",
-        x=_MARGIN / width,
-        ha="left",
-        color=colours.colour("ink"),
-    )
+    heading = escape(fit(plain(title), width - 2 * _MARGIN, _TITLE))
+    style = {"fontsize": _TITLE, "weight": "bold", "color": colours.colour("ink")}
+    figure.suptitle(heading, x=_MARGIN / width, ha="left", **style)
     for number, (cost, axis_index) in enumerate(panels):
         _draw_panel(figure.add_subplot(1, len(panels), number + 1), cost, axis_index)
     return encode(figure, kind)
@@ -63,11 +58,10 @@ def _draw_panel(panel: Any, cost: CostExpression, axis_index: int) -> None:
         sizes = _spread(cost.domain[axis_index])
         values = [cost.polynomial.at((*fixed[:axis_index], size, *fixed[axis_index:])) for size in sizes]
         panel.plot(sizes, [float(value) for value in values], color=_LINE, linewidth=1, label=_write_label(cost))
+    marker = {"marker": "o", "linestyle": "", "markersize": 4, "color": _LINE, "mew": 0.9}
     for name, points in _list_points(cost, axis_index, fixed).items():
         face = "white" if name == _HELD_OUT else _LINE
-        panel.plot(
-            *zip(*points, strict=True), "o", markersize=4, color=_LINE, markerfacecolor=face, mew=0.9, label=name
-        )
+        panel.plot(*zip(*points, strict=True), **marker, markerfacecolor=face, label=name)
     symbol = cost.symbols[axis.name]
     panel.set(xscale="log", yscale="log")
     panel.set_xlabel(as_text(axis.name if symbol == axis.name else f"{axis.name} ({symbol})"), fontsize=_TEXT)

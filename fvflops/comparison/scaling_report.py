@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from fvflops.comparison.cost_functions import CostExpression, GenerationCost, Sizes
-from fvflops.comparison.polynomial import Exponents, Polynomial
+from fvflops.comparison.polynomial import Exponents, Polynomial, write_number
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import (
     Column,
@@ -23,6 +23,7 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.reports.escaping import list_ops, plain_name
+from fvflops.text import record_data
 from fvflops.trace.records import RunInfo, list_run_notes, reads_of
 from fvflops.units import format_quantity, format_share, format_short, format_thousands
 from fvflops.views.summary_rows import depth_of
@@ -35,8 +36,10 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
 
     `title` names the counted model and the convention. JSON has every module and operator.
     """
+    letters = [(cost.symbols[axis.name], axis) for axis in cost.axes]
+    symbols = [f"{letter} = " * (letter != axis.name) + axis.describe() for letter, axis in letters]
     parts: list[Part] = [
-        Items(_write_equation(METRICS[cost.metric].title, cost), _explain_symbols(cost)),
+        Items(_write_equation(METRICS[cost.metric].title, cost), symbols),
         f"{_describe_fit(cost)}.",
         _list_modules(cost, depth),
         _list_runs(cost),
@@ -49,25 +52,18 @@ def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
     """Return the cost of generating text: the prefill, a token at a cache length, and the sum."""
     title = title or f"{format_thousands(cost.new)} new tokens after a prompt of {format_thousands(cost.prompt)}"
     total = "no polynomial in P and N" if cost.polynomial is None else cost.polynomial.write(cost.symbols)
+    new = "N = new tokens: the prefill gives the first, the others are decoded at L = P ... P + N - 2"
     parts: list[Part] = [
         Items(_write_equation("prefill", cost.prefill), ["P = tokens of the prompt"]),
         Items(_write_equation("decode of one token", cost.decode), ["L = tokens in the KV cache before it"]),
-        Items(
-            f"total = {total}",
-            ["N = new tokens: the prefill gives the first, the others are decoded at L = P ... P + N - 2"],
-        ),
+        Items(f"total = {total}", [new]),
         Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"Decode of one token: {_describe_fit(cost.decode)}."]),
         _list_stages(cost),
         *_list_notes(cost.decode),
     ]
     data = {
         "title": title,
-        "metric": cost.metric,
-        "batch": cost.batch,
-        "prompt": cost.prompt,
-        "new": cost.new,
-        "total": cost.total,
-        "counted_up_to": cost.counted_up_to,
+        **record_data(cost, "metric", "batch", "prompt", "new", "total", "counted_up_to"),
         "whole": _encode_polynomial(cost.polynomial, cost.symbols),
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
@@ -77,13 +73,6 @@ def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
 
 def _write_equation(name: str, cost: CostExpression) -> str:
     return f"{name} = {cost}" if cost.polynomial is not None else f"{name}: {cost}"
-
-
-def _explain_symbols(cost: CostExpression) -> list[str]:
-    return [
-        f"{cost.symbols[axis.name]} = {axis.describe()}" if cost.symbols[axis.name] != axis.name else axis.describe()
-        for axis in cost.axes
-    ]
 
 
 def _describe_fit(cost: CostExpression) -> str:
@@ -103,40 +92,22 @@ def _describe_fit(cost: CostExpression) -> str:
 
 def _list_modules(cost: CostExpression, depth: int) -> Table:
     """Return the coefficients of each module's polynomial; no row where only the model has a cost."""
-    shown = {
-        name: module_cost
-        for name, module_cost in cost.modules.items()
-        if depth_of(name) <= depth and any(module_cost.counted.values())
-    }
-    terms = {
-        exponents
-        for module_cost in shown.values()
-        if module_cost.polynomial is not None
-        for exponents, _ in module_cost.polynomial.terms
-    }
+    modules = {name: own for name, own in cost.modules.items() if depth_of(name) <= depth and any(own.counted.values())}
+    polynomials = [own.polynomial for own in modules.values() if own.polynomial is not None]
+    terms = {exponents for polynomial in polynomials for exponents, _ in polynomial.terms}
     ordered = sorted(terms, key=lambda exponents: (sum(exponents), exponents), reverse=True)
-    rows: list[tuple[Value, ...]] = [
-        (name, *_list_coefficients(module_cost, ordered), _write_note(module_cost))
-        for name, module_cost in shown.items()
-    ]
+    rows = [(name, *_list_coefficients(own, ordered), _write_note(own)) for name, own in modules.items()]
     columns = (module_column(), *(_term_column(cost, exponents) for exponents in ordered), text_column("note"))
-    return Table(
-        "modules",
-        data_only(columns, [] if any(row[-1] for row in rows) else ["note"]),
-        rows if len(rows) > 1 else (),
-        title=f"{METRICS[cost.metric].title} by module: polynomial coefficients",
-        noun="module",
-    )
+    shown = data_only(columns, [] if any(row[-1] for row in rows) else ["note"])
+    title = f"{METRICS[cost.metric].title} by module: polynomial coefficients"
+    return Table("modules", shown, rows if len(rows) > 1 else (), title=title, noun="module")
 
 
 def _term_column(cost: CostExpression, exponents: Exponents) -> Column:
-    powers = [
-        name if exponent == 1 else f"{name}^{exponent}"
-        for name, exponent in zip(cost.names, exponents, strict=True)
-        if exponent
-    ]
+    named = [(name, exponent) for name, exponent in zip(cost.names, exponents, strict=True) if exponent]
+    powers = [name if exponent == 1 else f"{name}^{exponent}" for name, exponent in named]
     heading = Polynomial.of(cost.names, {exponents: 1}).write(cost.symbols)
-    return number_column("*".join(powers) or "1", heading, form=_write_coefficient)
+    return number_column("*".join(powers) or "1", heading, form=lambda value: write_number(value) if value else "")
 
 
 def _list_coefficients(cost: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
@@ -145,12 +116,6 @@ def _list_coefficients(cost: CostExpression, terms: Sequence[Exponents]) -> list
     factors = dict(cost.polynomial.terms)
     values = [factors.get(exponents, Fraction(0)) for exponents in terms]
     return [value.numerator if value.denominator == 1 else value for value in values]
-
-
-def _write_coefficient(value: int | Fraction) -> str:
-    if not value:
-        return ""
-    return f"{value.numerator:,}" + (f"/{value.denominator:,}" if value.denominator > 1 else "")
 
 
 def _write_note(cost: CostExpression) -> str:
@@ -193,13 +158,9 @@ def _list_stages(cost: GenerationCost) -> Table:
         number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
         number_column("share", form=format_share),
     )
-    return Table(
-        "parts",
-        columns,
-        [(stage, cache, count, count / cost.total if cost.total else None) for stage, cache, count in rows],
-        total=("total", None, cost.total, 1.0 if cost.total else None),
-        noun="part",
-    )
+    rows.append(("total", None, cost.total))
+    *cells, total = [(*row, row[2] / cost.total if cost.total else None) for row in rows]
+    return Table("parts", columns, cells, total=total, noun="part")
 
 
 def _cost_of_token(cost: GenerationCost, length: int) -> int | None:
@@ -216,10 +177,8 @@ def _evenly_spaced(steps: Sequence[int]) -> Sequence[int]:
 
 
 def _list_notes(cost: CostExpression) -> list[str]:
-    unsupported = (
-        [f"Unsupported, so not counted: {list_ops(cost.unsupported)} in each run."] if cost.unsupported else []
-    )
-    return [*unsupported, *list_run_notes(cost.about, plain_name)]
+    unsupported = f"Unsupported, so not counted: {list_ops(cost.unsupported)} in each run."
+    return [unsupported] * bool(cost.unsupported) + list(list_run_notes(cost.about, plain_name))
 
 
 def _encode(cost: CostExpression) -> dict[str, Any]:

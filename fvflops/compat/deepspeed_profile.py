@@ -88,11 +88,6 @@ def children_of(module: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
     return list(children.values())
 
 
-# Table → the table for the phases other than forward: DeepSpeed assumes that the backward pass costs twice the forward
-# pass, and has no formula for its ops.
-_OTHER_PHASES = {"deepspeed": "exact"}
-
-
 def read_profile(
     trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
 ) -> ModelProfile:
@@ -109,17 +104,15 @@ def read_profile(
         raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
     classes = {name_class(cls) for cls in ignored}
     ignored_names = {item.name for item in trace.modules.modules() if item.classes and item.classes[0] in classes}
-    own: dict[str, Costs] = {}  # module → its costs without submodules, except the time, which includes them
-    for name, duration in durations.items():
-        if name not in ignored_names:
-            own[name] = Costs(duration_ns=duration)
+    # Module → its costs without submodules, except the time, which includes them.
+    own = {name: Costs(duration_ns=time) for name, time in durations.items() if name not in ignored_names}
     for entry in _count(trace, formulas):
         owner = next((name for name in reversed(entry.scope) if name not in ignored_names), None)
         if entry.phase == "forward" and owner is not None:
             own[owner] = own.get(owner, Costs()) + Costs(macs=entry.macs, flops=entry.value)
     modules = _drop_pseudo_modules(trace.modules)
     by_module = _add_submodules(modules, own)
-    other_formulas = load_table(_OTHER_PHASES[formulas.name]) if formulas.name in _OTHER_PHASES else formulas
+    other_formulas = load_table("exact") if formulas.name == "deepspeed" else formulas
     others = _read_phases(trace, times, other_formulas)
     return ModelProfile(
         modules,
@@ -224,12 +217,10 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
 
     `module_depth` is the last depth shown, 0 being the model; -1 shows all.
     """
-    title = (
-        "The most expensive class"
-        if top_modules == 1
-        else f"The {format_thousands(top_modules)} most expensive classes"
-    )
-    lines = [f"{title} of modules at each depth, as the sum over {'its' if top_modules == 1 else 'their'} modules:"]
+    title, whose = "The most expensive class", "its"
+    if top_modules != 1:
+        title, whose = f"The {format_thousands(top_modules)} most expensive classes", "their"
+    lines = [f"{title} of modules at each depth, as the sum over {whose} modules:"]
     for depth, classes in enumerate(profile.by_class()):
         if depth > module_depth >= 0:
             break
@@ -245,12 +236,10 @@ def _write_header(profile: ModelProfile, step: int) -> str:
     tables = escaping.printable(profile.table)
     if profile.other_table not in ("", profile.table):
         tables += f", other phases by the table {escaping.printable(profile.other_table)}"
-    title = (
-        f"{escaping.printable_short(profile.modules.root.class_name)} at step {step}, counted by the table {tables}."
-    )
+    name = escaping.printable_short(profile.modules.root.class_name)
     return "\n".join(
         [
-            title,
+            f"{name} at step {step}, counted by the table {tables}.",
             "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step, iter is all of these.",
             "A MAC is a multiply-add, flops are floating-point operations, FLOPS are flops per second.",
             "",
@@ -263,10 +252,8 @@ def _list_sums(profile: ModelProfile) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line of the header: model, phases, and the sums over phases."""
     sizes, calls = set(profile.batches), len(profile.batches)
     batch = ", ".join(map(format_thousands, sorted(sizes))) or "unknown"
-    yield (
-        "batch size",
-        batch + (f" in each of {format_thousands(calls)} calls" if calls > 1 and len(sizes) == 1 else ""),
-    )
+    each = f" in each of {format_thousands(calls)} calls" if calls > 1 and len(sizes) == 1 else ""
+    yield "batch size", batch + each
     yield "params", params_to_string(profile.by_module[""].parameters)
     phases = {short: profile.phases[phase] for phase, short in _PHASES.items() if phase in profile.phases}
     for short, costs in phases.items():
@@ -293,11 +280,11 @@ def _write_modules(profile: ModelProfile) -> str:
 
     def describe(module: ModuleInfo) -> list[str]:
         costs = profile.by_module[module.name]
+        latency = f"{duration_to_string(costs.duration_ns / 1e9)} = "
         items = [
             f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
             f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
-            f"{duration_to_string(costs.duration_ns / 1e9)} = "
-            f"{share_to_string(costs.duration_ns, total.duration_ns)} latency",
+            latency + f"{share_to_string(costs.duration_ns, total.duration_ns)} latency",
             flops_to_string(costs.flops_per_second),
             *module.extra_repr.split("\n"),
         ]

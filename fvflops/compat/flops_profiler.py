@@ -156,14 +156,8 @@ class FlopsProfiler:
         `profile_step` is the number in the header. `module_depth` is the last depth with top modules (0 is the
         model, -1 means all), and `top_modules` their number at each depth. Folders of `output_file` are created.
         """
-        text = render(
-            self._profile(),
-            profile_step=profile_step,
-            module_depth=module_depth,
-            top_modules=require_int("top_modules", top_modules, least=1),
-            detailed=detailed,
-        )
-        _write(text, output_file)
+        top = {"module_depth": module_depth, "top_modules": require_int("top_modules", top_modules, least=1)}
+        _write(render(self._profile(), profile_step=profile_step, **top, detailed=detailed), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Write the top modules at each depth to standard output; arguments are as for `print_model_profile`."""
@@ -178,9 +172,8 @@ class FlopsProfiler:
 
     def _profile(self) -> ModelProfile:
         if self._run is None:
-            raise RuntimeError(
-                "there is no profile: call start_profile() before the run, and read results before end_profile()"
-            )
+            remedy = "call start_profile() before the run, and read results before end_profile()"
+            raise RuntimeError(f"there is no profile: {remedy}")
         trace = self._run.trace()
         cached_trace, profile = self._cached
         if profile is None or cached_trace is not trace:
@@ -254,9 +247,8 @@ def _generate(
 ) -> Trace:
     generate = getattr(model, "generate", None)
     if not callable(generate):
-        raise TypeError(
-            f"mode='generate' calls model.generate, which {type(model).__name__} lacks: pass mode='forward'"
-        )
+        problem = f"mode='generate' calls model.generate, which {type(model).__name__} lacks"
+        raise TypeError(f"{problem}: pass mode='forward'")
     with torch.no_grad():
         for _ in range(warm_up):
             generate(*args, **kwargs)
@@ -268,9 +260,9 @@ def _generate(
 def _build_args(
     model: nn.Module, input_shape: Sequence[int] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Any, ...]:
+    if input_shape is None and not args and not kwargs:
+        raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
     if input_shape is None:
-        if not args and not kwargs:
-            raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
     given = "a tensor" if isinstance(input_shape, torch.Tensor) else repr(input_shape)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
@@ -417,9 +409,9 @@ class StepProfiler:
         with suppress(TraceError):  # no module was called in the profiled step
             self._write()
         if self._configuration.enabled and not self._written:
+            wanted = f"before step {self._configuration.profile_step} (counted from 0)"
             raise RuntimeError(
-                f"there is no profile: the loop ended after {format_quantity(self._step, 'step')}, before step"
-                f" {self._configuration.profile_step} (counted from 0)"
+                f"there is no profile: the loop ended after {format_quantity(self._step, 'step')}, {wanted}"
             )
 
     def step(self) -> None:

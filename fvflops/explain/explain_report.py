@@ -91,27 +91,33 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     if not any(timeline.on_gpu for timeline in trace.timelines):
         columns = tuple(data_only(columns, ["kernels"]))
     total = trace.total_ns()
-    rows: list[list[Value]] = [[KINDS[row.kind], *_figures(row, steps, total)] for row in trace.work()]
-    for idle in trace.idle():
-        share = idle.ns / total if total else None
-        rows.append([f"idle: {CAUSES[idle.cause]}", idle.ns / 1e9 / steps, share, *[None] * 8])
-    last: list[Value] = ["step", total / 1e9 / steps, 1.0 if total else None, *[None] * 8]
+    idle = [(f"idle: {CAUSES[row.cause]}", row.ns) for row in trace.idle()]
+    records = [{"what": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
+    records += [
+        {"what": what, "seconds": ns / 1e9 / steps, "share": ns / total if total else None}
+        for what, ns in (*idle, ("step", total))
+    ]
+    *rows, last = _list_values(columns, records)
     return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
 
 
-def _figures(row: WorkRow, steps: int, total: int) -> list[Value]:
-    return [
-        row.ns / 1e9 / steps,
-        row.ns / total if total else None,
-        row.calls / steps or None,
-        row.kernels / steps,
-        row.hidden_ns / 1e9 / steps or None,
-        None if row.flops is None else row.flops / steps or None,
-        None if row.nbytes is None else row.nbytes / steps or None,
-        row.flops_per_second,
-        None if row.expected_ns is None else row.expected_ns / 1e9 / steps,
-        None if row.lost_ns is None else row.lost_ns / 1e9 / steps,
-    ]
+def _list_values(columns: Sequence[Column], records: Sequence[Mapping[str, Value]]) -> list[list[Value]]:
+    return [[record.get(column.key) for column in columns] for record in records]
+
+
+def _figures(row: WorkRow, steps: int, total: int) -> dict[str, Value]:
+    return {
+        "seconds": row.ns / 1e9 / steps,
+        "share": row.ns / total if total else None,
+        "calls": row.calls / steps or None,
+        "kernels": row.kernels / steps,
+        "hidden_seconds": row.hidden_ns / 1e9 / steps or None,
+        "flops": None if row.flops is None else row.flops / steps or None,
+        "bytes": None if row.nbytes is None else row.nbytes / steps or None,
+        "flops_per_second": row.flops_per_second,
+        "expected_seconds": None if row.expected_ns is None else row.expected_ns / 1e9 / steps,
+        "lost_seconds": None if row.lost_ns is None else row.lost_ns / 1e9 / steps,
+    }
 
 
 def _tabulate_steps(trace: ExplainedTrace) -> Table:
@@ -145,11 +151,12 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
         _seconds("expected_seconds", "expected"),
         difference_column("lost_seconds", "lost", form=format_seconds),
     )
-    rows: list[list[Value]] = []
-    for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs))):
-        if row.kind != "communication":
-            seconds, _, calls, _, _, _, _, rate, expected, lost = _figures(row, steps, trace.total_ns())
-            rows.append([describe_work(row), seconds, row.kind, row.phase, calls, rate, expected, lost])
+    records = [
+        {"what": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
+        for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs)))
+        if row.kind != "communication"
+    ]
+    rows = _list_values(columns, records)
     return Table("work", columns, rows, "Longest work, mean of a step", noun="row", summed="seconds").ranked(top=_ROWS)
 
 
@@ -208,14 +215,9 @@ def _tabulate_idle(trace: ExplainedTrace, steps: int) -> Table:
 
 def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
     """Return all rows for JSON, in nanoseconds; modules are summed up."""
+    names = ("path", "rank", "device=device_name", "on_gpu")
     ranks = [
-        {
-            "path": timeline.path,
-            "rank": timeline.rank,
-            "device": timeline.device_name,
-            "on_gpu": timeline.on_gpu,
-            "steps": [_encode_step(step) for step in timeline.steps],
-        }
+        {**record_data(timeline, *names), "steps": [_encode_step(step) for step in timeline.steps]}
         for timeline in trace.timelines
     ]
     waits = [record_data(wait, "rank", "collectives", "kernel_ns", "waiting_ns") for wait in trace.waits()]
@@ -223,14 +225,13 @@ def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
 
 
 def _encode_step(step: StepTimeline) -> dict[str, Any]:
-    times = {name: getattr(step, name) for name in _TIMES}
     rows = sum_rows(step.work, lambda row: (row.kind, row.op, row.kernel, row.phase, str(row.inputs), row.details))
     names = ("kind", "group", "op", "kernel", "phase", "is_graph", "calls", "kernels", "ns", "kernel_ns")
     costs = ("macs", "flops", "nbytes", "expected_ns", "modelled_ns", "lost_ns")
-    work = [{**record_data(row, *names, *costs), "shapes": _shapes(row), "details": dict(row.details)} for row in rows]
+    shapes = [list(row.inputs[0] or ()) if row.inputs else [] for row in rows]
+    work = [
+        {**record_data(row, *names, *costs), "shapes": own, "details": dict(row.details)}
+        for row, own in zip(rows, shapes, strict=True)
+    ]
     idle = [record_data(row, "cause", "name", "intervals", "ns") for row in step.idle]
-    return {"name": step.name, **times, "work": work, "idle": idle}
-
-
-def _shapes(row: WorkRow) -> list[Any]:
-    return list(row.inputs[0] or ()) if row.inputs else []
+    return {**record_data(step, "name", *_TIMES), "work": work, "idle": idle}

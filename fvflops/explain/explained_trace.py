@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fvflops import paths as files
 from fvflops.devices.devices import Device, find_device, resolve_device
 from fvflops.explain.op_costs import OpCosts
-from fvflops.explain.rank_timeline import RankTimeline, RankWait, build_timeline, find_waits, name_device
+from fvflops.explain.rank_timeline import RankTimeline, RankWait, build_timeline, find_waits
 from fvflops.explain.step_records import CAUSES, IdleRow, StepTimeline, WorkRow, sum_rows
 from fvflops.explain.trace_columns import TraceColumns, read_columns
 from fvflops.reports.display import Displayed
@@ -40,11 +40,8 @@ class ExplainedTrace(Displayed):
 
     def steps(self) -> list[tuple[RankTimeline, StepTimeline]]:
         """Return the complete steps of all ranks, ProfilerStep#N; of a trace without any, its whole time."""
-        found = []
-        for timeline in self.timelines:
-            named = [step for step in timeline.steps if step.host_ns is not None]
-            found += [(timeline, step) for step in named or timeline.steps]
-        return found
+        named = [(one, [step for step in one.steps if step.host_ns is not None]) for one in self.timelines]
+        return [(timeline, step) for timeline, steps in named for step in steps or timeline.steps]
 
     def work(self, key: Callable[[WorkRow], Hashable] = lambda row: row.kind) -> list[WorkRow]:
         """Return the work of all `steps()`, summed by a key of the rows, by default the class; the longest first."""
@@ -116,9 +113,8 @@ def explain_trace(
 
 
 def _find_device(columns: TraceColumns) -> Device | None:
-    name = name_device(columns.header)
     try:
-        return find_device(name) if name else None
+        return find_device(columns.device_name) if columns.device_name else None
     except ValueError:  # a GPU that is not listed has no kernel models
         return None
 
@@ -153,10 +149,8 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
         yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
     if on_gpu and unlinked * 100 > kernel_ns:
         yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
-    for timeline in trace.timelines:
-        columns = timeline.columns
+    for columns in (timeline.columns for timeline in trace.timelines):
+        negative, unreadable = (format_quantity(n, "event") for n in (columns.negative, columns.unreadable))
         if columns.negative or columns.unreadable:
-            yield (
-                f"{timeline.path}: {format_quantity(columns.negative, 'event')} of negative duration taken as 0, "
-                f"{format_quantity(columns.unreadable, 'event')} without a valid time ignored"
-            )
+            taken = f"{negative} of negative duration taken as 0"
+            yield f"{columns.path}: {taken}, {unreadable} without a valid time ignored"

@@ -97,14 +97,9 @@ def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
     windows, bounds = _find_windows(columns, activities, on_gpu=on_gpu)
     contexts = LaunchContexts(columns, costs.is_counted)
     found = [contexts.of(op, launch) for op, launch in zip(activities.op, activities.launch, strict=True)]
-    division = _divide(
-        columns,
-        activities,
-        [
-            contexts.kind(context, str(columns.names[name]), kind)
-            for context, name, kind in zip(found, activities.name, activities.kind, strict=True)
-        ],
-    )
+    named = zip(found, activities.name, activities.kind, strict=True)
+    kinds = [contexts.kind(context, str(columns.names[name]), kind) for context, name, kind in named]
+    division = _divide(activities, kinds)
     work = _sum_work(columns, activities, found, division, bounds, _find_outer(columns, found, costs))
     idle = _sum_idle(columns, activities, division, bounds, on_gpu=on_gpu)
     unions = [[0, 0] for _ in windows]
@@ -115,31 +110,11 @@ def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
     for index, (name, _, host_ns) in enumerate(windows):
         rows = tuple(_make_rows(columns, work[index], costs))
         compute, communication, memcpy = (sum(row.ns for row in rows if row.group == group) for group in _GROUPS)
-        steps.append(
-            StepTimeline(
-                name=name,
-                start_ns=bounds[index],
-                end_ns=bounds[index + 1],
-                compute_ns=compute,
-                exposed_communication_ns=communication,
-                exposed_memcpy_ns=memcpy,
-                communication_ns=unions[index][0],
-                memcpy_ns=unions[index][1],
-                host_ns=host_ns,
-                work=rows,
-                idle=idle[index],
-            )
-        )
-    return RankTimeline(
-        columns.path, columns.rank, name_device(columns.header), on_gpu, tuple(steps), columns, activities
-    )
-
-
-def name_device(header: Mapping[str, Any]) -> str:
-    """Return the name of the GPU of a trace, "" if it is not recorded."""
-    devices = header.get("deviceProperties")
-    names = [device.get("name") for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
-    return next((name for name in names if isinstance(name, str) and name), "")
+        begin, end, (all_communication, all_memcpy) = bounds[index], bounds[index + 1], unions[index]
+        exposed = compute, communication, memcpy, all_communication, all_memcpy
+        steps.append(StepTimeline(name, begin, end, *exposed, host_ns, rows, idle[index]))
+    name = columns.device_name
+    return RankTimeline(columns.path, columns.rank, name, on_gpu, tuple(steps), columns, activities)
 
 
 def _list_host_work(columns: TraceColumns) -> Activities:
@@ -164,11 +139,7 @@ def _list_host_work(columns: TraceColumns) -> Activities:
             column.append(value)
         found.stream.append(thread)
     count = len(found)
-    found.kind, found.details, found.launch = (
-        array("i", [0]) * count,
-        array("i", [-1]) * count,
-        array("i", [-1]) * count,
-    )
+    found.kind, found.details, found.launch = (array("i", [value]) * count for value in (0, -1, -1))
     found.external = found.correlation = array("q", [-1]) * count
     return found
 
@@ -184,10 +155,10 @@ def _find_windows(columns: TraceColumns, activities: Activities, *, on_gpu: bool
         return [Window("whole trace", first, None)], [first, last]
     windows = []
     ends = [host.end[index] for index in steps]
+    starts = [host.start[index] for index in steps] + [max(ends)]
     if on_gpu:
-        starts = _first_kernels(columns, activities, [host.start[index] for index in steps] + [max(ends)])
+        starts = _first_kernels(columns, activities, starts)
     else:
-        starts = [host.start[index] for index in steps] + [max(ends)]
         first, last = min(first, starts[0]), max(last, starts[-1])
     for step, start in zip(steps, starts, strict=False):
         windows.append(Window(columns.names[host.name[step]], start, host.end[step] - host.start[step]))
@@ -207,8 +178,7 @@ def _first_kernels(columns: TraceColumns, activities: Activities, starts: Sequen
         if launch >= 0
     )
     found: list[int] = []
-    earliest = max(activities.end)
-    position = len(launched)
+    earliest, position = max(activities.end), len(launched)
     for start in reversed(starts):
         while position and launched[position - 1][0] >= start:
             position -= 1
@@ -231,7 +201,7 @@ class _Division:
         return merge(sorted(interval for union in self.unions for interval in union))
 
 
-def _divide(columns: TraceColumns, activities: Activities, kinds: Sequence[str]) -> _Division:
+def _divide(activities: Activities, kinds: Sequence[str]) -> _Division:
     memcpy = ACTIVITY_KINDS.index("memcpy")
     groups = [
         COMMUNICATION if kind == "communication" else MEMCPY if activity == memcpy else COMPUTE
@@ -263,22 +233,20 @@ def _sum_work(
         op = host.name[context.op] if context.op >= 0 else -1
         inputs = host.inputs[context.op] if context.op >= 0 else -1
         kind, group = division.kinds[index], division.groups[index]
-        details = activities.details[index]
-        unlocated = context._replace(op=-1)
-        return _Key(window, kind, group, op, activities.name[index], inputs, details, unlocated)
+        name, details = activities.name[index], activities.details[index]
+        return _Key(window, kind, group, op, name, inputs, details, context._replace(op=-1))
 
+    lengths = [end - start for start, end in zip(activities.start, activities.end, strict=True)]
     longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
     whole = (Piece(activities.start[index], activities.start[index], index) for index in range(len(activities)))
     for window, piece in split(whole, bounds):
         index = piece.activity
         row = sums[window][key(window, index)]
         row.kernels += 1
-        row.kernel_ns += activities.end[index] - activities.start[index]
+        row.kernel_ns += lengths[index]
         op = contexts[index].op
         if op >= 0 and op not in outer:
-            best = longest.get(op)
-            if best is None or _length(activities, index) > _length(activities, best):
-                longest[op] = index
+            longest[op] = max(longest.get(op, index), index, key=lengths.__getitem__)
     called = (Piece(activities.start[index], activities.start[index], index) for index in longest.values())
     for window, piece in split(called, bounds):
         sums[window][key(window, piece.activity)].calls += 1
@@ -302,10 +270,6 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
                 outer.add(around)
             around = host.parent[around]
     return outer
-
-
-def _length(activities: Activities, index: int) -> int:
-    return activities.end[index] - activities.start[index]
 
 
 def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts) -> Iterator[WorkRow]:

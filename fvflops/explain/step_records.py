@@ -136,9 +136,7 @@ class StepTimeline:
 
 
 Row = TypeVar("Row", WorkRow, IdleRow)
-_NAMES = frozenset(
-    ("kind", "group", "op", "kernel", "phase", "module", "inputs", "details", "is_graph", "cause", "name")
-)
+_NAMES = ("kind", "group", "op", "kernel", "phase", "module", "inputs", "details", "is_graph", "cause", "name")
 
 
 def sum_rows(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[Row]:
@@ -153,11 +151,10 @@ def _sum(rows: Sequence[Row]) -> Row:
     if len(rows) == 1:
         return rows[0]
     summed: dict[str, Any] = {}
-    for field in fields(rows[0]):
-        values = [getattr(row, field.name) for row in rows]
-        if field.name in _NAMES:
-            summed[field.name] = values[0] if values.count(values[0]) == len(values) else type(values[0])()
+    for name in (field.name for field in fields(rows[0])):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if name in _NAMES:
+            summed[name] = values[0] if values.count(values[0]) == len(values) else type(values[0])()
         else:
-            known = [value for value in values if value is not None]
-            summed[field.name] = sum(known) if known else None
+            summed[name] = sum(values) if values else None
     return replace(rows[0], **summed)

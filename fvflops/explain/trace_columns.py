@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from array import array
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +177,14 @@ class TraceColumns:
         rank = info.get("rank") if isinstance(info, dict) else None
         return rank if isinstance(rank, int) else None
 
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU, "" if it is not recorded."""
+        devices = self.header.get("deviceProperties")
+        devices = devices if isinstance(devices, list) else []
+        names = [device.get("name") for device in devices if isinstance(device, dict)]
+        return next((name for name in names if isinstance(name, str) and name), "")
+
 
 def read_columns(path: str) -> TraceColumns:
     """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
@@ -189,8 +197,8 @@ def read_columns(path: str) -> TraceColumns:
     if not len(gpu) and OP not in host.kind:
         raise TraceError(f"{path} has neither ops nor kernels: pass a trace that torch.profiler wrote")
     columns.origin_ns = min(min(events.start) for events in (host, gpu) if len(events))
-    _sort(host, [host.thread, host.start, _negated(host.end)], columns.origin_ns)
-    _sort(gpu, [gpu.start], columns.origin_ns)
+    _sort(host, ("thread", "start", "-end"), columns.origin_ns)
+    _sort(gpu, ("start",), columns.origin_ns)
     _nest(host)
     _link(columns)
     return columns
@@ -260,10 +268,6 @@ def _integer(args: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) and -(2**63) <= value < 2**63 else -1
 
 
-def _negated(times: array[int]) -> array[int]:
-    return _from_tensor(-_tensor(times), "q") if times else times
-
-
 def _tensor(column: array[int]) -> torch.Tensor:
     return torch.frombuffer(column, dtype=torch.int64 if column.typecode == "q" else torch.int32)
 
@@ -274,20 +278,19 @@ def _from_tensor(values: torch.Tensor, typecode: str) -> array[int]:
     return column
 
 
-def _sort(records: HostSpans | Activities, keys: list[array[int]], origin: int) -> None:
-    """Sort all columns by keys, the first key first, and let times count from `origin`."""
+def _sort(records: HostSpans | Activities, keys: Sequence[str], origin: int) -> None:
+    """Sort all columns by some, the first key first, "-" for descending, and let times count from `origin`."""
     if not len(records):
         return
     order = torch.arange(len(records))
     for key in reversed(keys):
-        order = order[torch.sort(_tensor(key)[order], stable=True).indices]
+        values = _tensor(getattr(records, key.removeprefix("-")))[order]
+        order = order[torch.sort(values, descending=key.startswith("-"), stable=True).indices]
     for name in records.__slots__:
         column: array[int] = getattr(records, name)
         if len(column):
-            values = _tensor(column)[order]
-            setattr(
-                records, name, _from_tensor(values - origin if name in ("start", "end") else values, column.typecode)
-            )
+            values = _tensor(column)[order] - (origin if name in ("start", "end") else 0)
+            setattr(records, name, _from_tensor(values, column.typecode))
 
 
 def _nest(host: HostSpans) -> None:

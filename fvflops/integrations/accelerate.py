@@ -46,15 +46,10 @@ class FlopsRecording(record):
         table: str | FormulaTable = "default",
     ) -> None:
         if not hasattr(accelerator, "sync_gradients"):
-            raise TypeError(
-                f"the first argument of FlopsRecording must be an accelerate.Accelerator; got {shown(accelerator)}"
-            )
-        super().__init__(
-            _unwrap(accelerator, model),
-            table=table,
-            schedule=schedule,
-            on_trace_ready=save_when_ready(path, accelerator.process_index, on_trace_ready),
-        )
+            expected = "the first argument of FlopsRecording must be an accelerate.Accelerator"
+            raise TypeError(f"{expected}; got {shown(accelerator)}")
+        save = save_when_ready(path, accelerator.process_index, on_trace_ready)
+        super().__init__(_unwrap(accelerator, model), table=table, schedule=schedule, on_trace_ready=save)
         self._accelerator = accelerator
 
     def step(self) -> None:

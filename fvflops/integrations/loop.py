@@ -18,10 +18,9 @@ from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.meter import StepMeter
 from fvflops.measure.step_meter.step_figures import MeterOptions
-from fvflops.reports.escaping import printable_short
+from fvflops.reports.escaping import list_ops
 from fvflops.text import Unpack, explaining_arguments
 from fvflops.trace import TraceError
-from fvflops.units import format_quantity
 
 # Names under which the cost per step is logged: FLOPs, 2 for a multiply-add whatever the table, and multiply-adds.
 LOGGED = ("flops_per_step", "macs_per_step")
@@ -30,16 +29,8 @@ FIRST_STEPS = steps.schedule(active=3, repeat=1)
 
 # Figures of a metered loop that are logged: means over the steps since the last log.
 LOGGED_FIGURES = (
-    "mfu",
-    "hfu",
-    "tflops_per_device",
-    "tokens_per_second",
-    "samples_per_second",
-    "model_flops",
-    "hardware_flops",
-    "macs",
-    "memory_peak",
-    "unexplained",
+    *("mfu", "hfu", "tflops_per_device", "tokens_per_second", "samples_per_second"),
+    *("model_flops", "hardware_flops", "macs", "memory_peak", "unexplained"),
 )
 Folder = str | os.PathLike[str]
 
@@ -93,12 +84,8 @@ class RecordedLoop(Loop):
 
     def _begin(self, model: nn.Module, *, rank: int, **others: Any) -> None:
         self._end()
-        self._recording = record(
-            model,
-            table=self._table,
-            schedule=self._schedule,
-            on_trace_ready=save_when_ready(self._path, rank, self._on_trace_ready),
-        )
+        save = save_when_ready(self._path, rank, self._on_trace_ready)
+        self._recording = record(model, table=self._table, schedule=self._schedule, on_trace_ready=save)
         self._mean = 0, {}
         self._recording.pause()
         self._recording.__enter__()
@@ -110,13 +97,13 @@ class RecordedLoop(Loop):
             self.recording.resume()
 
     def _end_step(self) -> None:
-        if self._open and self._in_step:
+        if self._in_step:
             self._in_step = False
             self.recording.pause()
             self.recording.step()
 
     def _pause_step(self) -> None:
-        if self._open and self._in_step:
+        if self._in_step:
             self.recording.pause()
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -133,11 +120,8 @@ class RecordedLoop(Loop):
             self._mean = steps, dict(zip(LOGGED, (per_step.flops.mean, per_step.macs.mean), strict=True))
             if per_step.unsupported and not self._warned:
                 self._warned = True
-                ops = [
-                    f"{printable_short(op)} ({format_quantity(calls, 'call')})"
-                    for op, calls in per_step.unsupported.items()
-                ]
-                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ", ".join(ops))
+                ops = list_ops(per_step.unsupported)
+                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ops)
         return self._mean[1]
 
 

@@ -32,12 +32,8 @@ _USED = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command line option and the ini option."""
-    group = parser.getgroup("fvflops")
-    group.addoption(
-        "--flops-budget-update",
-        action="store_true",
-        help="rewrite the budget files of flops_budget with the current counts",
-    )
+    text = "rewrite the budget files of flops_budget with the current counts"
+    parser.getgroup("fvflops").addoption("--flops-budget-update", action="store_true", help=text)
     parser.addini("flops_budget_file", "the budget file of the fixture flops_budget", default=_FILE)
 
 
@@ -78,9 +74,8 @@ class FlopsBudget:
         marker = request.node.get_closest_marker("flops_budget")
         self._marker_options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
         if marker is not None and marker.args:
-            raise pytest.UsageError(
-                f"the arguments of flops_budget must be keywords, such as flops='4.1G'; got {marker.args!r}"
-            )
+            expected = "the arguments of flops_budget must be keywords, such as flops='4.1G'"
+            raise pytest.UsageError(f"{expected}; got {marker.args!r}")
 
     def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **overrides: Any) -> BudgetReport:
         """Count a model, or use an analysis, and fail the test if it exceeds the budget; return the report.

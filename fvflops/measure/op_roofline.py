@@ -20,7 +20,7 @@ from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
-from fvflops.text import explaining_arguments, record_repr, short_repr
+from fvflops.text import explaining_arguments, short_repr, shown_by_fields
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, Trace
 from fvflops.trace.counts import Counts
 from fvflops.trace.module_tree import innermost
@@ -28,6 +28,7 @@ from fvflops.units import format_percent, format_quantity, format_ratio, format_
 from fvflops.views.summary_rows import check_view, depth_of
 
 
+@shown_by_fields
 class Load(NamedTuple):
     """Work of some op calls, and the least seconds they take on a device, one after the other.
 
@@ -40,9 +41,6 @@ class Load(NamedTuple):
     bytes: int = 0
     seconds: float = 0.0
     compute_bound: float = 0.0
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
     @property
     def intensity(self) -> float:
@@ -59,11 +57,10 @@ class Load(NamedTuple):
 
 def sum_loads(loads: Iterable[Load]) -> Load:
     columns = list(zip(*loads, strict=True))
-    if not columns:
-        return Load()
     return Load(*map(sum, columns[:3]), *map(math.fsum, columns[3:]))
 
 
+@shown_by_fields
 class Bounded(NamedTuple):
     """The load of all calls of one signature in one scope and phase.
 
@@ -77,9 +74,6 @@ class Bounded(NamedTuple):
     label: str
     dtype: str
     load: Load
-
-    def __repr__(self) -> str:
-        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -259,20 +253,17 @@ class _CallTimer:
         compute = self._compute(2 * entry.macs, products) + self._compute(entry.flops, dtype)
         memory = entry.value / self._bandwidth
         seconds = max(compute, memory)
-        load = Load(
-            entry.calls, 2 * entry.macs + entry.flops, entry.value, seconds, seconds if compute > memory else 0.0
-        )
+        flops, bound = 2 * entry.macs + entry.flops, seconds if compute > memory else 0.0
+        load = Load(entry.calls, flops, entry.value, seconds, bound)
         return Bounded(entry.scope, entry.phase, entry.op, entry.label, products if entry.macs else dtype, load)
 
     def _compute(self, flops: int, dtype: str) -> float:
-        if not flops:
-            return 0.0
-        if dtype not in self.peaks:
+        if flops and dtype not in self.peaks:
             if dtype not in self._device.dtypes():
                 self.without_peak[dtype] += flops
                 return 0.0
             self.peaks[dtype] = self._device.peak(dtype)
-        return flops / self.peaks[dtype]
+        return flops / self.peaks[dtype] if flops else 0.0
 
 
 def _short(dtype: str) -> str:
@@ -286,8 +277,6 @@ def _short(dtype: str) -> str:
 VIEWS = ("module", "operator", "op")
 DEPTH = 3  # levels of modules below the root
 SHOWN = 20  # ops, by time
-
-
 _percent = partial(format_percent, whole=1)
 _LOAD = (
     number_column("seconds", "least time", form=format_seconds),
@@ -355,11 +344,8 @@ def _tabulate(roofline: Roofline, total: Load, by: str, depth: int) -> Table:
         rows = [(name, *_list_values(load, total)) for name, load in loads if depth_of(name) <= depth and load.seconds]
         return Table("modules", (module_column(), *_LOAD), rows, noun="module")
     if by == "operator":
-        rows = [
-            (name, load.calls, *_list_values(load, total))
-            for name, load in roofline.by_operator().items()
-            if load.seconds
-        ]
+        loads = roofline.by_operator().items()
+        rows = [(name, load.calls, *_list_values(load, total)) for name, load in loads if load.seconds]
         total_row = ("total", total.calls, *_list_values(total, total))
         return Table("operators", (text_column("operator"), _CALLS, *_LOAD), rows, total=total_row, noun="operator")
     rows = [

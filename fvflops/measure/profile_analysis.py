@@ -190,9 +190,8 @@ class ProfileAnalysis(FlopCountAnalysis):
         if len(self._actions) > 1 or "time" in self._options["measure"]:
             check_repeatable(args, kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(model, args, kwargs)):
-            raise ValueError(
-                "a profile needs real execution, and the meta device has no values: build the model on cpu or cuda"
-            )
+            problem = "a profile needs real execution, and the meta device has no values"
+            raise ValueError(f"{problem}: build the model on cpu or cuda")
         self._measured, self._clocked, self._failure = [], [], ""
         for index, action in enumerate(self._actions):
             versions = _versions(model, args, kwargs)
@@ -232,9 +231,8 @@ class ProfileAnalysis(FlopCountAnalysis):
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
         uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._options["loss"] is not None or uses_autograd
-        written = [
-            tensor for tensor, version in versions if isinstance(tensor, nn.Parameter) and tensor._version != version
-        ]
+        changed = (tensor for tensor, version in versions if tensor._version != version)
+        written = [tensor for tensor in changed if isinstance(tensor, nn.Parameter)]
         with self._autocast() or nullcontext():
             return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
 
@@ -332,7 +330,7 @@ def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"with a schedule, steps must be the number of runs, at least 1; got {steps!r}")
     actions = [action_at(schedule, step) for step in range(steps)]
-    if not any(action in ACTIVE for action in actions):
+    if not set(ACTIVE).intersection(actions):
         raise ValueError(f"the schedule makes none of {format_quantity(steps, 'step')} active: pass more steps")
     return actions
 
@@ -357,18 +355,16 @@ def trimmed_mean(traces: list[Trace]) -> Trace:
 def _describe_mean(middle: int, runs: int) -> str:
     if runs == 1:
         return "one run"
-    if middle == 1:
-        return f"the middle of {runs} runs"
-    if middle == runs:
-        return f"the mean of {runs} runs"
+    if middle in (1, runs):
+        return f"the {'middle' if middle == 1 else 'mean'} of {runs} runs"
     dropped = (runs - middle) // 2
     extremes = "the fastest and the slowest" if dropped == 1 else f"the {dropped} fastest and the {dropped} slowest"
     return f"the mean of {middle} of {runs} runs (without {extremes})"
 
 
 def _duration_of_run(trace: Trace) -> int:
-    ends = [(event.start_ns or 0) + (event.duration_ns or 0) for event in trace.events or ()]
-    return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)
+    times = [(event.start_ns or 0, event.duration_ns or 0) for event in trace.events or ()]
+    return max(map(sum, times), default=0) - min((start for start, _ in times), default=0)
 
 
 def _ordered_events(trace: Trace) -> list[Event]:
@@ -381,9 +377,7 @@ def _list_work(trace: Trace) -> list[tuple[Any, ...]]:
 
 
 def _mean(events: tuple[Event, ...]) -> Event:
-    changes: dict[str, Any] = {}
-    for name in _MEASURED:
-        values = [value for event in events if (value := getattr(event, name)) is not None]
-        if values:
-            changes[name] = round(fmean(values))
+    columns = {name: [getattr(event, name) for event in events] for name in _MEASURED}
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    changes: dict[str, Any] = {name: round(fmean(values)) for name, values in known.items() if values}
     return events[-1]._replace(**changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 from fvflops.measure.profile_rows import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
@@ -115,36 +116,32 @@ class _ReportColumn(NamedTuple):
 
 def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_ReportColumn]:
     """Return the columns, the most important first."""
-    timed = "time" in measured.columns
-    columns = [_ReportColumn(number_column("calls", form=_calls), lambda item: item.row.calls)]
-    if timed:
-        columns.append(_ReportColumn(number_column("time", form=_time), lambda item: item.row.total_ns))
-        columns.append(_ReportColumn(_TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns)))
-        if measured.peaks:
-            columns.append(_ReportColumn(_ROOFLINE, lambda item: item.row.roofline_share or None))
-        if by == "module":
-            columns.append(_ReportColumn(number_column("self", form=_time), lambda item: item.row.self_ns))
-        if phase is None and len(measured.phases) > 1:
-            columns += [_phase_column(measured, by, name) for name in measured.phases]
-    columns.append(_ReportColumn(number_column("flops", "FLOPs"), lambda item: item.row.flops))
-    if measured.unsupported:
-        columns.append(_ReportColumn(number_column("unsupported", form=_calls), lambda item: item.row.unsupported))
-    if timed:
-        columns.append(_ReportColumn(number_column("rate", "FLOP/s"), lambda item: item.row.flops_per_second))
-        columns.append(_ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False))
-        columns.append(_ReportColumn(text_column("mark"), lambda item: outlier(item.row, item.total), in_total=False))
-    columns.append(_ReportColumn(number_column("bytes"), lambda item: item.row.bytes))
-    if measured.unknown_traffic:
-        columns.append(_ReportColumn(_UNKNOWN_BYTES, lambda item: item.row.unknown_traffic))
-    columns.append(_ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None))
-    if "memory" in measured.columns:
-        columns.append(_ReportColumn(number_column("memory", "retained"), lambda item: item.row.retained))
-        columns.append(_ReportColumn(number_column("peak"), lambda item: item.row.peak))
-    columns.append(_ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)))
-    columns.append(_ReportColumn(number_column("read"), lambda item: item.row.read))
-    columns.append(_ReportColumn(number_column("written"), lambda item: item.row.written))
-    columns += [_in_seconds(column) for column in columns if column.column.form is _time]
-    optional = (replace(column.column, hide_order=int(column.column.key in _OPTIONAL)) for column in columns)
+    timed, memory = "time" in measured.columns, "memory" in measured.columns
+    phases = measured.phases if timed and phase is None and len(measured.phases) > 1 else ()
+    known: list[tuple[object, _ReportColumn]] = [
+        (True, _ReportColumn(number_column("calls", form=_calls), attrgetter("row.calls"))),
+        (timed, _ReportColumn(number_column("time", form=_time), attrgetter("row.total_ns"))),
+        (timed, _ReportColumn(_TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns))),
+        (timed and measured.peaks, _ReportColumn(_ROOFLINE, lambda item: item.row.roofline_share or None)),
+        (timed and by == "module", _ReportColumn(number_column("self", form=_time), attrgetter("row.self_ns"))),
+        *((True, _phase_column(measured, by, name)) for name in phases),
+        (True, _ReportColumn(number_column("flops", "FLOPs"), attrgetter("row.flops"))),
+        (measured.unsupported, _ReportColumn(_UNSUPPORTED, attrgetter("row.unsupported"))),
+        (timed, _ReportColumn(number_column("rate", "FLOP/s"), attrgetter("row.flops_per_second"))),
+        (timed, _ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False)),
+        (timed, _ReportColumn(text_column("mark"), lambda item: outlier(item.row, item.total), in_total=False)),
+        (True, _ReportColumn(number_column("bytes"), attrgetter("row.bytes"))),
+        (measured.unknown_traffic, _ReportColumn(_UNKNOWN_BYTES, attrgetter("row.unknown_traffic"))),
+        (True, _ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None)),
+        (memory, _ReportColumn(number_column("memory", "retained"), attrgetter("row.retained"))),
+        (memory, _ReportColumn(number_column("peak"), attrgetter("row.peak"))),
+        (True, _ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops))),
+        (True, _ReportColumn(number_column("read"), attrgetter("row.read"))),
+        (True, _ReportColumn(number_column("written"), attrgetter("row.written"))),
+    ]
+    columns = [shown for applies, shown in known if applies]
+    columns += [_in_seconds(shown) for shown in columns if shown.column.form is _time]
+    optional = (replace(shown.column, hide_order=int(shown.column.key in _OPTIONAL)) for shown in columns)
     return [shown._replace(column=column) for shown, column in zip(columns, optional, strict=True)]
 
 
@@ -185,6 +182,7 @@ _FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
 _ROOFLINE = number_column("roofline", form=_percent)
 _MISMATCH = number_column("mismatch", "time:FLOPs", form=format_ratio)
 _INTENSITY = number_column("intensity", "FLOP/byte", form=format_ratio)
+_UNSUPPORTED = number_column("unsupported", form=_calls)
 _UNKNOWN_BYTES = number_column("unknown_bytes", "unknown bytes", form=_calls)
 
 

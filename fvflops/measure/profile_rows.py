@@ -65,8 +65,7 @@ class ProfileRow:
     @property
     def intensity(self) -> float:
         """The arithmetic intensity, FLOP/byte with a MAC as 2; infinite without memory traffic, 0 without FLOPs."""
-        flops = self.hardware_flops
-        return flops / self.bytes if self.bytes else math.inf if flops else 0.0
+        return self.hardware_flops / self.bytes if self.bytes else math.inf if self.hardware_flops else 0.0
 
     @property
     def roofline_share(self) -> float:
@@ -289,15 +288,13 @@ class _Rows:
 
     def _modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that include the ops of a scope, the root first."""
-        names = self._modules_by_scope.get((scope, phase))
-        if names is None:
-            if phase in BY_OWNER:
-                owner = innermost(scope)
-                including = [*modules_above(owner), owner]
-            else:
-                including = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
-            names = self._modules_by_scope[scope, phase] = tuple(dict.fromkeys(including))
-        return names
+        if (scope, phase) not in self._modules_by_scope:
+            owner = innermost(scope)
+            names = [*modules_above(owner), owner]
+            if phase not in BY_OWNER:
+                names = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
+            self._modules_by_scope[scope, phase] = tuple(dict.fromkeys(names))
+        return self._modules_by_scope[scope, phase]
 
     def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
         called = self._called_modules.get(phase, frozenset())
@@ -350,7 +347,7 @@ class _Rows:
         regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
         enclosing = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
-            if not any(_is_in(inner, name) for inner in enclosing):
+            if not any(name in (*modules_above(inner), inner) for inner in enclosing):
                 rows.append(self.modules[event.phase][name])
                 rows[-1]["total_ns"] += event.duration_ns or 0
         if event.memory_before is not None and event.memory_after is not None:
@@ -365,10 +362,6 @@ def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
         for stack, phase in find_covered(trace, costs)
     }
-
-
-def _is_in(name: str, above: str) -> bool:
-    return not above or name == above or name.startswith(f"{above}.")
 
 
 def fit_ops(trace: Trace) -> Trace:

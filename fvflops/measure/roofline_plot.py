@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fvflops import paths
@@ -113,13 +113,10 @@ def draw_roofline(
 
 def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = None) -> list[Point]:
     """Return the points, the longest time first; without FLOPs, bytes or time there is no point."""
-    loads: Iterable[tuple[str, str, Load]]
     if by == "operator":
         loads = [(name, name, load) for name, load in roofline.by_operator().items()]
     elif by == "op":
-        loads = [
-            (f"{innermost(entry.scope)} {entry.label}".strip(), entry.label, entry.load) for entry in roofline.entries
-        ]
+        loads = [(f"{innermost(one.scope)} {one.label}".strip(), one.label, one.load) for one in roofline.entries]
     else:
         loads = _cut_tree(roofline, DEPTH if depth is None else depth)
     merged: dict[tuple[str, str, Load], list[str]] = {}
@@ -137,15 +134,9 @@ def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
     """Return (name, class, load) of the modules at a depth, of leaves above it, and of the other modules' own ops."""
     loads = sum_by((".".join(innermost(one.scope).split(".")[:depth]), one.load) for one in roofline.entries)
     parents = {above for name in loads for above in modules_above(name)}
-    by_name = roofline.modules.by_name
-    return [
-        (
-            (name or "model") + (" itself" if name in parents else ""),
-            by_name[name].class_name if name in by_name else "",
-            load,
-        )
-        for name, load in loads.items()
-    ]
+    classes = {name: module.class_name for name, module in roofline.modules.by_name.items()}
+    own = {name: (name or "model") + (" itself" if name in parents else "") for name in loads}
+    return [(own[name], classes.get(name, ""), load) for name, load in loads.items()]
 
 
 def _set_scales(axes: Any, roofline: Roofline, points: list[Point], roofs: Mapping[str, int]) -> None:
@@ -162,7 +153,7 @@ def _height(load: Load) -> float:
 
 
 def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None:
-    quiet = colours.colour("quiet")
+    quiet, ink = colours.colour("quiet"), colours.colour("ink")
     left, right = axes.get_xlim()
     by_peak: dict[int, list[str]] = {}
     for dtype, peak in roofs.items():
@@ -172,24 +163,13 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
         ridge = highest / roofline.bandwidth
         axes.plot([left, ridge], [left * roofline.bandwidth, highest], color=quiet, linewidth=1, label="memory")
     for peak, dtypes in by_peak.items():
-        used = any(dtype in roofline.peaks for dtype in dtypes)
-        axes.plot(
-            [peak / roofline.bandwidth, right],
-            [peak, peak],
-            color=colours.colour("ink") if used else quiet,
-            linewidth=1.2 if used else 0.7,
-            linestyle="-" if used else (0, (4, 3)),
-            label=", ".join(dtypes),
-        )
-        axes.annotate(
-            as_text(f"{', '.join(dtypes)}: {_format_rate(peak, 'FLOP')}"),
-            (right, peak),
-            (-3, 2),
-            textcoords="offset points",
-            ha="right",
-            fontsize=_TEXT,
-            color=colours.colour("ink") if used else quiet,
-        )
+        used, names = any(dtype in roofline.peaks for dtype in dtypes), ", ".join(dtypes)
+        colour, width, style = (ink, 1.2, "-") if used else (quiet, 0.7, (0, (4, 3)))
+        ends = [peak / roofline.bandwidth, right]
+        axes.plot(ends, [peak, peak], color=colour, linewidth=width, linestyle=style, label=names)
+        text = as_text(f"{names}: {_format_rate(peak, 'FLOP')}")
+        place = {"textcoords": "offset points", "ha": "right"}
+        axes.annotate(text, (right, peak), (-3, 2), **place, fontsize=_TEXT, color=colour)
 
 
 def _format_rate(rate: int, unit: str) -> str:
@@ -257,20 +237,17 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
     facts = [
         f"least time {format_seconds(total.seconds)}, {bound} compute-bound",
         f"memory bandwidth {_format_rate(roofline.bandwidth, 'B')}",
+        f"convention {roofline.table}",
     ]
-    facts.append(f"convention {roofline.table}")
     if roofline.unsupported:
         facts.append(f"{format_quantity(sum(roofline.unsupported.values()), 'call')} of unsupported ops not counted")
     if roofline.without_peak:
         facts.append(f"no peak for {', '.join(roofline.without_peak)}")
-    for text, size, top, weight, name in (
-        (title, _TITLE, 0.12, "bold", "ink"),
-        (" · ".join(facts), _TEXT, 0.31, "normal", "quiet"),
-    ):
+    heading = title, _TITLE, 0.12, {"weight": "bold", "color": colours.colour("ink")}
+    below = " · ".join(facts), _TEXT, 0.31, {"color": colours.colour("quiet")}
+    for text, size, top, style in (heading, below):
         shown = escape(fit(plain(text), WIDTH * 0.88, size))
-        figure.text(
-            0.085, 1 - top / HEIGHT, shown, fontsize=size, weight=weight, va="center", color=colours.colour(name)
-        )
+        figure.text(0.085, 1 - top / HEIGHT, shown, fontsize=size, va="center", **style)
     axes.set_xlabel("arithmetic intensity (FLOP/byte)", fontsize=7)
     axes.set_ylabel("attainable FLOP/s", fontsize=7)
     for scale in (axes.xaxis, axes.yaxis):
@@ -287,8 +264,7 @@ def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Gr
 
     if not points:
         axes.text(0.5, 0.5, "no FLOPs", transform=axes.transAxes, ha="center", fontsize=8)
-        return
-    if by == "operator":  # points have their operators as labels
+    if not points or by == "operator":  # points have their operators as labels
         return
     groups = {point.group for point in points}
     entries = [(fit(plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]

@@ -81,10 +81,9 @@ def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[tuple[Any, dic
 
 
 def _items(value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return ((f"{index}", item) for index, item in enumerate(value.values()))
-    if isinstance(value, (list, tuple)):
-        return ((f"{index}", item) for index, item in enumerate(value))
+    if isinstance(value, (Mapping, list, tuple)):
+        items = value.values() if isinstance(value, Mapping) else value
+        return ((f"{index}", item) for index, item in enumerate(items))
     return _attributes(vars(value)) if hasattr(value, "__dict__") else ()
 
 

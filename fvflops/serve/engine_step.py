@@ -179,7 +179,6 @@ class EngineStep:
         }
 
     def _engine_seconds(self, work: Work, kernels: float) -> float:
-        """Return the engine's seconds of a step over the seconds of its kernels."""
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
         gaps = figures.kernel * self.launches + figures.meet * self.collectives
@@ -242,11 +241,12 @@ class EngineStep:
         return sum(self._encoder.values()) + attention + self.model.encoder_kernels
 
     def _product_seconds(self, products: Mapping[_Merged, int], tokens: int, sequences: int) -> float:
-        total = 0.0
-        for item, count in products.items():
-            rows = sequences if item.per_sequence else tokens
-            total += count * self.kernels.product(rows, item.columns, item.inner, item.precision)
-        return total
+        rows = {True: sequences, False: tokens}
+        seconds = self.kernels.product
+        return sum(
+            count * seconds(rows[item.per_sequence], item.columns, item.inner, item.precision)
+            for item, count in products.items()
+        )
 
     def _attention_seconds(self, work: Work) -> float:
         total = 0.0
@@ -263,14 +263,13 @@ class EngineStep:
 
     def _cross_seconds(self, work: Work) -> float:
         """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
-        total = 0.0
-        for layer, count in self.model.cross_attention.items():
-            for tokens in work.encoded:
-                total += count * self.kernels.decode(self._attend(layer, 1, 1, tokens), self.layout.cache)
-            if work.decoding:
-                shape = self._attend(layer, work.decoding, 1 + work.drafted, self.encoded)
-                total += count * self.kernels.decode(shape, self.layout.cache)
-        return total
+        sizes = [(1, 1, tokens) for tokens in work.encoded]
+        sizes += [(work.decoding, 1 + work.drafted, self.encoded)] * bool(work.decoding)
+        return sum(
+            count * self.kernels.decode(self._attend(layer, *each), self.layout.cache)
+            for layer, count in self.model.cross_attention.items()
+            for each in sizes
+        )
 
     def _encoder_seconds(self, work: Work) -> float:
         """Return the time of the encoder, with the keys and values of attention to its tokens."""
@@ -292,59 +291,28 @@ class EngineStep:
         assert self.model.images is not None
         return image_seconds(self.model.images, self.kernels, self.layout.tensor)
 
+    def _attention(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
+        """Return attention with the heads of a rank to a cache in its dtype."""
+        heads = max(1, layer.heads // self.layout.tensor)
+        key_heads = min(heads, max(1, layer.cache.heads // self.layout.tensor))
+        shape = Attention(batch, queries, keys, heads, key_heads, layer.key_size, value_size=layer.value_size)
+        return shape._replace(window=layer.cache.window or math.inf, key_bytes=CACHES[self.layout.cache])
+
     def _attend(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
         """Return attention to all of an encoder's tokens."""
-        heads, key_heads = self._heads(layer)
-        return Attention(
-            batch=batch,
-            queries=queries,
-            keys=keys,
-            heads=heads,
-            key_heads=key_heads,
-            size=layer.key_size,
-            causal=False,
-            key_bytes=2.0 if queries == keys else CACHES[self.layout.cache],
-            value_size=layer.value_size,
-        )
-
-    def _heads(self, layer: AttentionLayer) -> tuple[int, int]:
-        """Return the heads of queries and of keys that a rank has."""
-        heads = max(1, layer.heads // self.layout.tensor)
-        return heads, min(heads, max(1, layer.cache.heads // self.layout.tensor))
+        shape = self._attention(layer, batch, queries, keys)._replace(causal=False, window=math.inf)
+        return shape._replace(key_bytes=2.0) if queries == keys else shape
 
     def _prompt(self, layer: AttentionLayer, new: int, cached: int) -> Attention:
-        heads, key_heads = self._heads(layer)
-        if layer.cache.kind == "latent":
-            key_heads = heads
-        return Attention(
-            batch=1,
-            queries=new,
-            keys=new + cached,
-            heads=heads,
-            key_heads=key_heads,
-            size=layer.key_size,
-            window=layer.cache.window or math.inf,
-            key_bytes=2.0 if layer.cache.kind == "latent" else CACHES[self.layout.cache],
-            appends=True,
-            value_size=layer.value_size,
-        )
+        shape = self._attention(layer, 1, new, new + cached)._replace(appends=True)
+        return shape._replace(key_heads=shape.heads, key_bytes=2.0) if layer.cache.kind == "latent" else shape
 
     def _decode(self, layer: AttentionLayer, work: Work, keys: int) -> Attention:
-        heads, key_heads = self._heads(layer)
-        is_latent = layer.cache.kind == "latent"
-        size = layer.cache.token if is_latent else layer.key_size
-        return Attention(
-            batch=work.decoding,
-            queries=1 + work.drafted,
-            keys=keys + work.drafted,
-            heads=heads,
-            key_heads=1 if is_latent else key_heads,
-            size=size,
-            window=layer.cache.window or math.inf,
-            key_bytes=CACHES[self.layout.cache],
-            value_size=size - (layer.key_size - layer.value_size) if is_latent else layer.value_size,
-            latent=is_latent,
-        )
+        shape = self._attention(layer, work.decoding, 1 + work.drafted, keys + work.drafted)
+        if layer.cache.kind != "latent":
+            return shape
+        size = layer.cache.token
+        return shape._replace(key_heads=1, size=size, value_size=size - layer.key_size + layer.value_size, latent=True)
 
     def _everyone(self, work: Work) -> int:
         return work.tokens * self.layout.data if work.everyone is None else work.everyone
@@ -368,14 +336,13 @@ class EngineStep:
         return total
 
     def _state_seconds(self, work: Work) -> float:
+        sizes = [(work.decoding, 1)] * bool(work.decoding) + [(1, new) for new, _ in work.chunks]
         total = 0.0
         for layer, count in self.model.states.items():
             heads = max(1, layer.heads // self.layout.tensor)
-            shape = Recurrence(work.decoding, 1, heads, heads, layer.key_size, layer.value_size)
-            if work.decoding:
+            for batch, tokens in sizes:
+                shape = Recurrence(batch, tokens, heads, heads, layer.key_size, layer.value_size)
                 total += count * self.kernels.state(shape)
-            for new, _ in work.chunks:
-                total += count * self.kernels.state(shape._replace(batch=1, tokens=new))
         return total
 
     def _moved_seconds(self, products: Mapping[_Merged, int], tokens: int) -> float:

@@ -28,18 +28,16 @@ def image_seconds(images: ImageEncoder, kernels: EngineKernels, ranks: int) -> f
         columns = max(1, shape.columns // ranks)
         # Kernels between products read and write about three times a product's input.
         moved = kernels.moved(3 * 2.0 * images.number * shape.batch * shape.rows * shape.inner)
-        total += count * (kernels.products(_times(shape, images.number)._replace(columns=columns)) + moved)
+        # Of a weight all images are more rows, of other matrices more of them.
+        many = "rows" if shape.batch == 1 else "batch"
+        own = shape._replace(columns=columns, **{many: getattr(shape, many) * images.number})
+        total += count * (kernels.products(own) + moved)
     for each, count in images.attention.items():
         batch, heads, key_heads = each.batch * images.number, each.heads // ranks, max(1, each.key_heads // ranks)
         total += count * kernels.encoder(each._replace(batch=batch, heads=heads, key_heads=key_heads))
         summed = 2.0 * batch * each.queries * each.heads * each.values
         total += count * 2 * kernels.collective("all_reduce", ranks, summed)  # of attention and of the MLP
     return total
-
-
-def _times(shape: Product, number: int) -> Product:
-    """Return a product of so many images: of a weight with more rows, of other matrices more of them."""
-    return shape._replace(rows=shape.rows * number) if shape.batch == 1 else shape._replace(batch=shape.batch * number)
 
 
 def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:

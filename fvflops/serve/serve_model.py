@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
 from fvflops.serve.cache_size import sequence_bytes
 from fvflops.serve.engine_kernels import EngineFigures, EngineKernels, find_engine_figures
-from fvflops.serve.engine_step import EngineStep
+from fvflops.serve.engine_step import CLASSES, EngineStep
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
@@ -78,10 +78,8 @@ class ServingLoad:
             raise ServingError("give one of concurrency, rate and requests")
         prompt, output = max(self._sizes(), key=sum)
         if self.longest is not None and self.longest < prompt + output:
-            raise ServingError(
-                f"a prompt of {prompt} tokens and {output} tokens of output are longer than the longest sequence, "
-                f"{self.longest}"
-            )
+            given = f"a prompt of {prompt} tokens and {output} tokens of output"
+            raise ServingError(f"{given} are longer than the longest sequence, {self.longest}")
 
     def _sizes(self) -> list[tuple[int, int]]:
         """Return the tokens of prompts and of outputs, the first as of a single request."""
@@ -106,9 +104,11 @@ class ServingLoad:
         are added, and the model reads as many. Prompts of another length, prompts found in a cache of prefixes, and
         images for a model that was recorded without raise ServingError.
         """
-        if self.images and model.images is None:
-            raise ServingError("images need `image` too: the keyword arguments of a call of the model with an image")
-        if self.images and model.images is not None:
+        if self.images:
+            if model.images is None:
+                raise ServingError(
+                    "images need `image` too: the keyword arguments of a call of the model with an image"
+                )
             images = model.images._replace(number=self.images)
             tokens = self.input_tokens + (0 if self.requests else images.number * images.tokens)
             return replace(self, input_tokens=tokens), replace(model, images=images)
@@ -120,9 +120,8 @@ class ServingLoad:
         mean = round(sum(inputs) / len(inputs)) if inputs else model.encoded or self.input_tokens
         given = set(inputs or [self.input_tokens]) - {model.encoded, *(() if inputs else (_PROMPT,))}
         if model.encoded and given:
-            raise ServingError(
-                f"the encoder of {model.name} reads {model.encoded} tokens of any request; got {min(given)}"
-            )
+            reads = f"the encoder of {model.name} reads {model.encoded} tokens of any request"
+            raise ServingError(f"{reads}; got {min(given)}")
         return replace(self, input_tokens=mean), model
 
     def lengths(self, spread: float = 0.0) -> Lengths:
@@ -216,11 +215,7 @@ class ServingEstimate(Displayed):
         if self.requests is None:
             raise ServingError("a cost of tokens needs a load that fits: give concurrency, rate or requests")
         hours = tokens / self.requests.steady_tokens_per_second() * self.layout.gpus / 3600
-        return TokenCost(
-            gpu_hours=hours,
-            cost=None if price is None else price * hours,
-            kilowatt_hours=None if watts is None else watts * hours / 1000,
-        )
+        return TokenCost(hours, price and price * hours, watts and watts * hours / 1000)
 
     def __repr__(self) -> str:
         first, further = format_seconds(self.time_to_first_token), format_seconds(self.time_per_output_token)
@@ -265,9 +260,8 @@ def serve_model(
     >>> estimate.memory.token, estimate.time_per_output_token > estimate.decode[0].bound_seconds
     (131072.0, True)
     """
-    load = load or ServingLoad()
+    load, layout = load or ServingLoad(), layout or ServingLayout()
     serving = model if isinstance(model, ServingModel) else record_serving(model, name, image=load.image)[0]
-    layout = layout or ServingLayout()
     load, serving = load.read_by(serving)
     check_layout(serving, layout)
     setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
@@ -382,11 +376,9 @@ def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, settings: Engine
     """Return the phase of one prompt, in chunks of at most the tokens of a step if an encoder does not read it."""
     budget = prompt if steps.encoded else settings.max_batched_tokens
     chunks = [(min(budget, prompt - start), start) for start in range(0, prompt, budget)]
-    classes: dict[str, float] = {}
     works = [steps.work((chunk,)) for chunk in chunks]
-    for work in works:
-        for name, seconds in steps.by_class(work).items():
-            classes[name] = classes.get(name, 0.0) + seconds
+    parts = [steps.by_class(work) for work in works]
+    classes = {name: sum(part[name] for part in parts) for name in CLASSES}
     return Phase(
         batch=1,
         context=prompt,
@@ -403,15 +395,16 @@ def _decode(steps: EngineStep, bound: EngineStep, batch: int, context: int) -> P
     """Return the phase of a step of `batch` sequences on each replica."""
     work = steps.work((), batch, batch * context)
     touched = [1 - (1 - layer.topk / layer.experts) ** (batch * steps.layout.data) for layer in steps.model.experts]
+    classes = steps.by_class(work)
     return Phase(
         batch=batch,
         context=context,
-        seconds=sum(steps.by_class(work).values()),
+        seconds=sum(classes.values()),
         bound_seconds=bound.seconds((), batch, batch * context),
         macs=steps.macs(work),
         weight_bytes=weights_read(steps.model, steps.layout, touched[0] if touched else 1.0),
         cache_bytes=_cache_bytes(steps, batch, context),
-        classes=steps.by_class(work),
+        classes=classes,
     )
 
 
@@ -438,12 +431,10 @@ def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad) -> SimulationResult | None:
-    steps, settings, lengths = setup.steps, setup.settings, setup.lengths(load)
-    if load.requests:
-        return simulate(load.requests, settings, steps)
+    lengths = setup.lengths(load)
+    requests: Iterable[Request] | ClosedLoop = load.requests
     if load.rate is not None:
-        return simulate(poisson_requests(load.rate, _ARRIVALS, lengths), settings, steps)
-    if load.concurrency is not None:
-        requests = client_requests(load.concurrency * _ROUNDS, lengths)
-        return simulate(ClosedLoop(load.concurrency, requests), settings, steps)
-    return None
+        requests = poisson_requests(load.rate, _ARRIVALS, lengths)
+    elif load.concurrency is not None:
+        requests = ClosedLoop(load.concurrency, client_requests(load.concurrency * _ROUNDS, lengths))
+    return simulate(requests, setup.settings, setup.steps) if requests else None

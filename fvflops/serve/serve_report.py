@@ -11,9 +11,8 @@ from typing import Any
 from fvflops.devices.measured_errors import expect_serving_error
 from fvflops.reports.document import Command, Document, Items, Part, Table, data_only, number_column, text_column
 from fvflops.reports.escaping import plain_name
-from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.engine_step import CLASSES
-from fvflops.serve.serve_model import Phase, ServingEstimate, TokenCost
+from fvflops.serve.serve_model import Phase, ServingEstimate
 from fvflops.serve.serving_layout import CACHES
 from fvflops.serve.serving_memory import ServingMemory
 from fvflops.serve.simulation.simulation_result import Distribution, SimulationResult
@@ -99,11 +98,12 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
     return " ".join([command, shlex.quote(model), *shown])
 
 
+_COSTS = ("{:.3g} GPU hours", "a cost of {:.3g}", "{:.3g} kWh")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
 _SERVED = 0.9
 _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
-_PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes")
+_PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes", "classes")
 
 
 def serve_report(
@@ -112,44 +112,38 @@ def serve_report(
     """Return the report of an estimate for the model `name`; `price` and `watts` are as of `cost_of_tokens`."""
     subject = plain_name(name or estimate.model.name)
     parts: list[Part] = [_judge(estimate), Items("Memory of each GPU:", list(_list_memory(estimate)))]
-    parts.append(_tabulate_cache(estimate))
-    parts.append(_tabulate_steps(estimate))
-    parts.append(_explain_bound(estimate))
+    parts += [_tabulate_cache(estimate), _tabulate_steps(estimate), _explain_bound(estimate)]
     parts.append(expect_serving_error(estimate.engine, estimate.device))
     if estimate.requests is not None:
         items = list(_list_requests(estimate, estimate.requests))
         if price is not None or watts is not None:
-            items.append(_describe_cost(estimate.cost_of_tokens(price=price, watts=watts)))
+            cost = zip(_COSTS, estimate.cost_of_tokens(price=price, watts=watts), strict=True)
+            shown = [form.format(value) for form, value in cost if value is not None]
+            items.append(f"a million output tokens take {', '.join(shown)}")
         parts += [Items(f"{_describe_load(estimate)}:", items), _tabulate_latency(estimate)]
     if estimate.memory.sequences >= 1:
         parts.append(Command("To start the engine so:", launch_command(estimate, name.partition(":")[2] or "MODEL")))
     parts.append(Items("Assumptions:", list(_list_assumptions(estimate))))
     first, further = format_seconds(estimate.time_to_first_token), format_seconds(estimate.time_per_output_token)
-    title = f"{subject} on {_describe_gpus(estimate)}: first token after {first}, then {further} a token"
-    return Document("serve", title, parts, main="steps", data=_encode(estimate), about=_describe(estimate))
-
-
-def _describe_gpus(estimate: ServingEstimate) -> str:
-    gpus, device = estimate.layout.gpus, plain_name(estimate.device.name)
-    return device if gpus == 1 else f"{gpus} × {device}"
-
-
-def _describe(estimate: ServingEstimate) -> dict[str, Any]:
-    layout = record_data(estimate.layout, "tensor", "pipeline", "expert", "data", "weights", "cache")
-    return {"model": estimate.model.name, "device": estimate.device.name, "engine": estimate.engine, **layout}
+    gpus = f"{estimate.layout.gpus} × " if estimate.layout.gpus > 1 else ""
+    device = f"{gpus}{plain_name(estimate.device.name)}"
+    title = f"{subject} on {device}: first token after {first}, then {further} a token"
+    names = ("tensor", "pipeline", "expert", "data", "weights", "cache")
+    about = record_data(
+        estimate, "model=model.name", "device=device.name", "engine", *(f"{n}=layout.{n}" for n in names)
+    )
+    return Document("serve", title, parts, main="steps", data=_encode(estimate), about=about)
 
 
 def _judge(estimate: ServingEstimate) -> str:
     memory, length = estimate.memory, format_thousands(estimate.memory.length)
+    tokens = format_thousands(memory.tokens)
     if memory.cache <= 0:
         missing = format_bytes(memory.weights + memory.activations + memory.graphs + memory.reserve - memory.usable)
         return f"It does not fit: each GPU lacks {missing} without any cache. More GPUs or smaller weights are needed."
     if memory.sequences < 1:
-        return (
-            f"No sequence of {length} tokens fits: the cache holds {format_thousands(memory.tokens)} tokens. A shorter "
-            "sequence, more GPUs, or a cache in fp8 fit."
-        )
-    tokens = format_thousands(memory.tokens)
+        remedy = "A shorter sequence, more GPUs, or a cache in fp8 fit."
+        return f"No sequence of {length} tokens fits: the cache holds {tokens} tokens. {remedy}"
     sequences = format_quantity(int(memory.sequences), "sequence")
     return f"It fits: {tokens} tokens of cache, which are {sequences} of {length} tokens."
 
@@ -178,13 +172,9 @@ def _tabulate_cache(estimate: ServingEstimate) -> Table:
     for layer, count in Counter(estimate.model.cache).items():
         shown = layer._replace(window=0)
         token = count * (shown.nbytes(1, element, ranks=ranks) - shown.nbytes(0, element, ranks=ranks))
-        rows.append((_describe_layer(layer), count, token, layer.window, count * layer.state / ranks))
+        heads = f", {format_quantity(layer.heads, 'head')} of keys" if layer.heads and layer.kind != "latent" else ""
+        rows.append((layer.kind + heads, count, token, layer.window, count * layer.state / ranks))
     return Table("cache", columns, rows, noun="kind of layer")
-
-
-def _describe_layer(layer: CacheLayer) -> str:
-    heads = f", {format_quantity(layer.heads, 'head')} of keys" if layer.heads and layer.kind != "latent" else ""
-    return layer.kind + heads
 
 
 def _tabulate_steps(estimate: ServingEstimate) -> Table:
@@ -218,13 +208,6 @@ def _explain_bound(estimate: ServingEstimate) -> str:
     if batch is None:
         return "Decoding is bound by memory at every batch up to 4,096: the cache grows with the batch."
     return f"Decoding is bound by memory below a batch of {format_thousands(batch)}, and by compute from there on."
-
-
-def _describe_cost(cost: TokenCost) -> str:
-    shown = [f"{cost.gpu_hours:.3g} GPU hours"]
-    shown += [] if cost.cost is None else [f"a cost of {cost.cost:.3g}"]
-    shown += [] if cost.kilowatt_hours is None else [f"{cost.kilowatt_hours:.3g} kWh"]
-    return f"a million output tokens take {', '.join(shown)}"
 
 
 def _describe_load(estimate: ServingEstimate) -> str:
@@ -302,12 +285,9 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
 def _encode(estimate: ServingEstimate) -> dict[str, Any]:
     return {
         "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
-        "cache": [
-            {"count": count, **layer._asdict(), "shape": list(layer.shape)}
-            for layer, count in Counter(estimate.model.cache).items()
-        ],
-        "prefill": _encode_phase(estimate.prefill),
-        "decode": [_encode_phase(phase) for phase in estimate.decode],
+        "cache": [{"count": count, **layer._asdict()} for layer, count in Counter(estimate.model.cache).items()],
+        "prefill": record_data(estimate.prefill, *_PHASE),
+        "decode": [record_data(phase, *_PHASE) for phase in estimate.decode],
         "images": record_data(images, "number", "tokens", "macs") if (images := estimate.model.images) else None,
         "compute_bound_batch": estimate.compute_bound,
         "error": expect_serving_error(estimate.engine, estimate.device),
@@ -315,15 +295,9 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
     }
 
 
-def _encode_phase(phase: Phase) -> dict[str, Any]:
-    return {**record_data(phase, *_PHASE), "classes": dict(phase.classes)}
-
-
 def _encode_requests(estimate: ServingEstimate, result: SimulationResult) -> dict[str, Any]:
     times = {name: _shares(item) for name, item in estimate.latencies().items()}
-    rates = ("requests_per_second", "output_tokens_per_second", "utilisation")
-    steady = {
-        "steady_tokens_per_second": result.steady_tokens_per_second(),
-        "steady_requests_per_second": result.steady_requests_per_second(),
-    }
-    return {**times, **steady, **record_data(result, *rates, "preemptions", "peak_pages", "pages")}
+    names = ("steady_tokens_per_second", "steady_requests_per_second")
+    steady = {name: getattr(result, name)() for name in names}
+    rates = ("requests_per_second", "output_tokens_per_second", "utilisation", "preemptions", "peak_pages", "pages")
+    return {**times, **steady, **record_data(result, *rates)}

@@ -56,9 +56,8 @@ class ServingLayout:
             if getattr(self, name) < 1:
                 raise ServingError(f"{name} ranks must be at least 1; got {getattr(self, name)}")
         if self.tensor * self.data % self.expert:
-            raise ServingError(
-                f"{self.expert} ranks of experts must divide the {self.tensor * self.data} ranks of a stage"
-            )
+            ranks = self.tensor * self.data
+            raise ServingError(f"{self.expert} ranks of experts must divide the {ranks} ranks of a stage")
         for name, known in (("weights", WEIGHTS), ("cache", CACHES)):
             if getattr(self, name) not in known:
                 raise ServingError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")

@@ -154,11 +154,8 @@ class ServingModel:
     @property
     def active_parameters(self) -> int:
         """Parameters that one token is multiplied with."""
-        idle = sum(
-            count * layer.elements * (layer.experts - layer.topk) // layer.experts
-            for layer, count in self.experts.items()
-        )
-        return self.parameters - idle
+        shares = ((count, layer, layer.experts - layer.topk) for layer, count in self.experts.items())
+        return self.parameters - sum(count * layer.elements * idle // layer.experts for count, layer, idle in shares)
 
     def encoder_macs(self, encoded: int) -> int:
         """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, as in `macs`."""

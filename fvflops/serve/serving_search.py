@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -127,49 +127,37 @@ def search_serving(
         try:
             check_layout(serving, layout)
             setup = prepare_engine(serving, layout, device, load, engine, network)
+            _require_memory(setup)
         except ServingError as error:
             unfit.append(Unfit(layout, str(error)))
-            continue
-        if setup.memory.sequences < 1:
-            unfit.append(Unfit(layout, _describe_lack(setup)))
             continue
         engines = gpus // layout.gpus
         for prefill in (0, *_list_splits(engines)):
             points += _raise_clients(setup, load, limits, engines, prefill)
-    return ServingSearch(
-        model=serving,
-        device=device,
-        gpus=gpus,
-        load=load,
-        engine=engine,
-        limits=limits,
-        points=tuple(points),
-        unfit=tuple(unfit),
-    )
+    given: dict[str, Any] = {"device": device, "gpus": gpus, "load": load, "engine": engine, "limits": limits}
+    return ServingSearch(model=serving, points=tuple(points), unfit=tuple(unfit), **given)
 
 
 def _list_layouts(model: ServingModel, gpus: int, precisions: Sequence[tuple[str, str]]) -> Iterator[ServingLayout]:
     sizes = [size for size in range(1, gpus + 1) if gpus % size == 0]
     for (weights, cache), tensor, data in product(precisions, sizes, sizes if model.experts else [1]):
-        if gpus % (tensor * data):
-            continue
         ranks = tensor * data
         for expert in sorted({1, ranks} if model.experts else {1}):
-            if data == 1 or expert == ranks:
+            if gpus % ranks == 0 and (data == 1 or expert == ranks):
                 yield ServingLayout(tensor=tensor, data=data, expert=expert, weights=weights, cache=cache)
 
 
 def _list_splits(engines: int) -> list[int]:
     """Return numbers of engines for prompts, of those in all: about a quarter, half and three quarters."""
-    if engines < 2:
-        return []
-    return sorted({max(1, engines * part // (_SPLITS + 1)) for part in range(1, _SPLITS + 1)})
+    parts = range(1, _SPLITS + 1) if engines > 1 else ()
+    return sorted({max(1, engines * part // (_SPLITS + 1)) for part in parts})
 
 
-def _describe_lack(setup: EngineSetup) -> str:
+def _require_memory(setup: EngineSetup) -> None:
     memory = setup.memory
-    lacking = memory.sequence - max(memory.cache, 0.0) if memory.cache > 0 else memory.sequence - memory.cache
-    return f"{lacking / 1e9:.1f} GB too little on each GPU for one sequence of {memory.length:,} tokens"
+    if memory.sequences < 1:
+        lacking = (memory.sequence - memory.cache) / 1e9
+        raise ServingError(f"{lacking:.1f} GB too little on each GPU for one sequence of {memory.length:,} tokens")
 
 
 def _raise_clients(
@@ -201,13 +189,8 @@ def _simulate(setup: EngineSetup, load: ServingLoad, clients: int, prefill: int,
     token = sum(item.token for item in kept) * CACHES[layout.cache]
     network = setup.steps.kernels.network
     bandwidth = network.between.bandwidth if network is not None else setup.steps.kernels.processor("bf16").bandwidth
-    others = Disaggregation(
-        prefill_engines=prefill,
-        decode_engines=decoding,
-        settings=setup.settings,
-        step_times=setup.steps,
-        seconds_per_token=token / layout.gpus / bandwidth,
-    )
+    each = token / layout.gpus / bandwidth
+    others = Disaggregation(prefill, decoding, setup.settings, setup.steps, seconds_per_token=each)
     return simulate(loop, setup.settings, setup.steps, disaggregation=others)
 
 
@@ -217,17 +200,13 @@ def _describe_point(
     copies = 1 if prefill else engines
     gpus = setup.steps.layout.gpus * engines
     # The first wave arrives at once.
-    ttft = Distribution.of(result.requests.time_to_first_token()[clients:]) + setup.server
-    tpot = Distribution.of(result.requests.time_per_output_token()[clients:])
+    first = Distribution.of(result.requests.time_to_first_token()[clients:]) + setup.server
+    further = Distribution.of(result.requests.time_per_output_token()[clients:])
+    ttft, tpot = getattr(first, limits.at), getattr(further, limits.at)
     return ServingPoint(
-        layout=setup.steps.layout,
-        engines=engines,
-        prefill=prefill,
-        clients=clients * copies,
-        ttft=getattr(ttft, limits.at),
-        tpot=getattr(tpot, limits.at),
+        *(setup.steps.layout, engines, prefill, clients * copies, ttft, tpot),
         per_gpu=result.steady_tokens_per_second() * copies / gpus,
-        per_user=1 / tpot.mean,
+        per_user=1 / further.mean,
         requests_per_second=result.requests_per_second * copies,
-        holds=getattr(ttft, limits.at) <= limits.ttft and getattr(tpot, limits.at) <= limits.tpot,
+        holds=ttft <= limits.ttft and tpot <= limits.tpot,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fvflops.devices.measured_errors import expect_serving_error
 from fvflops.reports.document import (
+    Column,
     Command,
     Document,
     Items,
@@ -14,7 +15,6 @@ from fvflops.reports.document import (
     Point,
     Scatter,
     Table,
-    data_only,
     number_column,
     text_column,
 )
@@ -27,6 +27,11 @@ from fvflops.units import format_quantity, format_seconds, format_short, format_
 
 _LAYOUT = ("tensor", "pipeline", "expert", "data", "weights", "cache")
 _SHOWN = 10
+_LOAD = "each client sends a request after the last one's answer, lengths vary by 20 %"
+_ASSUMPTIONS = (
+    "latencies are without the first requests of all clients, which are sent at once",
+    "A + B × tp: A engines compute prompts, B decode, and the cache is sent from one to the other",
+)
 
 
 def serving_search_report(search: ServingSearch, *, name: str = "", command: str = "") -> Document:
@@ -34,7 +39,8 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
     best = search.best()
     parts: list[Part] = [_describe_load(search)]
     if best:
-        parts.append(_tabulate(best[:_SHOWN], len(best)))
+        rows = [(_name(item), item.layout, *(getattr(item, column.key) for column in _NUMBERS)) for item in best]
+        parts.append(_tabulate("best", "Most throughput within the limits", _NUMBERS, rows))
         if command:
             parts.append(Command("The first in full:", command))
     else:
@@ -42,18 +48,16 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
     if search.points:
         parts.append(_draw(search))
     parts.append(expect_serving_error(search.engine, search.device))
-    parts += _list_unfit(search)
-    parts.append(Items("Assumptions:", list(_list_assumptions(search))))
+    if search.unfit:
+        lacking = [(describe_layout(item.layout), item.layout, item.reason) for item in search.unfit]
+        parts.append(_tabulate("unfit", "Layouts that do not fit", [text_column("reason")], lacking))
+    parts.append(Items("Assumptions:", [f"{ENGINES[search.engine]}; {_LOAD}", *_ASSUMPTIONS]))
     title = f"{plain_name(name or search.model.name)} on {search.gpus} × {plain_name(search.device.name)}: "
     title += f"{format_short(best[0].per_gpu)} tokens/s a GPU" if best else "nothing within the limits"
-    return Document("serving_search", title, parts, main="best", data=_encode(search), about=_about(search))
-
-
-def _about(search: ServingSearch) -> dict[str, Any]:
-    limits: dict[str, Any] = record_data(search.limits, "ttft", "tpot", "at")
-    limits = {key: None if value == float("inf") else value for key, value in limits.items()}
-    load = record_data(search.load, "input_tokens", "output_tokens", "hit_rate")
-    return {"device": search.device.name, "gpus": search.gpus, "engine": search.engine, **load, "limits": limits}
+    loads = [f"{name}=load.{name}" for name in ("input_tokens", "output_tokens", "hit_rate")]
+    about = record_data(search, "device=device.name", "gpus", "engine", *loads, "limits")
+    about["limits"] = {key: None if value == float("inf") else value for key, value in about["limits"].items()}
+    return Document("serving_search", title, parts, main="best", data=_encode(search), about=about)
 
 
 def _describe_load(search: ServingSearch) -> str:
@@ -68,31 +72,22 @@ def _describe_load(search: ServingSearch) -> str:
     return f"{tokens}{within}; {format_quantity(len(search.points), 'simulation')}."
 
 
-def _columns() -> tuple[Any, ...]:
-    return (
-        text_column("layout"),
-        text_column("precision"),
-        number_column("clients"),
-        number_column("ttft", "TTFT", form=format_seconds),
-        number_column("tpot", "TPOT", form=format_seconds),
-        number_column("per_user", "tok/s/user", form=format_short),
-        number_column("per_gpu", "tok/s/GPU", form=format_short),
-        *data_only([number_column("requests_per_second")], ["requests_per_second"]),
-    )
+_NUMBERS = (
+    number_column("clients"),
+    number_column("ttft", "TTFT", form=format_seconds),
+    number_column("tpot", "TPOT", form=format_seconds),
+    number_column("per_user", "tok/s/user"),
+    number_column("per_gpu", "tok/s/GPU"),
+    number_column("requests_per_second", only_for="data"),
+)
 
 
-def _tabulate(points: Sequence[ServingPoint], found: int) -> Table:
-    rows = [
-        (
-            describe_layout(point.layout, point.engines, point.prefill),
-            _describe_precision(point.layout),
-            point.clients,
-            *(point.ttft, point.tpot, point.per_user, point.per_gpu, point.requests_per_second),
-        )
-        for point in points
-    ]
-    notes = [f"{format_quantity(found - len(points), 'further layout')} in JSON."] if found > len(points) else []
-    return Table("best", _columns(), rows, title="Most throughput within the limits", notes=notes, noun="layout")
+def _tabulate(name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> Table:
+    """Return the first rows as a table; each is a layout in words, the layout, and the values of `columns`."""
+    notes = [f"{format_quantity(len(rows) - _SHOWN, 'further layout')} in JSON."] if len(rows) > _SHOWN else []
+    cells = [(words, _describe_precision(layout), *values) for words, layout, *values in rows[:_SHOWN]]
+    columns = (text_column("layout"), text_column("precision"), *columns)
+    return Table(name, columns, cells, title=title, notes=notes, noun="layout")
 
 
 def describe_layout(layout: ServingLayout, engines: int = 1, prefill: int = 0) -> str:
@@ -108,6 +103,10 @@ def describe_layout(layout: ServingLayout, engines: int = 1, prefill: int = 0) -
     return f"{engines} × {text}" if engines > 1 else text
 
 
+def _name(point: ServingPoint) -> str:
+    return describe_layout(point.layout, point.engines, point.prefill)
+
+
 def _describe_precision(layout: ServingLayout) -> str:
     return layout.weights if layout.weights == layout.cache else f"{layout.weights}, cache {layout.cache}"
 
@@ -115,33 +114,11 @@ def _describe_precision(layout: ServingLayout) -> str:
 def _draw(search: ServingSearch) -> Scatter:
     front = set(search.front())
     points = [
-        Point(
-            point.per_user,
-            point.per_gpu,
-            f"{describe_layout(point.layout, point.engines, point.prefill)}, {point.clients} clients",
-            point in front,
-        )
+        Point(point.per_user, point.per_gpu, f"{_name(point)}, {point.clients} clients", point in front)
         for point in search.points
     ]
-    return Scatter(
-        *("throughput", points, "tokens/s/user", "tokens/s/GPU"),
-        title="Throughput of a GPU against the speed that a user sees",
-    )
-
-
-def _list_unfit(search: ServingSearch) -> Iterator[Part]:
-    if search.unfit:
-        columns = (text_column("layout"), text_column("precision"), text_column("reason"))
-        rows = [(describe_layout(item.layout), _describe_precision(item.layout), item.reason) for item in search.unfit]
-        left = len(rows) - _SHOWN
-        notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left > 0 else []
-        yield Table("unfit", columns, rows[:_SHOWN], title="Layouts that do not fit", notes=notes, noun="layout")
-
-
-def _list_assumptions(search: ServingSearch) -> Iterator[str]:
-    yield f"{ENGINES[search.engine]}; each client sends a request after the last one's answer, lengths vary by 20 %"
-    yield "latencies are without the first requests of all clients, which are sent at once"
-    yield "A + B × tp: A engines compute prompts, B decode, and the cache is sent from one to the other"
+    title = "Throughput of a GPU against the speed that a user sees"
+    return Scatter("throughput", points, "tokens/s/user", "tokens/s/GPU", title=title)
 
 
 def _encode(search: ServingSearch) -> dict[str, Any]:

@@ -82,10 +82,9 @@ def _build_folder(folder: str, where: str, options: SourceOptions) -> BuiltModel
         check_harmless(settings, where)
         return _build_remote(folder, settings, changes, options.task, preprocessor)
     if remote and not has_model_type(settings):
-        raise ValueError(
-            f"{where}: the model's code is in the repository, and transformers has no model_type "
-            f"{settings.get('model_type')!r}: pass --trust-remote-code to run that code"
-        )
+        lacking = f"transformers has no model_type {settings.get('model_type')!r}"
+        problem = f"the model's code is in the repository, and {lacking}"
+        raise ValueError(f"{where}: {problem}: pass --trust-remote-code to run that code")
     config = make_config_of_type(settings, where)
     if "model_type" not in changes:
         check_settings(type(config), {name: value for name, value in changes.items() if name not in own}, where)
@@ -103,9 +102,8 @@ def _read_config(folder: str, where: str) -> dict[str, Any]:
         return read_settings(path, f"{where}:")
     if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)):
         base = read_settings(os.path.join(folder, ADAPTER_CONFIG), f"{where}:").get("base_model_name_or_path")
-        raise ValueError(
-            f"{where} is a PEFT adapter: pass its base model and the adapter: hf:{base} --adapter {folder}"
-        )
+        remedy = f"pass its base model and the adapter: hf:{base} --adapter {folder}"
+        raise ValueError(f"{where} is a PEFT adapter: {remedy}")
     raise ValueError(f"{where}: there is no {CONFIG} and no {INDEX}: name a folder or repository that has one")
 
 
@@ -115,10 +113,8 @@ def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
     found = getattr(transformers, name, None)
     if found is None or not hasattr(found, "config_class"):
         hint = "pass --trust-remote-code to run the repository's code" if has_code else "choose a class by --task"
-        raise ValueError(
-            f"{where}: transformers {transformers.__version__} has no architecture {name!r}"
-            f"{list_nearest(name, list(list_classes()))}: {hint}"
-        )
+        lacking = f"{name!r}{list_nearest(name, list(list_classes()))}"
+        raise ValueError(f"{where}: transformers {transformers.__version__} has no architecture {lacking}: {hint}")
     return found
 
 
@@ -132,8 +128,7 @@ def check_task(task: str) -> None:
 
 def _name_task_classes(task: str) -> Sequence[str]:
     tables = read_tables()
-    names: Sequence[str] = tables["tasks"][tables["task_aliases"].get(task, task)]
-    return names
+    return list(tables["tasks"][tables["task_aliases"].get(task, task)])
 
 
 def _find_task_class(task: str, config: Any) -> Any:

@@ -45,19 +45,15 @@ def import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if (
-            error.name is None
-            or not isinstance(error, ModuleNotFoundError)
-            or not f"{name}.".startswith(f"{error.name}.")
-        ):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise
-        parent, _, last = error.name.rpartition(".")
+        parent, _, last = missing.rpartition(".")
         if path := getattr(sys.modules.get(parent), "__path__", ()):
             names = sorted(item.name for item in pkgutil.iter_modules(path))
             raise ValueError(describe_missing(parent, last, names)) from error
-        raise ValueError(
-            f"there is no package {error.name!r} here: install it, check the name, or add its parent folder by --path"
-        ) from error
+        remedy = "install it, check the name, or add its parent folder by --path"
+        raise ValueError(f"there is no package {missing!r} here: {remedy}") from error
     except (Exception, SystemExit) as error:
         raise _explain(name, error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -42,10 +42,13 @@ def check_positions(model: nn.Module, options: SourceOptions) -> None:
     for name, module in model.named_modules():
         is_table = isinstance(module, nn.Embedding) and any(part in name for part in POSITION_NAMES)
         if options.seq is not None and is_table and module.num_embeddings < options.seq:
-            raise ValueError(
-                f"--seq {options.seq}: {type(model).__name__} has positions for {module.num_embeddings} tokens only "
-                f"({printable(name)}): pass at most --seq {module.num_embeddings}"
-            )
+            refuse_length(options.seq, model, name, module.num_embeddings)
+
+
+def refuse_length(tokens: int, model: nn.Module, table: str, limit: int) -> NoReturn:
+    """Raise ValueError: more tokens than a model has positions, in the weight or buffer `table`."""
+    has = f"{type(model).__name__} has positions for {limit} tokens only ({printable(table)})"
+    raise ValueError(f"--seq {tokens}: {has}: pass at most --seq {limit}")
 
 
 def raise_unused(names: Iterable[str], model: str, inputs: Any, kwargs: Mapping[str, Any]) -> None:

@@ -96,12 +96,10 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     check_options(options)
     device = options.device or ("meta" if is_built_on_meta(name) else None)
     with nullcontext() if source == FILE else building_on(device):
-        if source == FILE:
-            built = load_file(name, options)
-        elif source in SOURCES:
+        if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
-            built = _build_from_factory(rest, options)
+            built = load_file(name, options) if source == FILE else _build_from_factory(rest, options)
     subject = _finish(name, built, options)
     return replace(subject, meta_by_default=options.device is None and is_built_on_meta(name))
 
@@ -156,12 +154,12 @@ def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], opt
     inputs: Any = built.inputs
     kwargs: Mapping[str, Any] = built.kwargs
     is_default = inputs is None and not kwargs
+    if is_default and not built.specs:
+        token_ids = any(isinstance(module, nn.Embedding) for module in built.model.modules())
+        shape = "4,1024:int64 for token ids" if token_ids else "1,3,224,224"
+        remedy = "" if find_source(name) else ", or return (module, inputs)"
+        raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input {shape}{remedy}")
     if is_default:
-        if not built.specs:
-            token_ids = any(isinstance(module, nn.Embedding) for module in built.model.modules())
-            shape = "4,1024:int64 for token ids" if token_ids else "1,3,224,224"
-            remedy = "" if find_source(name) else ", or return (module, inputs)"
-            raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input {shape}{remedy}")
         inputs, kwargs = make_arguments(built.specs, _device_of(built.model))
     if chosen_sizes(options):
         check_positions(built.model, options)
@@ -284,10 +282,8 @@ def _check_device(name: str) -> None:
     except RuntimeError:
         raise ValueError(f"--build-on {name}: {name!r} is not a device of torch: pass cpu, cuda or meta") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        built = "has no CUDA" if torch.version.cuda is None else "finds no CUDA device"
-        raise ValueError(
-            f"device {name!r}: this torch ({torch.__version__}) {built}: omit the device, or pass cpu or meta"
-        )
+        built = f"({torch.__version__}) {'has no CUDA' if torch.version.cuda is None else 'finds no CUDA device'}"
+        raise ValueError(f"device {name!r}: this torch {built}: omit the device, or pass cpu or meta")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):  # a kind of device that this torch has no kernels for, or an index
@@ -295,8 +291,7 @@ def _check_device(name: str) -> None:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def suggest_models(name: str, list_names: Callable[[str], Sequence[str]]) -> str:

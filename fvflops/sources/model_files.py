@@ -43,10 +43,8 @@ def load_file(path: str, options: SourceOptions) -> BuiltModel:
     if kind in _REFUSED:
         raise ValueError(f"{path} {_REFUSED[kind]}")
     if kind not in _LOADERS:
-        raise ValueError(
-            f"{path} is a file of no kind that contains a model: pass a program of torch.export (.pt2), TorchScript, "
-            "ONNX, a pickled module or file.py:factory"
-        )
+        known = "a program of torch.export (.pt2), TorchScript, ONNX, a pickled module or file.py:factory"
+        raise ValueError(f"{path} is a file of no kind that contains a model: pass {known}")
     module, function = _LOADERS[kind]
     built: BuiltModel = getattr(importlib.import_module(module), function)(path, options)
     return built
@@ -85,9 +83,7 @@ def _describe_program(program: Any) -> str:
 
 
 def _describe_size(size: int | torch.SymInt, ranges: dict[str, Any]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    limits = ranges.get(str(size))
+    limits = None if isinstance(size, int) else ranges.get(str(size))
     if limits is None:
         return str(size)
     upper = str(limits.upper)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any
 
@@ -62,13 +62,11 @@ def _import_libraries(path: str) -> tuple[Any, Any]:
         import onnx.version_converter
         import onnx2torch
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f'{path} is an ONNX model, which needs {error.name}: install it with pip install "fvflops[onnx]"'
-        ) from error
+        remedy = 'install it with pip install "fvflops[onnx]"'
+        raise ValueError(f"{path} is an ONNX model, which needs {error.name}: {remedy}") from error
     except (ImportError, RuntimeError) as error:  # torchvision of another build than torch
-        raise ValueError(
-            f"{path} is an ONNX model, and onnx2torch cannot be imported: {describe_import_error(error)}"
-        ) from error
+        reason = describe_import_error(error)
+        raise ValueError(f"{path} is an ONNX model, and onnx2torch cannot be imported: {reason}") from error
     _add_converters()
     return onnx, onnx2torch
 
@@ -157,12 +155,10 @@ def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, s
             contents[node.target] = attrgetter(node.target)(converted)
         if node.op != "call_module":
             continue
-        module = converted.get_submodule(node.target)
         stack = scopes.get(_key(node.target), [])
-        outer = stack[-1][0] if stack else ""
-        name = _choose_name(outer, node.target, taken)
+        name = _choose_name(stack[-1][0] if stack else "", node.target, taken)
         taken.add(name)
-        contents[name] = module
+        contents[name] = converted.get_submodule(node.target)
         if all(kind for _, kind in stack):
             node.meta["nn_module_stack"] = {path: (path, kind) for path, kind in stack}
         node.target = name
@@ -172,17 +168,15 @@ def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, s
 def _choose_name(outer: str, node_name: str, taken: set[str]) -> str:
     own = re.sub(r"\W", "_", node_name.rpartition("/")[2]) or "op"
     free = f"{outer}.{own}" if outer else own
-    numbered: Iterator[str] = (f"{free}_{number}" for number in count(1))
-    return free if free not in taken else next(name for name in numbered if name not in taken)
+    names = chain([free], (f"{free}_{number}" for number in count(1)))
+    return next(name for name in names if name not in taken)
 
 
 def _read_inputs(model: Any, onnx: Any) -> tuple[InputSpec, ...]:
     """Return the inputs of a model, a batch of 1 where that is free; () where another size is free."""
     initializers = {item.name for item in model.graph.initializer}
     specs = []
-    for item in model.graph.input:
-        if item.name in initializers:
-            continue
+    for item in (item for item in model.graph.input if item.name not in initializers):
         kind = item.type.tensor_type
         sizes = [size.dim_value for size in kind.shape.dim]
         if sizes and sizes[0] == 0:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.call_arguments import call_library, parse_arguments
@@ -16,8 +15,7 @@ from fvflops.sources.options import SourceOptions
 
 
 def list_names() -> Sequence[str]:
-    names: list[str] = import_library("open_clip").list_models()
-    return names
+    return list(import_library("open_clip").list_models())
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
@@ -39,9 +37,8 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
         model = call_library(create, parse_arguments(options.args), f"open_clip:{name}", fixed=fixed, image_size=sized)
     size = model.visual.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    return BuiltModel(
-        model, (InputSpec("image", (1, 3, *sides)), InputSpec("text", (1, _count_positions(model)), "int64"))
-    )
+    positions = int((model if "context_length" in dir(model) else model.text).context_length)
+    return BuiltModel(model, (InputSpec("image", (1, 3, *sides)), InputSpec("text", (1, positions), "int64")))
 
 
 @contextmanager
@@ -53,11 +50,6 @@ def _without_root_warnings() -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-
-
-def _count_positions(model: Any) -> int:
-    owner = model if "context_length" in dir(model) else model.text
-    return int(owner.context_length)
 
 
 def _check_cached(name: str, tower: str) -> None:

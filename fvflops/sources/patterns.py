@@ -54,19 +54,16 @@ def _expand(text: str) -> Iterator[str]:
 def _match(text: str) -> list[str]:
     source, separator, pattern = text.partition(":")
     if source in SOURCES and source != "hf":
-        names = load_source(source).list_names()
-        found = [f"{source}:{name}" for name in names if fnmatchcase(name, pattern)]
+        known = load_source(source).list_names()
+        found = [f"{source}:{name}" for name in known if fnmatchcase(name, pattern)]
         if not found:
-            near = nearest(pattern.strip("*"), names, cutoff=0)
+            near = nearest(pattern.strip("*"), known, cutoff=0)
             example = f", such as {source}:{near}" if near else ""
-            raise ValueError(f"{text!r} matches none of the {len(names):,} models of {source}{example}")
+            raise ValueError(f"{text!r} matches none of the {len(known):,} models of {source}{example}")
     elif source == "hf":
         folders = sorted(glob.glob(os.path.expanduser(pattern)))
-        found = [
-            f"hf:{folder}"
-            for folder in folders
-            if any(os.path.isfile(os.path.join(folder, name)) for name in CONFIGURATIONS)
-        ]
+        files = {folder: [os.path.join(folder, name) for name in CONFIGURATIONS] for folder in folders}
+        found = [f"hf:{folder}" for folder, names in files.items() if any(map(os.path.isfile, names))]
         if not found:
             raise ValueError(
                 f"{text!r} matches no folder with a config.json: patterns after hf: select local folders, such as "
@@ -77,9 +74,8 @@ def _match(text: str) -> list[str]:
         path, factory = (source, separator + pattern) if _WILDCARDS.isdisjoint(pattern) else (text, "")
         found = [file + factory for file in sorted(glob.glob(path)) if os.path.isfile(file)]
         if not found:
-            raise ValueError(
-                f"{text!r} matches no file; patterns select from a source, such as 'timm:resnet*', or from files"
-            )
+            remedy = "patterns select from a source, such as 'timm:resnet*', or from files"
+            raise ValueError(f"{text!r} matches no file; {remedy}")
     return found
 
 

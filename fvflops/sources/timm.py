@@ -14,8 +14,7 @@ from fvflops.sources.options import SourceOptions
 
 
 def list_names() -> Sequence[str]:
-    names: list[str] = import_library("timm").list_models()
-    return names
+    return list(import_library("timm").list_models())
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:

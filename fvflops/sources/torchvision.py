@@ -21,8 +21,7 @@ _FLOW_SIZE = (368, 768)  # of both images: a crop of Sintel, in which RAFT's pub
 
 
 def list_names() -> Sequence[str]:
-    names: list[str] = import_library("torchvision").models.list_models()
-    return names
+    return list(import_library("torchvision").models.list_models())
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
@@ -34,10 +33,8 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     kind = models.get_model_builder(name).__module__.split(".")[2]
     fixed = {"weights": None, **({"weights_backbone": None} if kind in ("detection", "segmentation") else {})}
     sized = {} if options.image_size is None else _set_image_size(name, options.image_size)
-    build_model = partial(models.get_model, name)
-    model = call_library(
-        build_model, parse_arguments(options.args), f"torchvision:{name}", fixed=fixed, image_size=sized
-    )
+    given, build_model = parse_arguments(options.args), partial(models.get_model, name)
+    model = call_library(build_model, given, f"torchvision:{name}", fixed=fixed, image_size=sized)
     if kind == "detection":  # a list of images, which may have different sizes
         return BuiltModel(model, inputs=([torch.rand(3, _DETECTION_SIDE, _DETECTION_SIDE)],))
     return BuiltModel(model, _find_inputs(kind, models.get_model_weights(name), model))
@@ -50,9 +47,8 @@ def _set_image_size(name: str, sides: tuple[int, int]) -> dict[str, Any]:
     if not name.startswith("vit_"):
         return {}
     if sides[0] != sides[1]:
-        raise ValueError(
-            f"--image-size {sides[0]}x{sides[1]}: torchvision:{name} accepts square images only: pass one N"
-        )
+        problem = f"torchvision:{name} accepts square images only"
+        raise ValueError(f"--image-size {sides[0]}x{sides[1]}: {problem}: pass one N")
     return {"image_size": sides[0]}
 
 

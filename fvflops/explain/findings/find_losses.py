@@ -88,9 +88,8 @@ def losses_parts(
     if compared:
         parts += [_tabulate_compared("compared", "what", compared, "Expected by the plan, and measured")]
     if modules is not None and modules.matched:
-        title = (
-            f"Modules: {modules.matched:,} of {modules.traced:,} matched with the plan's by the order of their calls"
-        )
+        matched = f"{modules.matched:,} of {modules.traced:,} matched"
+        title = f"Modules: {matched} with the plan's by the order of their calls"
         parts.append(_tabulate_compared("modules", "module", modules.rows, title).ranked(top=_ROWS))
     if compared:
         parts.append(_draw(compared))
@@ -141,12 +140,10 @@ def _draw(compared: Sequence[ComparedRow]) -> Gantt:
     rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.what))
     lanes: dict[str, list[Slice]] = {}
     for lane in ("expected", "measured"):
-        end, slices = 0.0, []
-        for row in rows:
-            seconds = getattr(row, lane)
-            note = f"{row.what} {row.phase}: {format_seconds(seconds)}"
-            slices += [Slice(row.what, end, end + seconds, row.phase, note)] if seconds else []
-            end += seconds
-        lanes[lane] = slices
+        end, lanes[lane] = 0.0, []
+        for row in (row for row in rows if getattr(row, lane)):
+            start, end = end, end + getattr(row, lane)
+            note = f"{row.what} {row.phase}: {format_seconds(getattr(row, lane))}"
+            lanes[lane].append(Slice(row.what, start, end, row.phase, note))
     kinds = {row.what: row.what for row in rows}
     return Gantt("steps_beside", lanes, kinds, "The expected step and the measured one, by phase", "shorter")

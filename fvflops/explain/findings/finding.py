@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from fvflops.devices.devices import Device
@@ -92,12 +93,9 @@ class Evidence:
             for row in self.work
             if row.kind == "matmul" and row.expected_ns and types_of(row)[:1] not in (("float",), ("double",))
         ]
-        half, passed = sum(ns for _, ns in known) / 2, 0.0
-        for ratio, ns in sorted(known):
-            passed += ns
-            if passed >= half:
-                return max(ratio, 1.0)
-        return 1.0
+        known.sort()
+        half, passed = sum(ns for _, ns in known) / 2, accumulate(ns for _, ns in known)
+        return next((max(ratio, 1.0) for (ratio, _), ns in zip(known, passed, strict=True) if ns >= half), 1.0)
 
 
 def gather_evidence(trace: ExplainedTrace, *, is_planned: bool = False) -> Evidence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall
@@ -43,15 +43,15 @@ def align(events: Sequence[RecordedCall], ends: Sequence[int], calls: Sequence[R
     """
     keys: list[tuple[_Key, _Key]] = [(_name, _name)]
     if any(event.kind == "compiled" for event in events):
-        keys.append((_work_of_event, _work_of_call))
+        keys.append((_work_of("compiled"), _work_of("op")))
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
         keys.insert(0, (_name_and_shapes, _name_and_shapes))
     pairs: Pairs = []
     anchors = [position for position, call in enumerate(calls) if call.kind == "module" or call.work != NO_WORK]
     for key_of_event, key_of_call in keys:
         event_keys, call_keys = [key_of_event(event) for event in events], [key_of_call(call) for call in calls]
-        pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
-        pairs = _fill_gaps(pairs, event_keys, ends, call_keys, range(len(calls)))
+        for positions in (anchors, range(len(calls))):
+            pairs = _fill_gaps(pairs, event_keys, ends, call_keys, positions)
     return pairs
 
 
@@ -77,27 +77,21 @@ def _name_and_shapes(call: RecordedCall) -> Hashable:
     return _name(call), call.shapes
 
 
-def _work_of_event(event: RecordedCall) -> Hashable:
-    return ("work", name_of_work(event.name)) if event.kind == "compiled" else _name(event)
-
-
-def _work_of_call(call: RecordedCall) -> Hashable:
-    return ("work", name_of_work(call.name)) if call.kind == "op" else _name(call)
+def _work_of(kind: str) -> _Key:
+    return lambda call: ("work", name_of_work(call.name)) if call.kind == kind else _name(call)
 
 
 _Keys = Sequence[Hashable]
 
 
-def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Iterable[int]) -> Pairs:
+def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Sequence[int]) -> Pairs:
     """Align events and calls in the gaps; `positions` are the calls to align."""
-    call_positions = list(positions)
     filled: Pairs = []
     event_start = call_start = 0
     for event, call in (*pairs, (len(events), len(calls))):
-        inside = call_positions[bisect_left(call_positions, call_start) : bisect_left(call_positions, call)]
+        inside = positions[bisect_left(positions, call_start) : bisect_left(positions, call)]
         expected = [calls[position] for position in inside]
-        wanted = set(expected)
-        gap = range(event_start, event)
+        wanted, gap = set(expected), range(event_start, event)
         candidates = [position for position in gap if events[position] in wanted and ends[position] <= event]
         local_ends = [bisect_left(candidates, ends[position]) for position in candidates]
         local = _align_names([events[position] for position in candidates], local_ends, expected)
@@ -176,13 +170,12 @@ def find_owners(
     sequence number; a node of gradient accumulation has no sequence number, and belongs to the module of the node
     before it.
     """
-    scopes = [] if trace is None else trace.scopes()
-    matched = {
-        event_index: trace.events[index]
+    scopes, recorded = ([], ()) if trace is None else (trace.scopes(), trace.events or ())
+    located = {
+        event_index: (innermost(scopes[recorded[index].stack]), recorded[index].phase)
         for event_index, index in call_of_event.items()
-        if trace is not None and trace.events is not None and run.events[event_index].kind == "op"
+        if run.events[event_index].kind == "op"
     }
-    located = {event_index: (innermost(scopes[event.stack]), event.phase) for event_index, event in matched.items()}
     nodes = _locate_nodes(run, located)
     modules: list[str] = []
     phases: list[str] = []
@@ -197,13 +190,9 @@ def find_owners(
             module, phase = "", "optimizer"
         elif event.kind == "node" and (parent < 0 or run.events[parent].kind != "node"):
             phase = "backward"
-            forward_module = (
-                forward_modules.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
-            )
-            if forward_module is None:
-                forward_module = last_modules.get(event.thread, "")
-            module = nodes.get(event_index, forward_module)
-            last_modules[event.thread] = module
+            last_module = last_modules.get(event.thread, "")
+            forward_module = forward_modules.get((event.forward_thread, event.sequence), last_module)
+            module = last_modules[event.thread] = nodes.get(event_index, forward_module)
         if event_index in located:
             module, phase = located[event_index]
         if event.kind == "op" and event.sequence >= 0:

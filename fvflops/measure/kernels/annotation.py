@@ -82,22 +82,16 @@ class AnnotatedTrace(Displayed):
         ledger = self.match.ledger
         flops = self.work().flops
         each = f"{format_seconds(nanoseconds / max(steps, 1) / 1e9)} each" if steps else "none complete"
+        counted = f"{format_size(flops)} FLOPs on events (2 per MAC, table {self.table.name})"
         rate = flops_to_string(flops * 1e9 / nanoseconds)
-        lines = [
-            f"{format_quantity(steps, 'step')}, {each}; {format_size(flops)} FLOPs on events (2 per MAC, table "
-            f"{self.table.name}), {rate}"
-        ]
+        lines = [f"{format_quantity(steps, 'step')}, {each}; {counted}, {rate}"]
         if ledger.recorded_flops:
-            missing = ledger.recorded_flops - ledger.landed_flops
-            lines.append(
-                f"{format_percent(ledger.landed_flops, ledger.recorded_flops)} of the model's FLOPs have an event; "
-                f"{format_size(missing)} FLOPs have none"
-            )
+            share = format_percent(ledger.landed_flops, ledger.recorded_flops)
+            missing = format_size(ledger.recorded_flops - ledger.landed_flops)
+            lines.append(f"{share} of the model's FLOPs have an event; {missing} FLOPs have none")
         if ledger.other_shapes:
-            lines.append(
-                "events whose input shapes differ from the model's, counted by their own shapes: "
-                f"{list_calls(ledger.other_shapes)}"
-            )
+            why = "events whose input shapes differ from the model's, counted by their own shapes"
+            lines.append(f"{why}: {list_calls(ledger.other_shapes)}")
         return lines + describe_ledger(ledger, self.table)
 
     @gc_paused()
@@ -210,15 +204,17 @@ def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: 
     divided = [(path, trace.time_by_op()) for path, trace in traces]
     parts: list[Part] = [Items(path, lines) for path, times in divided if (lines := _warn_of_missing(times))]
     notes = _NOTES if any(trace.share() is not None for _, trace in traces) else ()
-    parts.append(
-        Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)
-    )
+    summary = [_row(path, trace) for path, trace in traces]
+    parts.append(Table("traces", _TRACE_COLUMNS, summary, noun="trace", notes=notes))
     for (path, trace), (_, times) in zip(traces, divided, strict=True):
-        lines = trace.about()[1:] + _describe_others(times)
-        if lines:
+        largest = times.others.most_common(_MAX_OTHERS)
+        others = ", ".join(f"{name} {format_seconds(time / 1e9)}" for name, time in largest)
+        if lines := trace.about()[1:] + [f"{OTHER_OPS}, without FLOPs: {others}"] * bool(others):
             parts.append(Items(path, lines))
     rows = _sum_rows([row for _, times in divided for row in times.rows])
-    parts.append(Table("events", _EVENT_COLUMNS, rows, noun="event", notes=_list_meanings(rows)))
+    names = {row[0] for row in rows}
+    meanings = [f"{name}: {meaning}." for name, meaning in _MEANINGS.items() if name in names]
+    parts.append(Table("events", _EVENT_COLUMNS, rows, noun="event", notes=meanings))
     return Document("annotation", subject, parts, main="events")
 
 
@@ -230,16 +226,8 @@ def describe_annotation(trace: AnnotatedTrace) -> Document:
 def _row(path: str, trace: AnnotatedTrace) -> list[Value]:
     steps, nanoseconds = trace.match.clock()
     seconds, work = nanoseconds / 1e9, trace.work()
-    return [
-        path,
-        trace.rank,
-        steps,
-        seconds / steps if steps else None,
-        work.macs,
-        work.flops,
-        work.flops / seconds,
-        trace.share(),
-    ]
+    each = seconds / steps if steps else None
+    return [path, trace.rank, steps, each, work.macs, work.flops, work.flops / seconds, trace.share()]
 
 
 def _warn_of_missing(times: TimeByOp) -> list[str]:
@@ -248,16 +236,6 @@ def _warn_of_missing(times: TimeByOp) -> list[str]:
         return []
     counted = format_percent(times.counted_ns, times.busy_ns) if times.counted_ns else "none"
     return [f"most of the time is without FLOPs: {counted} of {format_seconds(times.busy_ns / 1e9)} has FLOPs"]
-
-
-def _describe_others(times: TimeByOp) -> list[str]:
-    others = [f"{name} {format_seconds(time / 1e9)}" for name, time in times.others.most_common(_MAX_OTHERS)]
-    return [f"{OTHER_OPS}, without FLOPs: {', '.join(others)}"] if others else []
-
-
-def _list_meanings(rows: Sequence[Sequence[Value]]) -> tuple[str, ...]:
-    names = {row[0] for row in rows}
-    return tuple(f"{name}: {meaning}." for name, meaning in _MEANINGS.items() if name in names)
 
 
 def _sum_rows(rows: Sequence[OpTime]) -> list[list[Value]]:

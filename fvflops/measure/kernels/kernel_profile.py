@@ -217,10 +217,8 @@ class KernelProfile:
 
         Shapes need record_shapes=True, stacks with_stack=True.
         """
-        match = self.match()
-        rows = sum_kernels(
-            match, by_module=group_by_module, by_shape=group_by_input_shape, stack_frames=group_by_stack_n
-        )
+        by = {"by_module": group_by_module, "by_shape": group_by_input_shape}
+        rows = sum_kernels(self.match(), **by, stack_frames=group_by_stack_n)
         return KernelAverages(rows, "\n".join(self.about()))
 
     def total(self) -> int:
@@ -235,11 +233,9 @@ class KernelProfile:
         return self._total().macs
 
     def _total(self) -> Work:
-        total = self.match().total
-        if total is None:
-            raise TraceError(
-                "no FLOPs were counted: pass a schedule with a step before the active ones, or use count()"
-            )
+        if (total := self.match().total) is None:
+            remedy = "pass a schedule with a step before the active ones, or use count()"
+            raise TraceError(f"no FLOPs were counted: {remedy}")
         return total
 
     def flops_per_second(self) -> float:
@@ -273,13 +269,12 @@ class KernelProfile:
         if not steps:
             return ["torch.profiler's times of an incomplete step"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
-        lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
+        timed = f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"
         if match.total is None:
-            lines.append("no FLOPs: pass a schedule with a step before the active ones, or use count()")
-            return lines
-        rate = flops_to_string(self.flops_per_second())
-        lines[0] += f"; {format_size(match.total.flops)} FLOPs a step (2 per MAC, table {self._table.name}), {rate}"
-        return lines + describe_ledger(match.ledger, self._table)
+            return [timed, "no FLOPs: pass a schedule with a step before the active ones, or use count()"]
+        flops, rate = format_size(match.total.flops), flops_to_string(self.flops_per_second())
+        timed += f"; {flops} FLOPs a step (2 per MAC, table {self._table.name}), {rate}"
+        return [timed, *describe_ledger(match.ledger, self._table)]
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
@@ -298,8 +293,9 @@ class KernelProfile:
         `metric` is one of torch.profiler's, "self_cpu_time_total" or "self_cuda_time_total" (µs), whose file is its
         own, or "self_macs" or "self_flops" of all steps.
         """
-        if metric not in (*_TORCH_METRICS, *_WORK_METRICS):
-            raise ValueError(f"metric must be one of {', '.join((*_TORCH_METRICS, *_WORK_METRICS))}; got {metric!r}")
+        metrics = (*_TORCH_METRICS, *_WORK_METRICS)
+        if metric not in metrics:
+            raise ValueError(f"metric must be one of {', '.join(metrics)}; got {metric!r}")
         self._require_options("export_stacks", "with_stack")
         name = _check_path(path)
         match = self.match()
@@ -378,13 +374,14 @@ class KernelProfile:
             raise failure
 
     def _why_no_events(self) -> str:
-        if self._stage == "new":
-            return "nothing was profiled: the with block was not entered"
         if self._stage == "open":
             return "nothing was profiled yet: the first cycle is not complete"
-        if self._schedule is None:
-            return "nothing was profiled: nothing ran in the with block"
-        return f"nothing was profiled: the schedule made none of {format_quantity(self._step, 'step')} active"
+        reason = "nothing ran in the with block"
+        if self._stage == "new":
+            reason = "the with block was not entered"
+        elif self._schedule is not None:
+            reason = f"the schedule made none of {format_quantity(self._step, 'step')} active"
+        return f"nothing was profiled: {reason}"
 
 
 def _check_path(path: str | os.PathLike[str]) -> str:

@@ -37,14 +37,9 @@ def sum_kernels(
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, event in enumerate(match.run.events):
-        key: tuple[object, ...] = (
-            event_name(event),
-            event.kind == "device",
-            event.kind in ("range", "step", "optimizer"),
-        )
-        key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
-        key += (event.stack[:stack_frames],)
-        groups[key].append(index)
+        kind = event.kind == "device", event.kind in ("range", "step", "optimizer")
+        split = match.modules[index] if by_module else None, event.shapes if by_shape else ""
+        groups[event_name(event), kind, split, event.stack[:stack_frames]].append(index)
     kernels = divide_work(match)
     rows = []
     for indexes in groups.values():
@@ -80,7 +75,7 @@ def sum_kernels(
 def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
     """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks."""
     for event, work in zip(match.run.events, match.self_work, strict=True):
-        value = 0 if work is None else work.macs if metric == "macs" else work.flops
+        value = getattr(work, metric, 0)  # 0 where the work is unknown
         if event.stack and value:
             frames = [frame.translate(_SEPARATORS) for frame in reversed(event.stack)]
             yield f"{';'.join(frames)} {value}\n"
@@ -120,8 +115,7 @@ def divide_work(match: KernelMatch) -> dict[int, Work]:
     for owner, launched in kernels.items():
         work, total = match.self_work[owner], sum(events[index].duration_ns for index in launched)
         assert work is not None
-        done = Work()
-        time = 0
+        done, time = Work(), 0
         for event_index in launched:  # cumulative, so that the rounded parts add up
             time += events[event_index].duration_ns
             share = Work(*(value * time // total if total else 0 for value in work))
@@ -152,14 +146,14 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     # Index of an event of the Trace → its values in each step, in the order of _ALL_COLUMNS.
     rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
     for event_index, index in match.call_of_event.items():
-        step = match.steps[event_index]
+        step, event = match.steps[event_index], match.run.events[event_index]
         if step in complete_steps:
-            rows[index].append(_measure(match.run.events[event_index], step_starts[step]))
+            times = event.start_ns - step_starts[step], event.device_ns or event.duration_ns
+            rows[index].append((*times, event.before, event.after, event.peak))
     columns = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
-    events = [
-        _with_medians(event, rows[index], columns) if index in rows else event
-        for index, event in enumerate(trace.events)
-    ]
+    events = list(trace.events)
+    for index, measured_rows in rows.items():
+        events[index] = _with_medians(events[index], measured_rows, columns)
     filled = {column for event in events for column in _ALL_COLUMNS if getattr(event, column) is not None}
     measured = [name for name, columns in _COLUMNS.items() if filled.issuperset(columns)]
     about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(complete_steps))}
@@ -168,11 +162,6 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     if missing:
         about["unmeasured"] = f"{missing} of {len(ops)} ops have no event of their own"
     return replace(trace, events=tuple(events), about={**trace.about, **about})
-
-
-def _measure(event: KernelEvent, step_start: int) -> tuple[int | None, ...]:
-    duration = event.device_ns or event.duration_ns
-    return event.start_ns - step_start, duration, event.before, event.after, event.peak
 
 
 def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns: Sequence[str]) -> Event:
@@ -186,21 +175,14 @@ def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns:
 
 
 # Sort keys of rows; torch.profiler's older names with "cuda" for the device are accepted too.
+_SUMMED = ("total", "usage", "count", "macs", "flops")  # ends of the names of fields
 SORTS = (
-    *(
-        field.name
-        for field in fields(KernelRow)
-        if field.name.rpartition("_")[2] in ("total", "usage", "count", "macs", "flops")
-    ),
-    "cpu_time",
-    "device_time",
-    "flops_per_second",
+    *(field.name for field in fields(KernelRow) if field.name.rpartition("_")[2] in _SUMMED),
+    *("cpu_time", "device_time", "flops_per_second"),
 )
 _MAX_ROWS = 40  # rows that are printed by default
 _MAX_NAME = 55  # characters
 _MAX_OPS = 6  # in one sentence
-
-Column = tuple[str, Callable[[KernelRow], str]]
 
 
 class KernelAverages(list[KernelRow]):
@@ -263,10 +245,8 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
     elif ledger.attributed_to_modules:
         ops = list_calls(ledger.attributed_to_modules)
         lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
-    rows = {name: table.row(name) for name, _ in ledger.no_op}
-    unmatched = [
-        (name, count) for name, count in ledger.no_op if (row := rows[name]) is None or row.kind != "zero_flop"
-    ]
+    rows = ((table.row(name), name, count) for name, count in ledger.no_op)
+    unmatched = [(name, count) for row, name, count in rows if row is None or row.kind != "zero_flop"]
     if unmatched:
         lines.append(f"events without FLOPs, since no counted op matches them: {list_calls(unmatched)}")
     return lines
@@ -286,47 +266,40 @@ def _sort_key(sort_by: str) -> Callable[[KernelRow], float]:
     return lambda row: -1 if value_of(row) is None else value_of(row)
 
 
-def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
+def _list_columns(rows: Sequence[KernelRow]) -> list[tuple[str, Callable[[KernelRow], str]]]:
     cpu = round(sum(row.self_cpu_time_total for row in rows) * 1000)
     device = round(sum(row.self_device_time_total for row in rows if not row.cpu_time_total) * 1000)
-    columns: list[Column] = [("Name", lambda row: _truncate(row.key))]
-    if any(row.module is not None for row in rows):
-        columns.append(("Module", lambda row: _truncate(row.module or "(model)")))
-    columns += [
-        ("Self CPU %", lambda row: format_percent(round(row.self_cpu_time_total * 1000), cpu)),
-        ("Self CPU", lambda row: _time(row.self_cpu_time_total)),
-        ("CPU total %", lambda row: format_percent(round(row.cpu_time_total * 1000), cpu)),
-        ("CPU total", lambda row: _time(row.cpu_time_total)),
-        ("CPU time avg", lambda row: _time(row.cpu_time)),
+    on_device = any(row.device_time_total for row in rows)
+    cpu_memory = any(row.cpu_memory_usage or row.self_cpu_memory_usage for row in rows)
+    device_memory = any(row.device_memory_usage or row.self_device_memory_usage for row in rows)
+    columns: list[tuple[bool, str, Callable[[KernelRow], str]]] = [
+        (True, "Name", lambda row: _truncate(row.key)),
+        (any(row.module is not None for row in rows), "Module", lambda row: _truncate(row.module or "(model)")),
+        (True, "Self CPU %", lambda row: format_percent(round(row.self_cpu_time_total * 1000), cpu)),
+        (True, "Self CPU", lambda row: _time(row.self_cpu_time_total)),
+        (True, "CPU total %", lambda row: format_percent(round(row.cpu_time_total * 1000), cpu)),
+        (True, "CPU total", lambda row: _time(row.cpu_time_total)),
+        (True, "CPU time avg", lambda row: _time(row.cpu_time)),
+        (on_device, "Self device", lambda row: _time(row.self_device_time_total)),
+        (on_device, "Self device %", lambda row: format_percent(round(row.self_device_time_total * 1000), device)),
+        (on_device, "Device total", lambda row: _time(row.device_time_total)),
+        (on_device, "Device time avg", lambda row: _time(row.device_time)),
+        (cpu_memory, "CPU Mem", lambda row: _bytes(row.cpu_memory_usage)),
+        (cpu_memory, "Self CPU Mem", lambda row: _bytes(row.self_cpu_memory_usage)),
+        (device_memory, "Device Mem", lambda row: _bytes(row.device_memory_usage)),
+        (device_memory, "Self device Mem", lambda row: _bytes(row.self_device_memory_usage)),
+        (True, "# of Calls", lambda row: str(row.count)),
+        (True, "MACs", lambda row: _known(row.macs, format_size)),
+        (True, "FLOPs", lambda row: _known(row.flops, format_size)),
+        (True, "FLOP/s", lambda row: _known(row.flops_per_second, flops_to_string)),
+        (any(row.input_shapes for row in rows), "Input Shapes", lambda row: row.input_shapes[:80]),
+        (any(row.stack for row in rows), "Source Location", lambda row: " < ".join(map(_truncate, row.stack))),
     ]
-    if any(row.device_time_total for row in rows):
-        columns += [
-            ("Self device", lambda row: _time(row.self_device_time_total)),
-            ("Self device %", lambda row: format_percent(round(row.self_device_time_total * 1000), device)),
-            ("Device total", lambda row: _time(row.device_time_total)),
-            ("Device time avg", lambda row: _time(row.device_time)),
-        ]
-    if any(row.cpu_memory_usage or row.self_cpu_memory_usage for row in rows):
-        columns += [
-            ("CPU Mem", lambda row: _bytes(row.cpu_memory_usage)),
-            ("Self CPU Mem", lambda row: _bytes(row.self_cpu_memory_usage)),
-        ]
-    if any(row.device_memory_usage or row.self_device_memory_usage for row in rows):
-        columns += [
-            ("Device Mem", lambda row: _bytes(row.device_memory_usage)),
-            ("Self device Mem", lambda row: _bytes(row.self_device_memory_usage)),
-        ]
-    columns += [
-        ("# of Calls", lambda row: str(row.count)),
-        ("MACs", lambda row: "--" if row.macs is None else format_size(row.macs)),
-        ("FLOPs", lambda row: "--" if row.flops is None else format_size(row.flops)),
-        ("FLOP/s", lambda row: "--" if row.flops_per_second is None else flops_to_string(row.flops_per_second)),
-    ]
-    if any(row.input_shapes for row in rows):
-        columns.append(("Input Shapes", lambda row: row.input_shapes[:80]))
-    if any(row.stack for row in rows):
-        columns.append(("Source Location", lambda row: " < ".join(map(_truncate, row.stack))))
-    return columns
+    return [(heading, write) for is_shown, heading, write in columns if is_shown]
+
+
+def _known(value: float | None, write: Callable[[float], str]) -> str:
+    return "--" if value is None else write(value)
 
 
 def _truncate(name: str) -> str:

@@ -157,7 +157,7 @@ class _StepMatcher:
     def __init__(
         self,
         run: KernelRun,
-        children: defaultdict[int, list[int]],
+        children: Mapping[int, list[int]],
         calls: RecordedCall | None,
         by_shapes: ShapeCosts | None,
     ) -> None:
@@ -191,10 +191,13 @@ class _StepMatcher:
             if work is None:
                 pending += self._list_unmatched(self._children[event_index], around_matched)
             else:
-                self.work[event_index] = work
                 self._ops.add(event_index)
-                self.counted_by_shapes.add(event_index)
-                self._sums["flops_by_shapes"] += work.flops
+                self._count_by_shapes(event_index, work, "flops_by_shapes")
+
+    def _count_by_shapes(self, event_index: int, work: Work, total: str) -> None:
+        self.work[event_index] = work
+        self.counted_by_shapes.add(event_index)
+        self._sums[total] += work.flops
 
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
@@ -206,8 +209,7 @@ class _StepMatcher:
 
     def match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
-        candidates: list[int] = []
-        ends: list[int] = []
+        candidates, ends = list[int](), list[int]()
         outermost = self._list_outermost(nested)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
@@ -256,10 +258,7 @@ class _StepMatcher:
             self._named["other_shapes"][event.name] += 1
             own = None if self._by_shapes is None else self._by_shapes.work(local)
             if own is not None:
-                self._sums["flops_by_shapes"] += own.flops
-                self.counted_by_shapes.add(local)
-                self.work[local] = own
-                return
+                return self._count_by_shapes(local, own, "flops_by_shapes")
         self.work[event_index] = work
 
     def _find_local(self, event_index: int) -> int:
@@ -301,14 +300,12 @@ class _StepMatcher:
                     candidates.append(op)
                     ends.append(len(candidates))
             return
-        is_call = self._is_call(event_index)
+        is_call, position = self._is_call(event_index), len(candidates)
         if is_call:
-            position = len(candidates)
             candidates.append(event_index)
             ends.append(0)
-        if not is_call or kind != "module":
-            for inner in self._children[event_index]:
-                self._list_candidates(inner, candidates, ends)
+        for inner in self._children[event_index] if not is_call or kind != "module" else ():
+            self._list_candidates(inner, candidates, ends)
         if is_call:
             ends[position] = len(candidates)
 
@@ -336,10 +333,8 @@ class _StepMatcher:
                 work = self._by_shapes.work(op)
                 if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
                     unmatched = unmatched - work
-                    self.work[op] = work
-                    self.counted_by_shapes.add(op)
                     self._ops.add(op)
-                    self._sums["landed_flops"] += work.flops
+                    self._count_by_shapes(op, work, "landed_flops")
         return unmatched
 
     def _is_call(self, event_index: int) -> bool:
@@ -398,9 +393,10 @@ def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCost
             event = (split.events or ())[index]
             if event.kind == "op" and (moved := traffic[event.item]) is not None:
                 known[event_index] = sum(moved)
-    if by_shapes is not None:
-        own = {event_index: by_shapes.nbytes(event_index) for event_index in matcher.counted_by_shapes}
-        known |= {event_index: nbytes for event_index, nbytes in own.items() if nbytes is not None}
+    for event_index in matcher.counted_by_shapes:
+        nbytes = None if by_shapes is None else by_shapes.nbytes(event_index)
+        if nbytes is not None:
+            known[event_index] = nbytes
     return known
 
 

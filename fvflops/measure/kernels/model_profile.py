@@ -65,17 +65,15 @@ def profile_kernels(
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    _run_backward(loss(result), clear_gradients, is_first=not number)
+                    scalar = loss(result)
+                    if not number:
+                        clear_gradients(leaves_of(scalar))
+                    scalar.backward()
+                    del scalar
                 del result
                 profile.step()
                 clear_gradients()
     return profile
-
-
-def _run_backward(scalar: torch.Tensor, clear_gradients: Callable[..., None], *, is_first: bool) -> None:
-    if is_first:
-        clear_gradients(leaves_of(scalar))
-    scalar.backward()
 
 
 @contextmanager

@@ -79,9 +79,7 @@ def write_document(document: ChromeTrace, path: str) -> None:
 
 def _lines(document: ChromeTrace) -> Iterator[str]:
     yield "{\n"
-    for key, value in document.items():
-        if key != "traceEvents":
-            yield f"{_encode(key)}: {_encode(value)},\n"
+    yield from (f"{_encode(key)}: {_encode(value)},\n" for key, value in document.items() if key != "traceEvents")
     yield '"traceEvents": [\n'
     separator = ""
     for event in document["traceEvents"]:
@@ -197,9 +195,7 @@ def read_events(document: ChromeTrace) -> TraceEvents:
     op events raises TraceError.
     """
     raw_events = document["traceEvents"]
-    complete = [
-        (position, event) for position, event in enumerate(raw_events) if event.get("ph") == "X" and "ts" in event
-    ]
+    complete = [item for item in enumerate(raw_events) if item[1].get("ph") == "X" and "ts" in item[1]]
     cpu = [item for item in complete if item[1].get("cat") in _CPU_CATEGORIES]
     if not any(event.get("cat") == "cpu_op" for _, event in cpu):
         raise TraceError("the trace has no op events: pass one that torch.profiler wrote with ProfilerActivity.CPU")
@@ -212,17 +208,18 @@ def read_events(document: ChromeTrace) -> TraceEvents:
         return _Span(position, event, start, start + round(event.get("dur", 0) * 1000), thread)
 
     ordered = _nest([span(*item) for item in cpu])
-    device = sorted(
-        (span(*item) for item in complete if item[1].get("cat") in DEVICE_CATEGORIES), key=lambda item: item.start
-    )
+    device = [span(*item) for item in complete if item[1].get("cat") in DEVICE_CATEGORIES]
+    device.sort(key=lambda item: item.start)
     from_graphs = _link(ordered, device)
     forward_threads = _find_forward_threads(raw_events, ordered, threads)
     spans = ordered + device
     events = [_read_span(item, forward_threads) for item in spans]
+    info = document.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
     return TraceEvents(
         KernelRun(tuple(events), "cuda" if device else ""),
         {item.position: index for index, item in enumerate(spans)},
-        _read_rank(document),
+        rank if isinstance(rank, int) else None,
         any("Input Dims" in event.get("args", {}) for _, event in cpu),
         frozenset(len(ordered) + index for index in from_graphs),
     )
@@ -285,11 +282,8 @@ def _find_forward_threads(
 
     arrows = [event for event in raw_events if event.get("cat") == "fwdbwd" and "id" in event]
     starts = {event["id"]: thread_of(event) for event in arrows if event.get("ph") == "s"}
-    ends = {
-        (thread_of(event), event["ts"]): starts[event["id"]]
-        for event in arrows
-        if event.get("ph") == "f" and event["id"] in starts
-    }
+    linked = [event for event in arrows if event.get("ph") == "f" and event["id"] in starts]
+    ends = {(thread_of(event), event["ts"]): starts[event["id"]] for event in linked}
     found: dict[int, int] = {}
     for item in ordered:
         number = item.raw.get("args", {}).get("Fwd thread id", 0)
@@ -328,12 +322,8 @@ def _read_span(item: _Span, forward_threads: Mapping[int, int]) -> KernelEvent:
 def _kind(name: str, category: str) -> str:
     if category == "python_function":
         return "python"
-    kind = kind_of_range(name)
-    if kind is not None:
-        return kind
-    if category == "user_annotation":
-        return "range"
-    return "op" if category == "cpu_op" and "::" in name else "other"
+    others = "range" if category == "user_annotation" else "op" if category == "cpu_op" and "::" in name else "other"
+    return kind_of_range(name) or others
 
 
 def _list_shapes(dims: Sequence[Any], types: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -351,9 +341,3 @@ def _list_shapes(dims: Sequence[Any], types: Sequence[str]) -> tuple[tuple[int, 
         elif type not in _NOT_TENSORS:
             shapes.append(tuple(value))
     return tuple(shape for shape in shapes if shape)
-
-
-def _read_rank(document: ChromeTrace) -> int | None:
-    info = document.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) else None

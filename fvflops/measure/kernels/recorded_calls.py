@@ -47,10 +47,8 @@ def work_of(costs: Sequence[OpCost]) -> Work | None:
     Work(macs=60, flops=123)
     """
     supported = [cost for cost in costs if cost.status is not Status.UNSUPPORTED]
-    if not supported:
-        return None
     flops = [2 * cost.macs + cost.flops if cost.macs or cost.flops else int(cost.value) for cost in supported]
-    return Work(sum(cost.macs for cost in supported), sum(flops))
+    return Work(sum(cost.macs for cost in supported), sum(flops)) if supported else None
 
 
 @dataclass(slots=True)
@@ -161,17 +159,13 @@ class ShapeCosts:
     def work(self, event_index: int) -> Work | None:
         """Return the work of an event; None if unknown."""
         row = self._table.row(self._events[event_index][0])
-        if row is None or row.kind == "decompose":
-            return None
-        signature = self.signature(event_index)
+        signature = None if row is None or row.kind == "decompose" else self.signature(event_index)
         return None if signature is None else work_of(self._cost_model.op_cost(signature))
 
     def nbytes(self, event_index: int) -> int | None:
         """Return the bytes that an event reads and writes; None if unknown."""
         signature = self.signature(event_index)
-        if signature is None:
-            return None
-        traffic = self._traffic.op_traffic(signature)
+        traffic = None if signature is None else self._traffic.op_traffic(signature)
         return None if traffic is None else sum(traffic)
 
     def signature(self, event_index: int) -> Signature | None:
@@ -211,21 +205,18 @@ def _sign(name: str, dims: Sequence[Any], types: Sequence[str], concrete: Sequen
 def _read(argument: Any, dims: Any, type: str, text: str) -> Any:
     """Return an argument as recorded; tensors are on the meta device."""
     kind = str(argument.type)
+    is_omitted = type == "" and kind.startswith("Optional")
     if type == "TensorList":
         return [torch.empty(shape, dtype=_LIST_DTYPE, device="meta") for shape in dims]
-    if "Tensor" in kind:
-        if type in _DTYPES:
-            return torch.empty(dims, dtype=_DTYPES[type], device="meta")
-        if kind.startswith("Optional") and type == "":
-            return None
-        raise _Unreadable(type)
-    if type in _DTYPES:
-        raise _Unreadable(type)  # a tensor for an argument that is none
-    if kind.startswith("Optional[Generator") or kind == "Device" or kind == "Optional[Device]":
-        return torch.device("meta") if "Device" in kind else None
+    if "Tensor" in kind and type in _DTYPES:
+        return torch.empty(dims, dtype=_DTYPES[type], device="meta")
+    if type in _DTYPES or ("Tensor" in kind and not is_omitted):
+        raise _Unreadable(type)  # a tensor for an argument that is none, or none for one that is
+    if kind in ("Device", "Optional[Device]"):
+        return torch.device("meta")
+    if kind.startswith("Optional[Generator") or (is_omitted and (not text or "Tensor" in kind)):
+        return None
     if not text:
-        if type == "" and kind.startswith("Optional"):
-            return None
         if argument.has_default_value():
             return argument.default_value
         raise _Unreadable(kind)

@@ -83,5 +83,4 @@ def _known_name(name: str) -> str:
 
 
 def _device_of(models: Iterable[nn.Module]) -> torch.device | None:
-    first = next((parameter for model in models for parameter in model.parameters()), None)
-    return None if first is None else first.device
+    return next((parameter.device for model in models for parameter in model.parameters()), None)

@@ -73,7 +73,8 @@ def meter_report(
 
 def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
     """Yield the chart of the utilisation, or where it is unknown of the FLOP/s."""
-    bounds = [len(steps) * index // min(_POINTS, len(steps)) for index in range(min(_POINTS, len(steps)) + 1)]
+    points = min(_POINTS, len(steps))
+    bounds = [len(steps) * index // points for index in range(points + 1)]
     known = [[step for step in steps[start:end] if not math.isnan(step.model_flops)] for start, end in pairwise(bounds)]
     means = [mean for group in known if (mean := mean_figures(group))]
     span = f"steps {format_thousands(steps[0].step)} to {format_thousands(steps[-1].step)}"
@@ -126,14 +127,10 @@ def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
     for name, flops in by_module.items():
         for module in {"", *modules_above(name), name}:
             inclusive[module] += flops
-    rows = {module: flops for module, flops in inclusive.items() if module.count(".") < _DEPTH}
-
-    def position(module: str) -> list[tuple[int, str]]:
-        """Return a key by which the largest come first, below their parents."""
-        above = [name for name in (*modules_above(module), module) if name]
-        return [(-inclusive[name], name) for name in above]
-
-    return sorted(rows.items(), key=lambda row: position(row[0]))
+    rows = [(module, flops) for module, flops in inclusive.items() if module.count(".") < _DEPTH]
+    # The largest come first, below their parents.
+    above = {module: [name for name in (*modules_above(module), module) if name] for module, _ in rows}
+    return sorted(rows, key=lambda row: [(-inclusive[name], name) for name in above[row[0]]])
 
 
 def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total: int, title: str) -> Table:

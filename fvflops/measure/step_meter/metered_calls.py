@@ -145,9 +145,8 @@ class CallObserver:
         self._handles, self._compiled = [], []
 
     def _attach(self, model: nn.Module) -> None:
-        if model._compiled_call_impl is not None:
+        if (compiled := model._compiled_call_impl) is not None:
             # After `model.compile()` hooks of the model would be compiled too: the compiled call is wrapped instead.
-            compiled = model._compiled_call_impl
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 self._enter(model, args, kwargs)

@@ -6,10 +6,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
-from math import inf, isclose, isnan, nan
+from math import inf, isclose, isnan, nan, prod
 from typing import NamedTuple
 
 from torch import nn
@@ -132,24 +132,17 @@ class _Fit(NamedTuple):
 
     def at(self, size: int) -> StepCost:
         """Return the cost at a size."""
-        weights = list(self._weights(size))
+        sizes = [node for node, _ in self.nodes]
+        factors = ([Fraction(size - other, node - other) for other in sizes if other != node] for node in sizes)
+        weights = [prod(each) for each in factors]
         parts: list[float] = []
-        for index in range(len(UNKNOWN_COST)):
-            values = [cost[index] for _, cost in self.nodes]
-            if any(isnan(value) for value in values):
+        for values in zip(*(cost for _, cost in self.nodes), strict=True):
+            if any(map(isnan, values)):
                 parts.append(nan)
                 continue
             exact = sum((weight * Fraction(value) for weight, value in zip(weights, values, strict=True)), Fraction())
             parts.append(exact.numerator if exact.denominator == 1 else float(exact))
         return StepCost(*parts)
-
-    def _weights(self, size: int) -> Iterator[Fraction]:
-        for node, _ in self.nodes:
-            weight = Fraction(1)
-            for other, _ in self.nodes:
-                if other != node:
-                    weight *= Fraction(size - other, node - other)
-            yield weight
 
     def gives(self, size: int, cost: StepCost) -> bool:
         """Return whether a cost matches the fit: FLOPs exactly, seconds but for rounding."""
@@ -239,8 +232,7 @@ class StepCosts:
         return StepWork(numbers, steps, numbers if batch is None else batch, batch is not None)
 
     def _add_call(self, call: ModelCall) -> int:
-        key = call.full_key
-        number = self._numbers.setdefault(key, len(self._numbers))
+        number = self._numbers.setdefault(call.full_key, len(self._numbers))
         if number in self._counted or number in self._failed or number in self._waiting:
             return number
         if call.inputs is None:
@@ -366,9 +358,7 @@ class StepCosts:
         return total, steps
 
     def _of_call(self, number: int) -> StepCost:
-        if number in self._counted:
-            return self._counted[number]
-        return self._families.cost(number, self._counted) or UNKNOWN_COST
+        return self._counted.get(number) or self._families.cost(number, self._counted) or UNKNOWN_COST
 
     def _of_optimizer(self, number: int) -> StepCost:
         if number not in self._optimizer_costs:

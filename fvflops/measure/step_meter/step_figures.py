@@ -150,11 +150,8 @@ class StepFigures:
                 texts.append(f"{format_ratio(rate)} {what}/s")
         if not math.isnan(self.tflops_per_device):
             texts.append(f"{self.tflops_per_device:.3g} TFLOP/s{' per device' if self.devices > 1 else ''}")
-        texts += [
-            f"{name} {format_percent(share, 1)}"
-            for name, share in (("MFU", self.mfu), ("HFU", self.hfu))
-            if not math.isnan(share)
-        ]
+        shares = ("MFU", self.mfu), ("HFU", self.hfu)
+        texts += [f"{name} {format_percent(share, 1)}" for name, share in shares if not math.isnan(share)]
         if self.unexplained > 0:
             texts.append(f"{format_share(self.unexplained)} unexplained")
         return ", ".join(texts)

@@ -1,15 +1,31 @@
 """An engine that steps: one scheduler, or several in lock-step, and runs of quiet decode steps at once."""
 
 from bisect import bisect_left
+from collections.abc import Sequence as Series
 from itertools import accumulate
+from typing import Protocol
 
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.requests import Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
-from fvflops.serve.simulation.step_times import StepTimes
 
 # Steps of one run at most: more bring no speed.
 _LONGEST_RUN = 1024
+
+
+class StepTimes(Protocol):
+    """Seconds of an engine's steps; with speculative decoding with the draft and verification of all draft tokens."""
+
+    def seconds(self, chunks: Series[tuple[int, int]], decoding: int, cached: float, everyone: int | None) -> float:
+        """Return the seconds of a step of one replica.
+
+        `chunks` are (new tokens, cached tokens before them) of prompts, `decoding` the sequences that decode, `cached`
+        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas, None if they
+        have as many each.
+        """
+
+    def decode_seconds(self, decoding: int, cached: Series[float], everyone: int | None) -> list[float]:
+        """Return the seconds of steps that only decode, for each sum of cached tokens, which do not fall."""
 
 
 class Engine:
@@ -21,7 +37,6 @@ class Engine:
     """
 
     def __init__(self, settings: EngineSettings, step_times: StepTimes, *, seed: int, longest_run: int) -> None:
-        """Begin idle."""
         self.settings = settings
         self.schedulers = [Scheduler(settings, seed) for _ in range(settings.replicas)]
         self.plan_at = float("inf")
@@ -85,18 +100,14 @@ class Engine:
 
     def _wait(self, now: float) -> None:
         """Look again when the last step has ended or pages become free; else at the next arrival."""
-        if self.free_at > now:
-            self.plan_at = self.free_at
-        else:
-            self.plan_at = min(scheduler.next_release for scheduler in self.schedulers)
+        release = min(scheduler.next_release for scheduler in self.schedulers)
+        self.plan_at = self.free_at if self.free_at > now else release
 
     def _seconds(self, plans: list[Plan]) -> float:
         """Return the seconds of the slowest replica's step, in which each waits for the tokens of all."""
         busy = [plan for plan in plans if not plan.empty]
-        if any(plan.chunks for plan in busy):
-            everyone = self._everyone(
-                sum(new for plan in busy for new, _ in plan.chunks), sum(plan.decoding for plan in busy)
-            )
+        if prompts := sum(new for plan in busy for new, _ in plan.chunks):
+            everyone = self._everyone(prompts, sum(plan.decoding for plan in busy))
             return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
         return self._decode_seconds([(plan.decoding, [plan.cached]) for plan in busy])[0]
 

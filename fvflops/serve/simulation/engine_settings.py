@@ -53,7 +53,6 @@ class EngineSettings:
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
-        """Check that the settings go together."""
         if min(self.pages, self.page_size, self.max_sequences, self.replicas, self.stages) < 1:
             raise ValueError(f"{self}: pages, page_size, max_sequences, replicas and stages are at least 1")
         if self.steps_ahead not in (0, 1):

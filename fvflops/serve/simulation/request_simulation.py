@@ -1,17 +1,16 @@
-"""Simulate requests through an engine, and find the largest rate of requests within limits of latency."""
+"""Simulate requests through an engine."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import isnan
 from typing import Literal
 
-from fvflops.serve.simulation.engine import Engine
+from fvflops.serve.simulation.engine import Engine, StepTimes
 from fvflops.serve.simulation.engine_settings import EngineSettings
 from fvflops.serve.simulation.requests import ClosedLoop, Request, Sequence
 from fvflops.serve.simulation.scheduler import Plan, Scheduler
 from fvflops.serve.simulation.simulation_result import RequestTimes, SimulationResult
-from fvflops.serve.simulation.step_times import StepTimes
 from fvflops.text import explaining_arguments
 
 
@@ -50,45 +49,33 @@ def simulate(
     tokens. Times are in seconds. `longest_run` limits how many decode steps are computed at once, which changes no
     result; with 0 every step is planned by itself. Raises ValueError for a request that is larger than the cache.
     """
-    return _Simulation(load, _engines(settings, step_times, disaggregation, seed, longest_run), disaggregation).run()
 
-
-@dataclass(frozen=True, slots=True)
-class _Engines:
-    """Engines that requests arrive at, and engines that decode after a transfer."""
-
-    first: list[Engine]
-    second: list[Engine]
-
-    @property
-    def all(self) -> list[Engine]:
-        return [*self.first, *self.second]
-
-
-def _engines(
-    settings: EngineSettings, step_times: StepTimes, disaggregation: Disaggregation | None, seed: int, longest_run: int
-) -> _Engines:
     def build(count: int, settings: EngineSettings, step_times: StepTimes) -> list[Engine]:
         stages = settings.stages
         pages, sequences = (max(1, number // stages) for number in (settings.pages, settings.max_sequences))
         part = replace(settings, pages=pages, max_sequences=sequences, stages=1)
         return [Engine(part, step_times, seed=seed, longest_run=longest_run) for _ in range(count * stages)]
 
-    if disaggregation is None:
-        return _Engines(build(1, settings, step_times), [])
-    first = build(disaggregation.prefill_engines, settings, step_times)
-    second = build(disaggregation.decode_engines, disaggregation.settings, disaggregation.step_times)
-    return _Engines(first, second)
+    others = disaggregation
+    first = build(others.prefill_engines if others else 1, settings, step_times)
+    second = build(others.decode_engines, others.settings, others.step_times) if others else []
+    return _Simulation(load, (first, second), disaggregation).run()
 
 
 class _Simulation:
-    """Events in order of time: arrivals at engines, and steps that engines plan."""
+    """Events in order of time: arrivals at engines, and steps that engines plan.
+
+    `stages` are the engines that requests arrive at, and the ones that decode after a transfer.
+    """
 
     def __init__(
-        self, load: Iterable[Request] | ClosedLoop, engines: _Engines, disaggregation: Disaggregation | None
+        self,
+        load: Iterable[Request] | ClosedLoop,
+        stages: tuple[list[Engine], list[Engine]],
+        disaggregation: Disaggregation | None,
     ) -> None:
-        self._engines = engines
-        self._all = engines.all
+        self._stages = stages
+        self._all = [*stages[0], *stages[1]]
         self._disaggregation = disaggregation
         self._times = RequestTimes()
         self._clients = load.clients if isinstance(load, ClosedLoop) else 0
@@ -101,11 +88,8 @@ class _Simulation:
         self._begin = 0.0
 
     def run(self) -> SimulationResult:
-        if self._clients:
-            for _ in range(self._clients):
-                self._issue(0.0)
-        else:
-            self._issue(None)
+        for _ in range(self._clients or 1):
+            self._issue(0.0 if self._clients else None)
         if not self._events:
             raise ValueError("a simulation needs a request: the load is empty")
         self._begin = self._events[0][0]
@@ -148,8 +132,7 @@ class _Simulation:
         self._next_engine(0).enqueue(Sequence(index, arrival, time, arrival.input_tokens, prefix, tokens))
 
     def _next_engine(self, stage: int) -> Engine:
-        engines = self._engines.second if stage else self._engines.first
-        turn = self._turns[stage]
+        turn, engines = self._turns[stage], self._stages[stage]
         self._turns[stage] += 1
         return engines[turn % len(engines)]
 
@@ -177,10 +160,8 @@ class _Simulation:
         if self._disaggregation and sequence.output_tokens < request.output_tokens:
             arrival = end + self._disaggregation.transfer_seconds(request.input_tokens)
             scheduler.leave(sequence, arrival)
-            tokens = request.input_tokens
-            self._schedule(
-                arrival, Sequence(sequence.index, request, arrival, tokens, tokens, request.output_tokens, generated=1)
-            )
+            tokens, outputs = request.input_tokens, request.output_tokens
+            self._schedule(arrival, Sequence(sequence.index, request, arrival, tokens, tokens, outputs, generated=1))
             return
         scheduler.leave(sequence, end)
         self._times.last_token[sequence.index] = end
@@ -216,34 +197,3 @@ class LatencyLimits:
     def hold(self, result: SimulationResult) -> bool:
         """Return whether a simulation is within the limits; a figure that it lacks (NaN) does not exceed its limit."""
         return not (getattr(result.ttft, self.at) > self.ttft or getattr(result.tpot, self.at) > self.tpot)
-
-
-def largest_rate(
-    simulate_rate: Callable[[float], SimulationResult],
-    limits: LatencyLimits,
-    *,
-    tolerance: float = 0.01,
-    most: float = 1e6,
-) -> float:
-    """Return the largest rate of requests a second at which the limits hold, by bisection; 0.0 if there is none.
-
-    `simulate_rate` simulates a rate, with the same lengths and seed for all. Rates up to `most` are tried. The relative
-    error is at most `tolerance`, provided that latencies grow with the rate.
-    """
-    low, high = 0.0, 1.0
-    while high <= most and limits.hold(simulate_rate(high)):
-        low, high = high, 2 * high
-    if high > most:
-        return low
-    if not low:
-        # At this rate requests hardly overlap: limits that do not hold here hold at no rate.
-        low = 1.0 / 1024
-        if not limits.hold(simulate_rate(low)):
-            return 0.0
-    while high - low > tolerance * low:
-        middle = (low + high) / 2
-        if limits.hold(simulate_rate(middle)):
-            low = middle
-        else:
-            high = middle
-    return low

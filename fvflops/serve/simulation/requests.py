@@ -148,11 +148,8 @@ class Sequence:
             return range(first, self.joined + self.steps + 1, page_size)
         first_step = self.joined + 1
         final_pages = -(-(self.cached + self.remaining) // page_size)
-        steps = []
-        for page in range(self.pages, final_pages):
-            tokens = page * page_size - self.cached - draft_tokens
-            steps.append(first_step + max(0, -(-tokens * self.steps // self.remaining)))
-        return steps
+        tokens = [page * page_size - self.cached - draft_tokens for page in range(self.pages, final_pages)]
+        return [first_step + max(0, -(-count * self.steps // self.remaining)) for count in tokens]
 
     def begin_decoding(self, joined: int, steps: int) -> None:
         """Set the state of a sequence whose first decode step comes after step `joined`."""

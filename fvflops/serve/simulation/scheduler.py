@@ -29,7 +29,6 @@ class KVPages:
     __slots__ = ("_calendar", "page_size", "peak", "taken", "total", "used")
 
     def __init__(self, total: int, page_size: int) -> None:
-        """Begin with all pages free."""
         self.total = total
         self.page_size = page_size
         self.used = 0
@@ -46,7 +45,6 @@ class KVPages:
         return -(-tokens // self.page_size)
 
     def take(self, count: int) -> None:
-        """Take free pages."""
         self.used += count
         self.taken += count
         if self.used > self.total:
@@ -113,7 +111,6 @@ class Scheduler:
     """
 
     def __init__(self, settings: EngineSettings, seed: int) -> None:
-        """Begin empty."""
         self.settings = settings
         self.pages = KVPages(settings.pages, settings.page_size)
         self.preemptions = 0

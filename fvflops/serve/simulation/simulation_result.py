@@ -2,8 +2,10 @@
 
 import json
 from array import array
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import nan
+
+from fvflops.text import record_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Distribution:
 
     def __add__(self, seconds: float) -> "Distribution":
         """Return the distribution of times that are so many seconds longer."""
-        return Distribution(*(value + seconds for value in (self.mean, self.p50, self.p90, self.p95, self.p99)))
+        return Distribution(*(value + seconds for value in astuple(self)))
 
     @classmethod
     def of(cls, values: "list[float] | array[float]") -> "Distribution":
@@ -40,14 +42,6 @@ def _percentile(ordered: list[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _seconds() -> "array[float]":
-    return array("d")
-
-
-def _tokens() -> "array[int]":
-    return array("q")
-
-
 @dataclass(slots=True)
 class RequestTimes:
     """Columns of the requests in order of arrival: token counts, and seconds of their events.
@@ -56,13 +50,13 @@ class RequestTimes:
     `last_token` when the steps that yield these ended.
     """
 
-    input_tokens: "array[int]" = field(default_factory=_tokens)
-    output_tokens: "array[int]" = field(default_factory=_tokens)
-    arrival: "array[float]" = field(default_factory=_seconds)
-    queued: "array[float]" = field(default_factory=_seconds)
-    scheduled: "array[float]" = field(default_factory=_seconds)
-    first_token: "array[float]" = field(default_factory=_seconds)
-    last_token: "array[float]" = field(default_factory=_seconds)
+    input_tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    output_tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    arrival: "array[float]" = field(default_factory=lambda: array("d"))
+    queued: "array[float]" = field(default_factory=lambda: array("d"))
+    scheduled: "array[float]" = field(default_factory=lambda: array("d"))
+    first_token: "array[float]" = field(default_factory=lambda: array("d"))
+    last_token: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, arrival: float, input_tokens: int, output_tokens: int) -> int:
         """Append a request that has just arrived and return its index."""
@@ -166,20 +160,8 @@ class SimulationResult:
 
     def to_json(self) -> str:
         """Return the statistics as JSON, without the single requests."""
-        values = {
-            "requests": len(self.requests),
-            "seconds": self.seconds,
-            "ttft": asdict(self.ttft),
-            "tpot": asdict(self.tpot),
-            "end_to_end": asdict(self.end_to_end),
-            "requests_per_second": self.requests_per_second,
-            "output_tokens_per_second": self.output_tokens_per_second,
-            "steady_tokens_per_second": self.steady_tokens_per_second(),
-            "utilisation": self.utilisation,
-            "running": self.running,
-            "steps": self.steps,
-            "preemptions": self.preemptions,
-            "peak_pages": self.peak_pages,
-            "pages": self.pages,
-        }
+        first = ("seconds", "ttft", "tpot", "end_to_end", "requests_per_second", "output_tokens_per_second")
+        values = {"requests": len(self.requests), **record_data(self, *first)}
+        values["steady_tokens_per_second"] = self.steady_tokens_per_second()
+        values |= record_data(self, "utilisation", "running", "steps", "preemptions", "peak_pages", "pages")
         return json.dumps(values, indent=2)

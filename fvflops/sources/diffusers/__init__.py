@@ -14,6 +14,7 @@ from fvflops.sources.diffusers.components import (
     check_sides,
     find_class,
     find_inputs,
+    find_sides,
     is_video,
     list_classes,
     reads_text,
@@ -60,17 +61,14 @@ def _make_inputs(model: Any, options: SourceOptions) -> dict[str, Any]:
     """Return the keyword arguments of a model's forward, with the sizes of the options, on the model's device."""
     config: Mapping[str, Any] = model.config
     is_autoencoder = "encode" in dir(model)
-    sample = config.get("sample_size") or (_IMAGE if is_autoencoder else _LATENT)
-    height, width = (sample, sample) if isinstance(sample, int) else sample
-    height, width = config.get("sample_height") or height, config.get("sample_width") or width
+    height, width = find_sides(config, _IMAGE if is_autoencoder else _LATENT)
     if options.image_size is not None:
         unit = 1 if is_autoencoder else _LATENT_SIDE
         check_sides(options.image_size, unit)
         height, width = (side // unit for side in options.image_size)
     frames = _FRAMES if is_autoencoder else _LATENT_FRAMES if is_video(model) else 1
-    sizes = Sizes(
-        options.batch or 1, frames, height, width, options.seq or config.get("max_text_seq_length") or _TOKENS
-    )
+    tokens = options.seq or config.get("max_text_seq_length") or _TOKENS
+    sizes = Sizes(options.batch or 1, frames, height, width, tokens)
     with next(model.parameters()).device:
         inputs = find_inputs(model, sizes)
     if options.seq is not None and not reads_text(inputs):

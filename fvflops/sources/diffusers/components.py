@@ -112,11 +112,16 @@ def find_inputs(model: nn.Module, sizes: Sizes) -> dict[str, Any]:
         elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             unknown.append(name)
     if unknown:
-        raise ValueError(
-            f"diffusers:{type(model).__name__} has no default input {', '.join(unknown)}: pass all of its inputs, such "
-            f"as --input {unknown[0]}=1,16"
-        )
+        remedy = f"pass all of its inputs, such as --input {unknown[0]}=1,16"
+        raise ValueError(f"diffusers:{type(model).__name__} has no default input {', '.join(unknown)}: {remedy}")
     return inputs
+
+
+def find_sides(config: Mapping[str, Any], default: int) -> tuple[int, int]:
+    """Return the height and width of a configuration's samples."""
+    sample = config.get("sample_size") or default
+    height, width = (sample, sample) if isinstance(sample, int) else sample
+    return config.get("sample_height") or height, config.get("sample_width") or width
 
 
 def check_sides(image: tuple[int, int], unit: int) -> None:
@@ -217,10 +222,11 @@ def _ids(model: nn.Module, tokens: int) -> torch.Tensor:
 def _added_conditions(model: nn.Module, sizes: Sizes) -> dict[str, Any] | None:
     """Return SDXL's pooled text and sizes, or PixArt's sizes."""
     if _setting(model, "addition_embed_type") == "text_time":
-        pooled = _setting(model, "projection_class_embeddings_input_dim") - 6 * _setting(
-            model, "addition_time_embed_dim"
+        width, time = (
+            _setting(model, "projection_class_embeddings_input_dim"),
+            _setting(model, "addition_time_embed_dim"),
         )
-        return {"text_embeds": torch.zeros(sizes.batch, pooled), "time_ids": torch.ones(sizes.batch, 6)}
+        return {"text_embeds": torch.zeros(sizes.batch, width - 6 * time), "time_ids": torch.ones(sizes.batch, 6)}
     if type(model).__name__ == "PixArtTransformer2DModel":
         conditions = {"resolution": torch.ones(sizes.batch, 2), "aspect_ratio": torch.ones(sizes.batch, 1)}
         uses = bool(model.use_additional_conditions)

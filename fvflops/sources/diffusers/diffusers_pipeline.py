@@ -21,6 +21,7 @@ from fvflops.sources.diffusers.components import (
     build_component,
     check_sides,
     find_inputs,
+    find_sides,
     is_video,
     make_ones,
 )
@@ -65,13 +66,8 @@ class DiffusionModel(nn.Module):
             if name == _DECODER:
                 result = component.decode(**arguments)
             else:
-                repeat(self._steps.get(name, 1), partial(_call, component, arguments))
+                repeat(self._steps.get(name, 1), partial(component, **arguments))
         return result
-
-
-def _call(component: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Call a component and drop its result, as a loop drops the previous step's."""
-    component(**arguments)
 
 
 def refuse_pipeline_options(options: SourceOptions, name: str) -> None:
@@ -103,20 +99,13 @@ def build_pipeline(folder: str, options: SourceOptions) -> BuiltModel:
     defaults = _read_defaults(pipeline_class, options)
     order = [part.strip() for part in pipeline_class.model_cpu_offload_seq.split("->")]
     run = [part for part in (*order, *components) if part in components and part not in _IDLE]
-    run = sorted(dict.fromkeys(run), key=_rank)
-    denoisers = [part for part in run if part.startswith(_DENOISERS)]
-    model = DiffusionModel(components, _share_steps(denoisers, options.denoising_steps or 1))
+    run = [part for kind in _KINDS for part in dict.fromkeys(run) if part.startswith(kind)]
+    denoisers, steps = [part for part in run if part.startswith(_DENOISERS)], options.denoising_steps or 1
+    # Two denoisers, as in Wan 2.2, run half of the steps each.
+    shares = {name: (steps + index) // len(denoisers) for index, name in enumerate(reversed(denoisers))}
+    model = DiffusionModel(components, shares)
     model.__class__ = type(name, (DiffusionModel,), {"__module__": __name__})
     return BuiltModel(model, make_inputs=partial(_make_inputs, model, run, defaults))
-
-
-def _rank(component: str) -> int:
-    return next(rank for rank, kind in enumerate(_KINDS) if component.startswith(kind))
-
-
-def _share_steps(denoisers: Sequence[str], steps: int) -> dict[str, int]:
-    """Return denoiser → number of steps; two denoisers, as in Wan 2.2, run half of them each."""
-    return {name: (steps + index) // len(denoisers) for index, name in enumerate(reversed(denoisers))}
 
 
 def _build_components(folder: str, index: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -130,10 +119,8 @@ def _build_components(folder: str, index: Mapping[str, Any]) -> dict[str, nn.Mod
         if not name.startswith(_KINDS) and not os.path.isfile(os.path.join(path, "config.json")):
             continue
         if not name.startswith((*_KINDS, *_IDLE)):
-            raise ValueError(
-                f"{folder}: the component {name} ({entry[1]}) cannot be counted in a pipeline: count it alone, such as "
-                f"diffusers:{entry[1]} --config {path}"
-            )
+            remedy = f"count it alone, such as diffusers:{entry[1]} --config {path}"
+            raise ValueError(f"{folder}: the component {name} ({entry[1]}) cannot be counted in a pipeline: {remedy}")
         if not os.path.isdir(path):
             raise ValueError(f"{folder}: {INDEX} lists {name} ({entry[1]}), but there is no folder {path}")
         components[name] = build_component(entry[0], entry[1], read_settings(path, ""), path)
@@ -211,13 +198,8 @@ def _choose_sizes(
 ) -> Sizes:
     """Return the sizes of the denoiser's inputs: of the options, of the pipeline's call, or of the configurations."""
     config: Any = denoiser.config
-    sample = config.get("sample_size")
-    sample = (sample, sample) if isinstance(sample, int) else sample or (_SAMPLE, _SAMPLE)
-    height, width = (config.get("sample_height") or sample[0]), (config.get("sample_width") or sample[1])
-    if options.image_size is not None:
-        image = options.image_size
-    else:
-        image = defaults.get("height", height * latents.side), defaults.get("width", width * latents.side)
+    height, width = (side * latents.side for side in find_sides(config, _SAMPLE))
+    image = options.image_size or (defaults.get("height", height), defaults.get("width", width))
     check_sides(image, latents.side)
     frames = defaults.get("num_frames", config.get("sample_frames") or config.get("num_frames") or 1)
     batch = (options.batch or 1) * (2 if options.guidance else 1)
@@ -260,12 +242,10 @@ def _count_text(
 
 def _decoder_inputs(vae: nn.Module, latents: _Latents, sizes: Sizes, batch: int) -> dict[str, Any]:
     name = type(vae).__name__
-    if name in IMAGE_AUTOENCODERS:
-        return {"z": torch.zeros(batch * sizes.frames, latents.channels, *sizes.image)}
-    if name == TEMPORAL_DECODER:
-        shape = batch * sizes.frames, latents.channels, *sizes.image
-        return {"z": torch.zeros(shape), "num_frames": sizes.frames}
-    return {"z": torch.zeros(batch, latents.channels, sizes.frames, *sizes.image)}
+    if name not in (*IMAGE_AUTOENCODERS, TEMPORAL_DECODER):
+        return {"z": torch.zeros(batch, latents.channels, sizes.frames, *sizes.image)}
+    images = {"z": torch.zeros(batch * sizes.frames, latents.channels, *sizes.image)}
+    return {**images, "num_frames": sizes.frames} if name == TEMPORAL_DECODER else images
 
 
 def repeat(times: int, iteration: Callable[[], object]) -> None:

@@ -63,10 +63,8 @@ def build_auto(
     if type(config) not in auto_class._model_mapping:
         names = ", ".join(config.architectures or ())
         hint = f"; its architectures are {names}" if names else ""
-        raise ValueError(
-            f"{where}: {auto_class.__name__} has no class for the model_type {config.model_type!r}{hint}: choose "
-            "another class or task"
-        )
+        lacking = f"{auto_class.__name__} has no class for the model_type {config.model_type!r}"
+        raise ValueError(f"{where}: {lacking}{hint}: choose another class or task")
     fix_special_tokens(config)
     return _with_inputs(auto_class.from_config(config), preprocessor)
 

@@ -38,8 +38,7 @@ def read_tables() -> dict[str, Any]:
 
 def default_settings(model_type: str) -> dict[str, Any]:
     """Return settings without which the default configuration of a type builds no model, or one that raises."""
-    settings: dict[str, Any] = copy.deepcopy(read_tables()["defaults"].get(model_type, {}))
-    return settings
+    return dict(copy.deepcopy(read_tables()["defaults"].get(model_type, {})))
 
 
 def _long_defaults() -> dict[str, Any]:
@@ -194,10 +193,9 @@ def make_config_of_class(model_class: Any, options: SourceOptions) -> Any:
     if "model_type" in settings:
         config = own_config(model_class, make_config_of_type(settings, where))
         if not isinstance(config, config_class):
-            raise ValueError(
-                f"{where}: model_type {settings['model_type']!r} is not {model_class.__name__}'s, "
-                f"{config_class.model_type!r}: name another class, such as transformers:AutoModel"
-            )
+            own = f"{model_class.__name__}'s, {config_class.model_type!r}"
+            problem = f"model_type {settings['model_type']!r} is not {own}"
+            raise ValueError(f"{where}: {problem}: name another class, such as transformers:AutoModel")
     else:
         defaults = default_settings(config_class.model_type)
         check_settings(config_class, settings, where)
@@ -233,10 +231,9 @@ def check_harmless(settings: Any, where: str) -> Any:
     checked = {}
     for name, value in settings.items():
         implementations = value.values() if isinstance(value, Mapping) else (value,)
-        if name.endswith("_implementation"):
-            for item in implementations:
-                if isinstance(item, str) and "/" in item:
-                    raise ValueError(f"{where}: {name} {item!r} is code on a hub, which is not run: omit it")
+        for item in implementations if name.endswith("_implementation") else ():
+            if isinstance(item, str) and "/" in item:
+                raise ValueError(f"{where}: {name} {item!r} is code on a hub, which is not run: omit it")
         if _REPEATED.search(name) and isinstance(value, int) and value > _MAX_REPEATED:
             raise ValueError(f"{where}: {name} is {value:,}: a model has at most {_MAX_REPEATED:,} layers or experts")
         checked[name] = False if name == "use_pretrained_backbone" else check_harmless(value, where)
@@ -244,10 +241,10 @@ def check_harmless(settings: Any, where: str) -> Any:
 
 
 def _from_settings(config_class: Any, settings: Mapping[str, Any], where: str) -> Any:
-    settings = check_harmless(settings, where or f"the default configuration of {config_class.model_type}")
+    where = where or f"the default configuration of {config_class.model_type}"
+    settings = check_harmless(settings, where)
     try:
         return config_class.from_dict(settings)
     except Exception as error:  # transformers and its validators raise errors of many types
         reason = " ".join(str(error).split())
-        where = where or f"the default configuration of {config_class.model_type}"
         raise ValueError(f"{where}: {type(error).__name__}: {reason}") from error

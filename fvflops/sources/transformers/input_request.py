@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.sources.input_sizes import POSITION_NAMES
+from fvflops.sources.input_sizes import POSITION_NAMES, refuse_length
 from fvflops.sources.transformers.configurations import vocabulary_size, walk_configs
-from fvflops.text import printable
 
 TEXT = 128  # tokens
 IMAGE = 224  # height and width of an image where the configuration has none
@@ -60,11 +59,8 @@ class InputRequest:
         """
         configs = list(walk_configs(self.config))
         preferred = [config for config in configs if part and part in type(config).__name__.lower()]
-        values = (
-            getattr(config, name, None)
-            for config in (self.config.__dict__.get(part), *preferred, *configs)
-            for name in names
-        )
+        ordered = (self.config.__dict__.get(part), *preferred, *configs)
+        values = (getattr(config, name, None) for config in ordered for name in names)
         return next((value for value in values if value is not None), default)
 
     def tokens(self) -> int:
@@ -140,21 +136,14 @@ def text_length(request: InputRequest) -> int:
         return limit
     table = _find_positions(request.model, limit)
     if table:
-        raise ValueError(
-            f"--seq {tokens}: {type(request.model).__name__} has positions for {limit} tokens only "
-            f"({printable(table)}): pass at most --seq {limit}"
-        )
+        refuse_length(tokens, request.model, table, limit)
     return tokens
 
 
 def _find_positions(model: nn.Module, limit: int) -> str:
     """Return the name of the weight or buffer with a row for each of `limit` positions, or ""."""
-    extended = {
-        id(tensor)
-        for module in model.modules()
-        if hasattr(module, "make_weights")  # sinusoids, of which more are made when needed
-        for tensor in (*module.parameters(), *module.buffers())
-    }
+    sinusoids = [module for module in model.modules() if hasattr(module, "make_weights")]  # more are made when needed
+    extended = {id(tensor) for module in sinusoids for tensor in (*module.parameters(), *module.buffers())}
     tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         is_table = tensor.ndim in (2, 3) and 0 <= tensor.shape[-2] - limit <= _RESERVED_POSITIONS
@@ -166,12 +155,8 @@ def _find_positions(model: nn.Module, limit: int) -> str:
 def make_token_ids(request: InputRequest, length: int) -> torch.Tensor:
     """Return token ids that are spread over the vocabulary, without special tokens."""
     vocabulary = vocabulary_size(request.config) or 100
-    special = {
-        value
-        for config in walk_configs(request.config)
-        for key, value in config.__dict__.items()
-        if "token" in key and isinstance(value, int)
-    }
+    settings = (item for config in walk_configs(request.config) for item in config.__dict__.items())
+    special = {value for key, value in settings if "token" in key and isinstance(value, int)}
     step = max(1, vocabulary // (2 * length))
     ids = [token for token in range(min(3, vocabulary - 1), vocabulary, step) if token not in special]
     return torch.tensor([(ids * length)[:length]], device="cpu")

@@ -99,15 +99,9 @@ def _video_session(request: InputRequest) -> Any:
     session_class = next(item for name, item in vars(module).items() if name.endswith("VideoInferenceSession"))
     side = image_sides(request)[0]
     frames = floats(request, 1, 3, side, side)
-    session = session_class(
-        video=frames,
-        video_height=side,
-        video_width=side,
-        dtype=frames.dtype,
-        inference_device=frames.device,
-        inference_state_device=frames.device,
-        video_storage_device=frames.device,
-    )
+    devices = ("inference_device", "inference_state_device", "video_storage_device")
+    sizes = {"video_height": side, "video_width": side, "dtype": frames.dtype}
+    session = session_class(video=frames, **sizes, **dict.fromkeys(devices, frames.device))
     index = session.obj_id_to_idx(1)
     points = {"point_coords": torch.full((1, 1, 1, 2), side / 2, device="cpu"), "point_labels": ones(1, 1, 1)}
     session.add_point_inputs(index, 0, points)

@@ -47,25 +47,16 @@ def make_inputs(
     `text` is the number of tokens unless the options have one. Of a model on the meta device integers and masks are on
     the CPU, since control flow may depend on their values. An option that is no size of the inputs raises ValueError.
     """
-    request = InputRequest(
-        model_type,
-        model,
-        model.config,
-        inspect.signature(model.forward).parameters,
-        text=text,
-        seq=options.seq,
-        image_size=options.image_size,
-    )
+    accepted = inspect.signature(model.forward).parameters
+    request = InputRequest(model_type, model, model.config, accepted, text, options.seq, options.image_size)
     made = request.made
     made.update(make_special_inputs(request))
     if not made:
         request.preprocessor = preprocessor or {}
     made.update(make_fixed_inputs(request))
     for argument, make in ARGUMENTS.items():
-        if argument in request.accepted and argument not in made:
-            value = make(request)
-            if value is not None:
-                made[argument] = value
+        if argument in request.accepted and argument not in made and (value := make(request)) is not None:
+            made[argument] = value
     _fit_head(request)
     inputs = {name: value for name, value in made.items() if name in request.accepted and value is not None}
     unused = [name for name in chosen_sizes(options) if name != "batch" and name not in request.used]
@@ -205,8 +196,7 @@ def _input_values(request: InputRequest) -> torch.Tensor:
 def _input_ids(request: InputRequest) -> torch.Tensor:
     """Return the first half of the text, the placeholders of images and audio, and the other half."""
     length = text_length(request)
-    placeholders = []
-    types = []
+    placeholders, types = [], []
     for index, (modality, names) in enumerate(PLACEHOLDERS.items(), start=1):
         token = request.setting(*names)
         count = count_placeholders(request, modality) if token is not None else 0
@@ -215,11 +205,11 @@ def _input_ids(request: InputRequest) -> torch.Tensor:
             types.append(torch.full((1, count), index, device="cpu"))
     text = make_token_ids(request, length)
     half = length // 2
+    first, second = text[:, :half], text[:, half:]
     if types:
-        request.made["mm_token_type_ids"] = torch.cat(
-            [torch.zeros_like(text[:, :half]), *types, torch.zeros_like(text[:, half:])], dim=1
-        )
-    return torch.cat([text[:, :half], *placeholders, text[:, half:]], dim=1)
+        outer = torch.zeros_like(first), torch.zeros_like(second)
+        request.made["mm_token_type_ids"] = torch.cat([outer[0], *types, outer[1]], dim=1)
+    return torch.cat([first, *placeholders, second], dim=1)
 
 
 class _FeatureModel(nn.Module):
@@ -250,10 +240,8 @@ def count_placeholders(request: InputRequest, modality: str) -> int:
     getter = max(getters, key=lambda item: len(request.made.keys() & inspect.signature(item).parameters.keys()))
     accepted = inspect.signature(getter).parameters
     given = {name: value for name, value in request.made.items() if name in accepted}
-    required = [
-        name for name, item in accepted.items() if item.default is item.empty and item.kind is not item.VAR_KEYWORD
-    ]
-    if not given or any(name not in given for name in required):
+    named = {name: item for name, item in accepted.items() if item.kind is not item.VAR_KEYWORD}
+    if not given or any(item.default is item.empty and name not in given for name, item in named.items()):
         return 0
     trace = FlopCountAnalysis(_FeatureModel(request.model, getter), None, kwargs=given).trace()
     # The result is discarded with the run, so its shape is read from the Trace.

@@ -27,6 +27,7 @@ _TABLES = {
 _SAME = frozenset({"aten::detach", "aten::alias"})
 _OF_PARTS = frozenset({"aten::clone", "aten::select.int", "aten::_to_copy", *_SAME})
 _INNER = ("codes", "scale", "offset")
+_GROUPS = "bool transposed, Tensor offs, ScalarType compute"
 
 
 @cache
@@ -38,20 +39,14 @@ def define_ops() -> Any:
     """
     library = torch.library.Library("fvflops", "FRAGMENT")
     weight = "Tensor codes, Tensor scale, Tensor? offset, str format, int[] shape"
-    for name, schema, run in (
-        ("unpack_weight", f"({weight}, ScalarType dtype) -> Tensor", _unpack),
-        ("packed_linear", f"(Tensor input, {weight}, Tensor? bias, ScalarType compute) -> Tensor", _linear),
-        (
-            "packed_grouped_mm",
-            f"(Tensor input, {weight}, bool transposed, Tensor offs, ScalarType compute) -> Tensor",
-            _grouped_mm,
-        ),
+    for name, arguments, run, fake in (
+        ("unpack_weight", f"{weight}, ScalarType dtype", _unpack, _unpack_fake),
+        ("packed_linear", f"Tensor input, {weight}, Tensor? bias, ScalarType compute", _linear, _linear_fake),
+        ("packed_grouped_mm", f"Tensor input, {weight}, {_GROUPS}", _grouped_mm, _grouped_mm_fake),
     ):
-        library.define(name + schema)
+        library.define(f"{name}({arguments}) -> Tensor")
         library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake("fvflops::unpack_weight", _unpack_fake)
-    torch.library.register_fake("fvflops::packed_linear", _linear_fake)
-    torch.library.register_fake("fvflops::packed_grouped_mm", _grouped_mm_fake)
+        torch.library.register_fake(f"fvflops::{name}", fake)
     define_ops.library = library  # type: ignore[attr-defined]  # an op exists as long as its library
     return torch.ops.fvflops
 
@@ -115,8 +110,7 @@ def bits_of(format: str) -> int:
     >>> bits_of("int3"), bits_of("nf4"), bits_of("float8_e4m3fn")
     (3, 4, 8)
     """
-    digits = "".join(character for character in format.partition("_")[0] if character.isdigit())
-    return int(digits)
+    return int("".join(filter(str.isdigit, format.partition("_")[0])))
 
 
 class PackedWeight(torch.Tensor):

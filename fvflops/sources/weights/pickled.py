@@ -27,10 +27,8 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
     names = read_globals(path)
     classes = [name for name in names if not _belongs_to_weights(name)]
     if not classes:
-        raise ValueError(
-            f"{path} has weights (a state_dict) and no architecture: name the model, such as timm:NAME or "
-            "file.py:factory"
-        )
+        remedy = "name the model, such as timm:NAME or file.py:factory"
+        raise ValueError(f"{path} has weights (a state_dict) and no architecture: {remedy}")
     require_trust(path, "pickle", options.trusts_file, names=classes)
     return BuiltModel(_find_module(path, _unpickle(path, options)))
 
@@ -80,9 +78,8 @@ def _read_globals(file: IO[bytes]) -> Iterator[str]:
 
 def _belongs_to_weights(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
-    is_torch_value = module == "torch" and (
-        attribute.endswith("Storage") or not isinstance(getattr(torch, attribute, None), type)
-    )
+    is_class = isinstance(getattr(torch, attribute, None), type) and not attribute.endswith("Storage")
+    is_torch_value = module == "torch" and not is_class
     return name.startswith(_WEIGHTS) or is_torch_value or name in ("torch.Size", "torch.Tensor")
 
 

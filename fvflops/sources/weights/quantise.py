@@ -51,9 +51,8 @@ class Scheme(NamedTuple):
         scale = make((*stack, *blocks), dtype=self.scale)
         compute = getattr(torch, self.compute, None) if self.compute else None
         if self.compute and compute is None:
-            raise ValueError(
-                f"torch {torch.__version__} has no {self.compute}, in which these weights compute: use a newer torch"
-            )
+            lacking = f"torch {torch.__version__} has no {self.compute}, in which these weights compute"
+            raise ValueError(f"{lacking}: use a newer torch")
         return PackedWeight((codes, scale, offset), self.format, weight.shape, weight.dtype, compute)
 
 
@@ -203,13 +202,9 @@ def quantise(model: Any, settings: Mapping[str, Any]) -> None:
     scheme = read_scheme(settings)
     method = settings.get("quant_method", "?")
     if scheme is None:
-        dtype = str(model.dtype).removeprefix("torch.")
-        _LOGGER.warning(
-            "quantization_config (%s) is not applied, weights are %s: fvflops knows usual settings of %s",
-            method,
-            dtype,
-            ", ".join(METHODS),
-        )
+        dtype, known = str(model.dtype).removeprefix("torch."), ", ".join(METHODS)
+        text = "quantization_config (%s) is not applied, weights are %s: fvflops knows usual settings of %s"
+        _LOGGER.warning(text, method, dtype, known)
         return
     for module, name in list(_quantised_weights(model, scheme, experts_only=method == _EXPERTS_ONLY)):
         weight = module._parameters[name]
