@@ -144,10 +144,9 @@ class EngineStep:
     def _kept(self, function: Callable[..., float], *arguments: object) -> float:
         """Return the result of one of this object's methods, which is computed once."""
         key = function.__name__, *arguments
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = function(*arguments)
-        return known
+        if key not in self._known:
+            self._known[key] = function(*arguments)
+        return self._known[key]
 
     def _with_drafts(self, work: Work, kernels: float) -> float:
         """Return the seconds of kernels and of the draft, which takes a layer's time for each token."""
@@ -156,10 +155,9 @@ class EngineStep:
     def _token_seconds(self, work: Work) -> float:
         """Return the seconds of kernels whose work depends on the number of tokens only; they are kept."""
         key = work.tokens, work.sequences, bool(work.chunks), work.everyone
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = sum(self._token_classes(work).values())
-        return known
+        if key not in self._known:
+            self._known[key] = sum(self._token_classes(work).values())
+        return self._known[key]
 
     def _token_classes(self, work: Work) -> dict[str, float]:
         """Return class → seconds of kernels that depend on the number of tokens only."""
@@ -259,7 +257,10 @@ class EngineStep:
         return total
 
     def _prompt_seconds(self, layer: AttentionLayer, new: int, cached: int) -> float:
-        return self.kernels.prompt(self._prompt(layer, new, cached), self.layout.cache)
+        shape = self._attention(layer, 1, new, new + cached)._replace(appends=True)
+        if layer.cache.kind == "latent":
+            shape = shape._replace(key_heads=shape.heads, key_bytes=2.0)
+        return self.kernels.prompt(shape, self.layout.cache)
 
     def _cross_seconds(self, work: Work) -> float:
         """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
@@ -302,10 +303,6 @@ class EngineStep:
         """Return attention to all of an encoder's tokens."""
         shape = self._attention(layer, batch, queries, keys)._replace(causal=False, window=math.inf)
         return shape._replace(key_bytes=2.0) if queries == keys else shape
-
-    def _prompt(self, layer: AttentionLayer, new: int, cached: int) -> Attention:
-        shape = self._attention(layer, 1, new, new + cached)._replace(appends=True)
-        return shape._replace(key_heads=shape.heads, key_bytes=2.0) if layer.cache.kind == "latent" else shape
 
     def _decode(self, layer: AttentionLayer, work: Work, keys: int) -> Attention:
         shape = self._attention(layer, work.decoding, 1 + work.drafted, keys + work.drafted)

@@ -71,13 +71,10 @@ def count_call(call: ModelCall, table: FormulaTable) -> Counts:
 
 def predict_call_memory(call: ModelCall, optimizers: Iterable[torch.optim.Optimizer]) -> float:
     """Return the predicted peak of a call with its backward pass and the step of its optimizer, in bytes."""
-    parameters = {id(parameter) for parameter in call.model.parameters()}
-    own = (
-        optimizer
-        for optimizer in optimizers
-        if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
-    )
-    with _analysis_of(call, optimizer=next(own, None)) as analysis:
+    parameters = set(map(id, call.model.parameters()))
+    stepped = ((item, {id(one) for group in item.param_groups for one in group["params"]}) for item in optimizers)
+    own = next((item for item, ids in stepped if not ids.isdisjoint(parameters)), None)
+    with _analysis_of(call, optimizer=own) as analysis:
         return predict_memory(analysis).peak
 
 

@@ -197,10 +197,7 @@ class StepCosts:
         peaks: Peaks,
         warn: Callable[[str, str], None],
     ) -> None:
-        self._optimizers = optimizers
-        self._table = table
-        self._peaks = peaks
-        self._warn = warn
+        self._optimizers, self._table, self._peaks, self._warn = optimizers, table, peaks, warn
         names = _name(models) if len(models) > 1 else [""]
         self._prefixes = {id(model): name for model, name in zip(models, names, strict=True)}
         self._numbers: dict[Hashable, int] = {}  # full key of a call → its number
@@ -215,8 +212,7 @@ class StepCosts:
         self._optimizer_costs: dict[int, StepCost] = {}
         self.parts: dict[Hashable, WorkParts] = {}  # number of a call, or key of a recorded step → its FLOPs by part
         self.largest: tuple[float, ModelCall | None] = 0, None  # model FLOPs of a call, and the call
-        self._spent = 0.0
-        self._last = 0.0
+        self._spent = self._last = 0.0  # seconds of counting: after the first calls, and of the last one
         self.version = 0
 
     def is_known(self, key: Hashable) -> bool:
