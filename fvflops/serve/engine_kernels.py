@@ -112,29 +112,30 @@ class EngineKernels:
 
     def prompt(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of prompts, latent where keys and values differ in size."""
-        gpu = self.processor("bf16")
         if self.figures is None:
             pairs = min(shape.keys - shape.queries / 2, shape.window) * shape.queries
-            work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
-            return max(work / gpu.peak, shape.batch * shape.keys * shape.token_bytes / gpu.bandwidth)
+            return self._attention_bound(shape, pairs, shape.keys)
         kind = "latent" if shape.values != shape.size else "attention"
         return attention_seconds(shape, *self._attention(kind, dtype))
 
     def encoder(self, shape: Attention) -> float:
         """Return the time of attention inside an encoder, in which each token attends to all."""
-        gpu = self.processor("bf16")
         if self.figures is None:
-            return 2 * shape.batch * shape.heads * shape.queries * shape.keys * (shape.size + shape.values) / gpu.peak
+            return self._attention_bound(shape, shape.queries * shape.keys, 0)
         return attention_seconds(shape, *self._attention("encoder", "bf16"))
 
     def decode(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of one new token of each sequence to its cache."""
-        gpu = self.processor("bf16")
         if self.figures is None:
             keys = min(shape.keys, shape.window)
-            work = 2 * shape.batch * shape.heads * keys * (shape.size + shape.values)
-            return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
+            return self._attention_bound(shape, keys, keys)
         return decode_seconds(shape, *self._attention(self._decoding(shape, dtype), dtype))
+
+    def _attention_bound(self, shape: Attention, pairs: float, keys: float) -> float:
+        """Return the bound of attention with so many pairs of a query and a key, which reads so many keys."""
+        gpu = self.processor("bf16")
+        work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
+        return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
 
     def _attention(self, kind: str, dtype: str) -> tuple[Processor, Any]:
         """Return the peaks and figures of a class of attention; figures of a dtype are fractions of its peak."""
