@@ -23,6 +23,7 @@ from typing import Any
 from fvflops.trace import ModuleTree
 
 Pair = tuple[str, str]
+_Numbers = Mapping[str, int]
 
 _MAX_PAIRS = 1_000_000  # for difflib; beyond, only an equal beginning and end are aligned
 
@@ -134,9 +135,7 @@ def _is_number(name: str) -> bool:
     return name.rpartition(".")[2].isdecimal()
 
 
-def _align(
-    left: list[str], right: list[str], levels: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
-) -> list[Pair]:
+def _align(left: list[str], right: list[str], levels: Sequence[tuple[_Numbers, _Numbers]]) -> list[Pair]:
     """Return the pairs of two sequences by the first level, and in the gaps by the next ones."""
     if not left or not right:
         return []

@@ -33,6 +33,9 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 _CROSS_KERNELS, _ENCODER_KERNELS = 2, 1
 
 
+Chunks = Sequence[tuple[int, int]]  # new and cached tokens of prompts
+
+
 class Work(NamedTuple):
     """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
@@ -93,12 +96,7 @@ class EngineStep:
             object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
 
     def work(
-        self,
-        chunks: Sequence[tuple[int, int]] = (),
-        decoding: int = 0,
-        cached: float = 0.0,
-        drafted: int = 0,
-        everyone: int | None = None,
+        self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, everyone: int | None = None
     ) -> Work:
         """Return the work of a step, whose prompts and part of whose cached tokens an encoder reads if there is one."""
         images = self.model.images
@@ -110,9 +108,7 @@ class EngineStep:
         own = max(0.0, cached - decoding * self.encoded)
         return Work(((1, 0),) * len(chunks), decoding, own, drafted, everyone, tuple(new for new, _ in chunks))
 
-    def seconds(
-        self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
-    ) -> float:
+    def seconds(self, chunks: Chunks, decoding: int, cached: float, everyone: int | None = None) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
         work = self.work(chunks, decoding, cached, self.draft_tokens, everyone)
         kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))

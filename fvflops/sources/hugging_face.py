@@ -31,6 +31,7 @@ from fvflops.sources.weights.adapters import ADAPTER_CONFIG
 from fvflops.text import list_nearest, truncate
 
 CONFIG = "config.json"
+_Settings = Mapping[str, Any]
 # A folder with one of these is a model.
 CONFIGURATIONS = (CONFIG, INDEX, ADAPTER_CONFIG)
 # Small files: no weights, tokenizers or vocabularies.
@@ -164,11 +165,7 @@ def _build_timm(settings: Mapping[str, Any], options: SourceOptions, where: str)
 
 
 def _build_remote(
-    folder: str,
-    settings: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    task: str | None,
-    preprocessor: Mapping[str, Any],
+    folder: str, settings: _Settings, changes: _Settings, task: str | None, preprocessor: _Settings
 ) -> BuiltModel:
     """Return the model of a repository's own code, which runs; `changes` of its settings are the user's."""
     transformers = import_library("transformers")

@@ -23,14 +23,16 @@ from fvflops.measure.step_meter.step_figures import StepCost
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.trace import Counts, Entry
 
+Warn = Callable[[str, str], None]  # called with a figure's name and the reason why it is unknown
+
 
 class Peaks:
     """Least times of counts on one device; of work in a dtype without a peak they are NaN.
 
-    `device` is None if its peaks are unknown. `warn` is called with a figure's name and the reason why it is NaN.
+    `device` is None if its peaks are unknown.
     """
 
-    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Warn) -> None:
         self._device = device
         self._float32_matmul = float32_matmul
         self._warn = warn
