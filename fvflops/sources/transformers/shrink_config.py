@@ -65,7 +65,7 @@ def _count_layers(config: Any, depth: int) -> int:
     lists = [settings[name] for name in tables["kinds"] if isinstance(settings.get(name), (list, tuple))]
     needed = [1 + max(map(kinds.index, kinds)) for kinds in lists if len(kinds) == depth]
     periods = [settings[name] for name in tables["periods"] if isinstance(settings.get(name), int)]
-    return int(max(2, *needed, *periods))
+    return int(max([2, *needed, *periods]))
 
 
 _PREFIX = "transformers:"
