@@ -79,6 +79,9 @@ _NEW_FILE = (
 )
 
 
+_Recorded = Mapping[str, Mapping[str, int]]  # kind of parts → name → FLOPs
+
+
 class Update(NamedTuple):
     """The new text of a budget file, with its changes: (entry, old text or None, new text)."""
 
@@ -142,7 +145,7 @@ def update_text(
     name: str,
     values: Mapping[str, int],
     *,
-    recorded: Mapping[str, Mapping[str, int]] | None = None,
+    recorded: _Recorded | None = None,
     table: str | None = None,
 ) -> Update:
     """Return the text of a budget file with the values of one model; comments and other lines are unchanged.
@@ -216,9 +219,7 @@ def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
     return node.make(lambda: parse(text), label)
 
 
-def _rewrite(
-    text: str, file: str, name: str, values: Mapping[str, int], recorded: Mapping[str, Mapping[str, int]]
-) -> Update:
+def _rewrite(text: str, file: str, name: str, values: Mapping[str, int], recorded: _Recorded) -> Update:
     budget = _child(_child(yaml.compose(text, Loader=yaml.SafeLoader), "models"), name)
     entries = {OLD_KEYS.get(key.value, key.value): (key, value) for key, value in budget.value}
     changes: list[tuple[str, str | None, str]] = []
@@ -258,12 +259,7 @@ def _compare_block(kind: str, block: Any, values: Mapping[str, int]) -> list[tup
 
 
 def _append(
-    text: str,
-    file: str,
-    name: str,
-    values: Mapping[str, int],
-    recorded: Mapping[str, Mapping[str, int]],
-    table: str | None,
+    text: str, file: str, name: str, values: Mapping[str, int], recorded: _Recorded, table: str | None
 ) -> Update:
     text = text.rstrip("\n")
     indent, end = "  ", len(text)

@@ -99,6 +99,7 @@ class Comparison(Displayed):
 
 
 Scope = tuple[str, ...]
+Sums = dict[str, tuple[int, int]]  # label → FLOPs and calls
 
 
 def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]) -> tuple[Difference, ...]:
@@ -135,11 +136,9 @@ def _scopes_with_formula(counts: Counts) -> set[Scope]:
     return {entry.scope for entry in counts.entries if "::" not in entry.op}
 
 
-def _sum_by_scope(
-    entries: Iterable[Entry], modules_with_formula: set[Scope], unit: int
-) -> dict[Scope, dict[str, tuple[int, int]]]:
-    """Return scope → label → (FLOPs, calls); ops inside one of `modules_with_formula` are attributed to it."""
-    sums: dict[Scope, dict[str, tuple[int, int]]] = defaultdict(dict)
+def _sum_by_scope(entries: Iterable[Entry], modules_with_formula: set[Scope], unit: int) -> dict[Scope, Sums]:
+    """Return the sums of each scope; ops inside one of `modules_with_formula` are attributed to it."""
+    sums: dict[Scope, Sums] = defaultdict(dict)
     for entry in entries:
         scope = entry.scope
         scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in modules_with_formula), scope)
@@ -148,10 +147,8 @@ def _sum_by_scope(
     return sums
 
 
-def _match(
-    first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
-) -> Iterable[tuple[tuple[str, str], int, int]]:
-    """Match the labels of one module's costs in two conventions; the arguments map label → (FLOPs, calls).
+def _match(first: Sums, second: Sums) -> Iterable[tuple[tuple[str, str], int, int]]:
+    """Match the labels of one module's costs in two conventions.
 
     Yield (first label, second label), the second's FLOPs minus the first's, and the calls; a label is "" where the work
     is not counted. Labels of equal FLOPs on both sides count the same work, and are not yielded.

@@ -31,7 +31,8 @@ _NOTES = {
 }
 
 _ZERO = Costs()
-_CostsByLabel = Mapping[str, Costs]
+_Labels = Mapping[str, Costs]
+_Names = tuple[str | None, str | None]  # of a module before and after; None where it was added or removed
 # From the most to the least certain.
 _STATUSES = tuple(status.value for status in (Status.COUNTED, Status.ZERO_FLOP, Status.IGNORED, Status.UNSUPPORTED))
 
@@ -90,9 +91,7 @@ def diff_traces(
     )
     statuses = _least_certain_statuses(analyses)
     before_names = {after_name: before_name for before_name, after_name in pairs.items()}
-    matched: list[tuple[str | None, str | None]] = [
-        (before_names.get(module.name), module.name) for module in after.tree.modules()
-    ]
+    matched: list[_Names] = [(before_names.get(module.name), module.name) for module in after.tree.modules()]
     matched += [(module.name, None) for module in before.tree.modules() if module.name not in pairs]
     return ModelDifference(
         _describe_run(analyses[0], names[0]),
@@ -143,7 +142,7 @@ class _RunCosts(NamedTuple):
     """The costs of one run by module, without submodules: label → costs of its ops, and elements of its parameters."""
 
     tree: ModuleTree
-    labels: Mapping[str, _CostsByLabel]
+    labels: Mapping[str, _Labels]
     parameters: Mapping[str, int]
 
 
@@ -170,13 +169,9 @@ def _costs_by_module(flops: FlopCountAnalysis, table: FormulaTable) -> _RunCosts
 
 
 def _module_change(
-    before: _RunCosts,
-    after: _RunCosts,
-    names: tuple[str | None, str | None],
-    statuses: Mapping[str, str],
-    before_names: Mapping[str, str],
+    before: _RunCosts, after: _RunCosts, names: _Names, statuses: Mapping[str, str], before_names: Mapping[str, str]
 ) -> ModuleChange:
-    """Return the change of a module, by its names before and after; None where it was added or removed."""
+    """Return the change of a module."""
     runs = list(zip((before, after), names, strict=True))
     first, second = ({} if name is None else run.labels.get(name, {}) for run, name in runs)
     parameters = [0 if name is None else run.parameters.get(name, 0) for run, name in runs]
@@ -193,7 +188,7 @@ def _module_change(
     )
 
 
-def _is_parent_renamed(names: tuple[str | None, str | None], before_names: Mapping[str, str]) -> bool:
+def _is_parent_renamed(names: _Names, before_names: Mapping[str, str]) -> bool:
     """Return whether the names of a module differ because its parent was renamed, and not in their last part."""
     before, after = names
     if not before or not after or before == after:
@@ -204,16 +199,14 @@ def _is_parent_renamed(names: tuple[str | None, str | None], before_names: Mappi
     return before_last == after_last and same_parent and before_parent != after_parent
 
 
-def _operator_changes(
-    before: _CostsByLabel, after: _CostsByLabel, statuses: Mapping[str, str]
-) -> tuple[OperatorChange, ...]:
+def _operator_changes(before: _Labels, after: _Labels, statuses: Mapping[str, str]) -> tuple[OperatorChange, ...]:
     return tuple(
         OperatorChange(label, statuses.get(label, ""), before.get(label, _ZERO), after.get(label, _ZERO))
         for label in dict.fromkeys((*before, *after))
     )
 
 
-def _sum_labels(modules: Iterable[_CostsByLabel]) -> dict[str, Costs]:
+def _sum_labels(modules: Iterable[_Labels]) -> dict[str, Costs]:
     sums: dict[str, Costs] = {}
     for labels in modules:
         for label, costs in labels.items():

@@ -23,6 +23,7 @@ from typing import Any
 from fvflops.trace import ModuleTree
 
 Pair = tuple[str, str]
+_Numbers = Mapping[str, int]
 
 _MAX_PAIRS = 1_000_000  # for difflib; beyond, only an equal beginning and end are aligned
 
@@ -43,12 +44,7 @@ class _TreeFingerprint:
     with_content: frozenset[str]
 
 
-# From the strictest comparison to the loosest.
-_LEVELS: Sequence[Callable[[_TreeFingerprint], Mapping[str, int]]] = (
-    lambda tree: tree.content,
-    lambda tree: tree.shapes,
-    lambda tree: tree.classes,
-)
+_LEVELS = ("content", "shapes", "classes")  # from the strictest comparison to the loosest
 
 
 def match_modules(
@@ -83,9 +79,7 @@ def _fingerprint(tree: ModuleTree, costs: Mapping[str, Hashable], numbers: dict[
         if module.name:
             parent = module.name.rpartition(".")[0]
             children[parent if parent in names else ""].append(module.name)
-    classes: dict[str, int] = {}
-    shapes: dict[str, int] = {}
-    content: dict[str, int] = {}
+    classes, shapes, content = dict[str, int](), dict[str, int](), dict[str, int]()
     with_content: set[str] = set()
 
     def number(*parts: Hashable) -> int:
@@ -93,8 +87,7 @@ def _fingerprint(tree: ModuleTree, costs: Mapping[str, Hashable], numbers: dict[
 
     for module in reversed(modules):  # children before their parents
         name, submodules = module.name, children[module.name]
-        parameter_shapes = tuple(parameter.spec.shape for parameter in module.parameters)
-        cost = costs.get(name)
+        parameter_shapes, cost = tuple(parameter.spec.shape for parameter in module.parameters), costs.get(name)
         classes[name] = number("class", module.class_name)
         shapes[name] = number(classes[name], parameter_shapes, tuple(shapes.get(child) for child in submodules))
         content[name] = number(shapes[name], cost, tuple(content.get(child) for child in submodules), "content")
@@ -109,7 +102,7 @@ def _find_roots(before: _TreeFingerprint, after: _TreeFingerprint) -> Pair:
     if before.content[""] == after.content[""]:
         return "", ""
     for level in _LEVELS:
-        before_numbers, after_numbers = level(before), level(after)
+        before_numbers, after_numbers = getattr(before, level), getattr(after, level)
         if before_numbers[""] == after_numbers[""]:
             return "", ""
         in_after = [name for name in after.names if after_numbers[name] == before_numbers[""]]
@@ -133,8 +126,7 @@ def _match_subtrees(
         left = [name for name in before.children[before_name] if name not in pairs]
         right = [name for name in after.children[after_name] if name not in matched_after]
         if left and right and all(map(_is_number, left)) and all(map(_is_number, right)):
-            levels = [(level(before), level(after)) for level in _LEVELS]
-            queue += _align(left, right, levels)
+            queue += _align(left, right, [(getattr(before, level), getattr(after, level)) for level in _LEVELS])
         else:
             queue += _match_by_name(before, after, left, right)
 
@@ -143,9 +135,7 @@ def _is_number(name: str) -> bool:
     return name.rpartition(".")[2].isdecimal()
 
 
-def _align(
-    left: list[str], right: list[str], levels: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
-) -> list[Pair]:
+def _align(left: list[str], right: list[str], levels: Sequence[tuple[_Numbers, _Numbers]]) -> list[Pair]:
     """Return the pairs of two sequences by the first level, and in the gaps by the next ones."""
     if not left or not right:
         return []
@@ -178,48 +168,37 @@ def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, 
 
 
 def _match_by_name(before: _TreeFingerprint, after: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
-
-    def last_part(name: str) -> str:
-        return name.rpartition(".")[2]
-
     pairs: list[Pair] = []
 
-    def match(left_key: Callable[[str], Any], right_key: Callable[[str], Any]) -> None:
+    def match(key: Callable[[_TreeFingerprint, str], Any]) -> None:
         """Pair the remaining modules of equal keys, in order."""
         queues: dict[Any, deque[str]] = {}
         matched_left, matched_right = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
         for name in right:
             if name not in matched_right:
-                queues.setdefault(right_key(name), deque()).append(name)
+                queues.setdefault(key(after, name), deque()).append(name)
         for name in left:
-            queue = queues.get(left_key(name)) if name not in matched_left else None
+            queue = queues.get(key(before, name)) if name not in matched_left else None
             if queue:
                 pairs.append((name, queue.popleft()))
 
-    match(lambda name: (last_part(name), before.classes[name]), lambda name: (last_part(name), after.classes[name]))
-    match(before.content.__getitem__, after.content.__getitem__)
-    match(before.shapes.__getitem__, after.shapes.__getitem__)
-    match(last_part, last_part)
+    match(lambda tree, name: (name.rpartition(".")[2], tree.classes[name]))
+    match(lambda tree, name: tree.content[name])
+    match(lambda tree, name: tree.shapes[name])
+    match(lambda tree, name: name.rpartition(".")[2])
     left_classes = Counter(before.classes[name] for name in set(left) - {pair[0] for pair in pairs})
     right_classes = Counter(after.classes[name] for name in set(right) - {pair[1] for pair in pairs})
     unique = {number for number in left_classes if left_classes[number] == right_classes[number] == 1}
-    match(
-        lambda name: before.classes[name] if before.classes[name] in unique else ("left", name),
-        lambda name: after.classes[name] if after.classes[name] in unique else ("right", name),
-    )
+    match(lambda tree, name: tree.classes[name] if tree.classes[name] in unique else (tree is before, name))
     return pairs
 
 
 def _find_moved(
-    before: _TreeFingerprint,
-    after: _TreeFingerprint,
-    level: Callable[[_TreeFingerprint], Mapping[str, int]],
-    pairs: Mapping[str, str],
-    matched_after: set[str],
+    before: _TreeFingerprint, after: _TreeFingerprint, level: str, pairs: Mapping[str, str], matched_after: set[str]
 ) -> Iterator[Pair]:
     """Yield the pairs of modules under different parents, parents first."""
     queues: dict[int, deque[str]] = {}
-    before_numbers, after_numbers = level(before), level(after)
+    before_numbers, after_numbers = getattr(before, level), getattr(after, level)
     for name in after.names:
         if name not in matched_after and name in after.with_content:
             queues.setdefault(after_numbers[name], deque()).append(name)

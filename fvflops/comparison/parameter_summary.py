@@ -61,7 +61,8 @@ class ParameterCount:
     buffers: int = 0
     by_dtype: Mapping[str, StoredParameters] = field(default_factory=dict, compare=False, repr=False)
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def frozen(self) -> int:

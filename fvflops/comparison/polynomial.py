@@ -12,6 +12,7 @@ from fvflops.text import short_repr
 
 Exponents = tuple[int, ...]
 Number = int | Fraction
+Terms = dict[Exponents, Fraction]
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -143,16 +144,14 @@ class Polynomial:
     def __repr__(self) -> str:
         return short_repr(self, "", self.write())
 
-    def _aligned(
-        self, other: Polynomial | Number
-    ) -> tuple[tuple[str, ...], dict[Exponents, Fraction], dict[Exponents, Fraction]]:
+    def _aligned(self, other: Polynomial | Number) -> tuple[tuple[str, ...], Terms, Terms]:
         """Return the variables of both, and the terms of each with exponents of these variables."""
         if not isinstance(other, Polynomial):
             other = Polynomial.of((), {(): other})
         variables = tuple(dict.fromkeys((*self.variables, *other.variables)))
         return variables, self._terms_in(variables), other._terms_in(variables)
 
-    def _terms_in(self, variables: tuple[str, ...]) -> dict[Exponents, Fraction]:
+    def _terms_in(self, variables: tuple[str, ...]) -> Terms:
         indices = [self.variables.index(name) if name in self.variables else -1 for name in variables]
         return {
             tuple(exponents[index] if index >= 0 else 0 for index in indices): factor

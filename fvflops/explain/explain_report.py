@@ -64,32 +64,30 @@ def _list_missing_phases(compared: Sequence[ComparedRow]) -> Iterator[str]:
         yield f"the trace has no work of the phases {', '.join(missing)}: the plan is of a whole training step"
 
 
-def _hidden(column: Column, order: int) -> Column:
-    """Return a column that narrow terminals lack, the largest order first."""
-    return replace(column, hide_order=order)
-
-
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
 
+# Of work and idle time; narrow terminals lack the ones with an order, the largest first.
+_COLUMNS = (
+    text_column("what", shorten_last=True),
+    _seconds("seconds", "time"),
+    number_column("share", form=format_share),
+    number_column("calls"),
+    replace(number_column("kernels"), hide_order=3),
+    replace(_seconds("hidden_seconds", "hidden"), hide_order=2),
+    replace(number_column("flops", "FLOPs"), hide_order=4),
+    replace(number_column("bytes", form=format_bytes), hide_order=5),
+    number_column("flops_per_second", "FLOP/s"),
+    _seconds("expected_seconds", "expected"),
+    difference_column("lost_seconds", "lost", form=format_seconds),
+)
+
+
 def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
-    columns: tuple[Column, ...] = (
-        text_column("what", shorten_last=True),
-        _seconds("seconds", "time"),
-        number_column("share", form=format_share),
-        number_column("calls"),
-        _hidden(number_column("kernels"), 3),
-        _hidden(_seconds("hidden_seconds", "hidden"), 2),
-        _hidden(number_column("flops", "FLOPs"), 4),
-        _hidden(number_column("bytes", form=format_bytes), 5),
-        number_column("flops_per_second", "FLOP/s"),
-        _seconds("expected_seconds", "expected"),
-        difference_column("lost_seconds", "lost", form=format_seconds),
-    )
-    if not any(timeline.on_gpu for timeline in trace.timelines):
-        columns = tuple(data_only(columns, ["kernels"]))
+    on_gpu = any(timeline.on_gpu for timeline in trace.timelines)
+    columns = data_only(_COLUMNS, [] if on_gpu else ["kernels"])
     total = trace.total_ns()
     idle = [(f"idle: {CAUSES[row.cause]}", row.ns) for row in trace.idle()]
     records = [{"what": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
@@ -141,16 +139,8 @@ def _tabulate_steps(trace: ExplainedTrace) -> Table:
 
 
 def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
-    columns = (
-        text_column("what", shorten_last=True),
-        _seconds("seconds", "time"),
-        text_column("class"),
-        text_column("phase"),
-        number_column("calls"),
-        number_column("flops_per_second", "FLOP/s"),
-        _seconds("expected_seconds", "expected"),
-        difference_column("lost_seconds", "lost", form=format_seconds),
-    )
+    what, seconds, _, calls, *_, rate, expected, lost = _COLUMNS
+    columns = (what, seconds, text_column("class"), text_column("phase"), calls, rate, expected, lost)
     records = [
         {"what": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
         for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs)))

@@ -36,6 +36,7 @@ _KEPT = (
     *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
     *("Process Group Description", "bytes", "graph id"),
 )
+_Fields = Mapping[str, Any]
 _ROUNDING_NS = 10  # times are decimal numbers of µs
 
 
@@ -228,9 +229,7 @@ def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
         _add_activity(columns, event, args, ACTIVITY_KINDS.index(_DEVICE[category]), start, start + duration)
 
 
-def _add_span(
-    columns: TraceColumns, event: Mapping[str, Any], args: Mapping[str, Any], kind: int, start: int, end: int
-) -> None:
+def _add_span(columns: TraceColumns, event: _Fields, args: _Fields, kind: int, start: int, end: int) -> None:
     host = columns.host
     host.start.append(start)
     host.end.append(end)
@@ -247,9 +246,7 @@ def _add_span(
     host.sequence.append(_integer(args, "Sequence number") if kind == OP else -1)
 
 
-def _add_activity(
-    columns: TraceColumns, event: Mapping[str, Any], args: Mapping[str, Any], kind: int, start: int, end: int
-) -> None:
+def _add_activity(columns: TraceColumns, event: _Fields, args: _Fields, kind: int, start: int, end: int) -> None:
     gpu = columns.gpu
     gpu.start.append(start)
     gpu.end.append(end)

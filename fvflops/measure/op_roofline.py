@@ -322,9 +322,8 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
         ranked = sorted(roofline.peaks.items(), key=lambda item: -item[1])
         rows = [(dtype, peak, roofline.bandwidth, roofline.ridge(dtype)) for dtype, peak in ranked]
         parts.append(Table("peaks", _PEAKS, rows, title=f"Peaks of {roofline.device}", noun="dtype"))
-    title = (
-        f"{subject or 'Roofline'} on {roofline.device}: at least {format_seconds(total.seconds)}, {total.bound}-bound"
-    )
+    least = f"at least {format_seconds(total.seconds)}, {total.bound}-bound"
+    title = f"{subject or 'Roofline'} on {roofline.device}: {least}"
     return Document("roofline", title, parts, main=table.name)
 
 

@@ -38,11 +38,14 @@ class CacheLayer(NamedTuple):
         return share * self.kept(tokens) * self.token * element + self.state / ranks
 
 
+Tensors = Mapping[str, tuple[tuple[int, ...], int]]  # name → shape and bytes of an element
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSnapshot:
-    """The tensors of a cache object at one length: layer → name → shape and bytes of an element."""
+    """The tensors of each layer of a cache object at one length."""
 
-    layers: tuple[Mapping[str, tuple[tuple[int, ...], int]], ...]
+    layers: tuple[Tensors, ...]
     windows: tuple[int, ...]
     crossing: tuple[bool, ...]
 
@@ -113,12 +116,7 @@ def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer,
     return tuple(_read_layer(*layer) for layer in found)
 
 
-def _read_layer(
-    before: Mapping[str, tuple[tuple[int, ...], int]],
-    after: Mapping[str, tuple[tuple[int, ...], int]],
-    window: int,
-    crossing: bool,
-) -> CacheLayer:
+def _read_layer(before: Tensors, after: Tensors, window: int, crossing: bool) -> CacheLayer:
     token = heads = state = 0
     shape: tuple[int, ...] = ()
     for name, (sizes, element) in after.items():

@@ -68,12 +68,11 @@ class EngineKernels:
 
     def processor(self, dtype: str) -> Processor:
         """Return the peaks for a dtype, of bf16 where the device has no units for it."""
-        known = self._processors.get(dtype)
+        known, device = self._processors.get(dtype), self.device
         if known is None:
-            device = self.device
+            name = next((item for item in (dtype, "bf16", "fp16") if item in device.dtypes()), "")
             if device.bandwidth is None:
                 raise ServingError(f"{device.name} has no bandwidth, which a time needs: add one in bytes/s")
-            name = next((item for item in (dtype, "bf16", "fp16") if item in device.dtypes()), "")
             if not name:
                 raise ServingError(f"{device.name} has no peak for bf16 or fp16: add one in FLOP/s")
             known = Processor(device.multiprocessors or 1, device.peak(name), device.bandwidth)
@@ -113,29 +112,30 @@ class EngineKernels:
 
     def prompt(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of prompts, latent where keys and values differ in size."""
-        gpu = self.processor("bf16")
         if self.figures is None:
             pairs = min(shape.keys - shape.queries / 2, shape.window) * shape.queries
-            work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
-            return max(work / gpu.peak, shape.batch * shape.keys * shape.token_bytes / gpu.bandwidth)
+            return self._attention_bound(shape, pairs, shape.keys)
         kind = "latent" if shape.values != shape.size else "attention"
         return attention_seconds(shape, *self._attention(kind, dtype))
 
     def encoder(self, shape: Attention) -> float:
         """Return the time of attention inside an encoder, in which each token attends to all."""
-        gpu = self.processor("bf16")
         if self.figures is None:
-            return 2 * shape.batch * shape.heads * shape.queries * shape.keys * (shape.size + shape.values) / gpu.peak
+            return self._attention_bound(shape, shape.queries * shape.keys, 0)
         return attention_seconds(shape, *self._attention("encoder", "bf16"))
 
     def decode(self, shape: Attention, dtype: str = "bf16") -> float:
         """Return the time of the attention of one new token of each sequence to its cache."""
-        gpu = self.processor("bf16")
         if self.figures is None:
             keys = min(shape.keys, shape.window)
-            work = 2 * shape.batch * shape.heads * keys * (shape.size + shape.values)
-            return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
+            return self._attention_bound(shape, keys, keys)
         return decode_seconds(shape, *self._attention(self._decoding(shape, dtype), dtype))
+
+    def _attention_bound(self, shape: Attention, pairs: float, keys: float) -> float:
+        """Return the bound of attention with so many pairs of a query and a key, which reads so many keys."""
+        gpu = self.processor("bf16")
+        work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
+        return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
 
     def _attention(self, kind: str, dtype: str) -> tuple[Processor, Any]:
         """Return the peaks and figures of a class of attention; figures of a dtype are fractions of its peak."""
@@ -148,9 +148,8 @@ class EngineKernels:
         """Return the class of kernels: TensorRT-LLM has its own for an fp8 cache on Hopper."""
         if shape.latent:
             return "latent decode"
-        major, _ = self.device.capability or (0, 0)
-        is_own = self.engine == "trtllm" and dtype == "fp8" and major == _HOPPER
-        return "trtllm decode" if is_own else "decode"
+        is_hopper = (self.device.capability or (0, 0))[0] == _HOPPER
+        return "trtllm decode" if self.engine == "trtllm" and dtype == "fp8" and is_hopper else "decode"
 
     def mixture(self, mixture: Mixture, precision: Precision) -> float:
         """Return the time of a rank's experts."""
@@ -159,9 +158,8 @@ class EngineKernels:
             columns = (2 if mixture.gated else 1) * mixture.inner + mixture.inner
             tokens = sum(height * count for height, count in mixture.rows)
             touched = sum(count for height, count in mixture.rows if height)
-            work = 2 * tokens * mixture.hidden * columns
-            moved = touched * mixture.hidden * columns * mixture.weight_bytes
-            return max(work / gpu.peak, moved / gpu.bandwidth)
+            weight = mixture.hidden * columns
+            return max(2 * tokens * weight / gpu.peak, touched * weight * mixture.weight_bytes / gpu.bandwidth)
         return mixture_seconds(mixture, gpu, self.figures.of("mixture", precision.figures or precision.dtype))
 
     def expert_dtype(self, precision: Precision) -> str:
@@ -179,10 +177,9 @@ class EngineKernels:
 
     def moved(self, nbytes: float) -> float:
         """Return the time of a kernel that reads and writes so many bytes, 0 as a bound."""
-        gpu = self.processor("bf16")
         if self.figures is None:
             return 0.0
-        return memory_seconds(nbytes, gpu.bandwidth, self.figures.of("memory", ""))
+        return memory_seconds(nbytes, self.processor("bf16").bandwidth, self.figures.of("memory", ""))
 
     def collective(self, kind: str, ranks: int, nbytes: float) -> float:
         """Return the time of a collective of neighbouring ranks; small sums inside a node are the engine's own."""
@@ -200,8 +197,8 @@ class EngineKernels:
             slowest = max((members - 1) / members / link, (nodes - 1) / nodes / between)
             return (2 if kind == "all_reduce" else 1) * nbytes * slowest
         seconds = self.network.seconds(kind, math.ceil(nbytes), ProcessGroupSpec("", ranks, "tp", 0, 1))
-        own = isinstance(inside, NodeLink) and kind == "all_reduce" and nbytes <= _PEERS
-        if own and ranks <= self.network.gpus_per_node and isinstance(inside, NodeLink):
+        is_small = kind == "all_reduce" and nbytes <= _PEERS and ranks <= self.network.gpus_per_node
+        if is_small and isinstance(inside, NodeLink):
             figures: PeerFigures = self.figures.of("peers", "")
             seconds = min(seconds, peer_seconds(Collective(kind, ranks, nbytes), inside.fabric, figures))
         return seconds

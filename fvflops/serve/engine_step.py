@@ -33,6 +33,9 @@ _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
 _CROSS_KERNELS, _ENCODER_KERNELS = 2, 1
 
 
+Chunks = Sequence[tuple[int, int]]  # new and cached tokens of prompts
+
+
 class Work(NamedTuple):
     """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
@@ -93,12 +96,7 @@ class EngineStep:
             object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
 
     def work(
-        self,
-        chunks: Sequence[tuple[int, int]] = (),
-        decoding: int = 0,
-        cached: float = 0.0,
-        drafted: int = 0,
-        everyone: int | None = None,
+        self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, everyone: int | None = None
     ) -> Work:
         """Return the work of a step, whose prompts and part of whose cached tokens an encoder reads if there is one."""
         images = self.model.images
@@ -110,9 +108,7 @@ class EngineStep:
         own = max(0.0, cached - decoding * self.encoded)
         return Work(((1, 0),) * len(chunks), decoding, own, drafted, everyone, tuple(new for new, _ in chunks))
 
-    def seconds(
-        self, chunks: Sequence[tuple[int, int]], decoding: int, cached: float, everyone: int | None = None
-    ) -> float:
+    def seconds(self, chunks: Chunks, decoding: int, cached: float, everyone: int | None = None) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
         work = self.work(chunks, decoding, cached, self.draft_tokens, everyone)
         kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
@@ -144,10 +140,9 @@ class EngineStep:
     def _kept(self, function: Callable[..., float], *arguments: object) -> float:
         """Return the result of one of this object's methods, which is computed once."""
         key = function.__name__, *arguments
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = function(*arguments)
-        return known
+        if key not in self._known:
+            self._known[key] = function(*arguments)
+        return self._known[key]
 
     def _with_drafts(self, work: Work, kernels: float) -> float:
         """Return the seconds of kernels and of the draft, which takes a layer's time for each token."""
@@ -156,10 +151,9 @@ class EngineStep:
     def _token_seconds(self, work: Work) -> float:
         """Return the seconds of kernels whose work depends on the number of tokens only; they are kept."""
         key = work.tokens, work.sequences, bool(work.chunks), work.everyone
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = sum(self._token_classes(work).values())
-        return known
+        if key not in self._known:
+            self._known[key] = sum(self._token_classes(work).values())
+        return self._known[key]
 
     def _token_classes(self, work: Work) -> dict[str, float]:
         """Return class → seconds of kernels that depend on the number of tokens only."""
@@ -259,7 +253,10 @@ class EngineStep:
         return total
 
     def _prompt_seconds(self, layer: AttentionLayer, new: int, cached: int) -> float:
-        return self.kernels.prompt(self._prompt(layer, new, cached), self.layout.cache)
+        shape = self._attention(layer, 1, new, new + cached)._replace(appends=True)
+        if layer.cache.kind == "latent":
+            shape = shape._replace(key_heads=shape.heads, key_bytes=2.0)
+        return self.kernels.prompt(shape, self.layout.cache)
 
     def _cross_seconds(self, work: Work) -> float:
         """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
@@ -302,10 +299,6 @@ class EngineStep:
         """Return attention to all of an encoder's tokens."""
         shape = self._attention(layer, batch, queries, keys)._replace(causal=False, window=math.inf)
         return shape._replace(key_bytes=2.0) if queries == keys else shape
-
-    def _prompt(self, layer: AttentionLayer, new: int, cached: int) -> Attention:
-        shape = self._attention(layer, 1, new, new + cached)._replace(appends=True)
-        return shape._replace(key_heads=shape.heads, key_bytes=2.0) if layer.cache.kind == "latent" else shape
 
     def _decode(self, layer: AttentionLayer, work: Work, keys: int) -> Attention:
         shape = self._attention(layer, work.decoding, 1 + work.drafted, keys + work.drafted)

@@ -12,7 +12,7 @@ from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.devices.kernel_models.products import Product
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.serve.engine_kernels import EngineKernels
-from fvflops.serve.read_serving_model import ACTIVATIONS, NORMS
+from fvflops.serve.read_serving_model import ACTIVATIONS, NORMS, list_op_calls
 from fvflops.serve.serving_model import ImageEncoder, ServingError
 from fvflops.trace import Trace
 
@@ -49,10 +49,8 @@ def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:
     ids = inputs.get("input_ids")
     tokens = 0 if token is None or ids is None else int((ids == token).sum())
     if not tokens:
-        raise ServingError(
-            f"a prompt of {type(model).__name__} has no tokens that stand for an image (image_token_id in its "
-            "configuration), so images cannot be timed: serve it with prompts of text"
-        )
+        lacking = "no tokens that stand for an image (image_token_id in its configuration), so images cannot be timed"
+        raise ServingError(f"a prompt of {type(model).__name__} has {lacking}: serve it with prompts of text")
     return tokens
 
 
@@ -62,21 +60,19 @@ def read_image_encoder(trace: Trace, text: Trace, tokens: int) -> ImageEncoder:
     `tokens` are of the image.
     """
     ran = {scope for stack in text.scopes() for scope in stack}
-    scopes = trace.scopes()
     products: Counter[Product] = Counter()
     attention: Counter[tuple[str, Attention]] = Counter()
     others = macs = 0
-    for event in trace.events or ():
-        if event.kind != "op" or not scopes[event.stack] or scopes[event.stack][-1] in ran:
+    for signature, module in list_op_calls(trace):
+        if not module or module in ran:
             continue
-        signature = trace.signatures[event.item]
         others += signature.packet in (*NORMS, *ACTIVATIONS)
         kernel = kernel_of(signature)
         if kernel is None or kernel.shape is None:
             continue
         macs += kernel.macs
         if isinstance(kernel.shape, Attention):
-            attention[scopes[event.stack][-1], kernel.shape] += 1
+            attention[module, kernel.shape] += 1
         elif kernel.kind == "matmul":
             products[kernel.shape] += 1
     # A module attends to windows of an image one after the other, engines to all at once.

@@ -11,7 +11,7 @@ from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.serve.cache_size import CacheLayer
 from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel, StateLayer
-from fvflops.trace import TensorSpec, Trace
+from fvflops.trace import Signature, TensorSpec, Trace
 
 # The number of a layer in a module's name.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -82,25 +82,24 @@ def read_serving_model(
 
 
 def _count_ops(trace: Trace, packets: Collection[str]) -> Counter[str]:
-    scopes = trace.scopes()
-    found: Counter[str] = Counter()
-    for event in trace.events or ():
-        if event.kind == "op" and trace.signatures[event.item].packet in packets:
-            found[scopes[event.stack][-1] if scopes[event.stack] else ""] += 1
-    return found
+    ops = ((signature.packet, module) for signature, module in list_op_calls(trace))
+    return Counter(module for packet, module in ops if packet in packets)
+
+
+def list_op_calls(trace: Trace) -> Iterator[tuple[Signature, str]]:
+    """Yield the signature of each op call, and the innermost module around it."""
+    modules = [scope[-1] if scope else "" for scope in trace.scopes()]
+    return ((trace.signatures[event.item], modules[event.stack]) for event in trace.events or () if event.kind == "op")
 
 
 def _count_divided_norms(trace: Trace, projections: Iterable[tuple[str, Projection]]) -> int:
     """Return the normalisations of all heads of queries or keys, which are over columns that ranks divide."""
     widths = {(branch, item.columns) for branch, item in projections if item.divided == "columns"}
-    scopes = trace.scopes()
     found = 0
-    for event in trace.events or ():
-        if event.kind != "op" or trace.signatures[event.item].packet != "aten::mean" or not scopes[event.stack]:
-            continue
-        value = next((item for item in trace.signatures[event.item].inputs if isinstance(item, TensorSpec)), None)
-        branch = scopes[event.stack][-1].rpartition(".")[0]
-        found += value is not None and bool(value.shape) and (branch, value.shape[-1]) in widths
+    for signature, module in list_op_calls(trace):
+        value = next((item for item in signature.inputs if isinstance(item, TensorSpec)), None)
+        if signature.packet == "aten::mean" and module and value is not None and value.shape:
+            found += (module.rpartition(".")[0], value.shape[-1]) in widths
     return found
 
 
@@ -122,15 +121,10 @@ class _Call(NamedTuple):
 
 
 def _list_products(trace: Trace) -> Iterator[_Call]:
-    scopes = trace.scopes()
-    for event in trace.events or ():
-        if event.kind != "op":
-            continue
-        signature = trace.signatures[event.item]
+    for signature, module in list_op_calls(trace):
         kernel = kernel_of(signature)
         if kernel is None or kernel.shape is None or kernel.kind not in ("matmul", "attention"):
             continue
-        module = scopes[event.stack][-1] if scopes[event.stack] else ""
         shape = kernel.shape
         if isinstance(shape, Attention):
             keys = round(shape.keys)
@@ -141,14 +135,11 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
             yield _Call(module, tokens[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
             continue
         rows, columns, inner, batch = round(shape.rows), round(shape.columns), shape.inner, shape.batch
-        experts = batch if batch > 1 and sorted((batch, columns, inner)) in _parameter_sizes(trace, module) else 0
+        info = trace.modules.by_name.get(module)
+        sizes = [sorted(item.spec.shape) for item in info.parameters] if info and batch > 1 else []
+        experts = batch if sorted((batch, columns, inner)) in sizes else 0
         is_weight = batch == 1 and "convolution" not in signature.packet
         yield _Call(module, rows, columns, inner, batch, kernel.macs, is_weight, experts)
-
-
-def _parameter_sizes(trace: Trace, module: str) -> list[list[int]]:
-    info = trace.modules.by_name.get(module)
-    return [sorted(parameter.spec.shape) for parameter in info.parameters] if info else []
 
 
 def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
@@ -241,10 +232,8 @@ def _read_attention(
     for kind in layer_types[len(growing) :] if sharing else ():
         growing.append(growing[max(index for index in owners if layer_types[index] == kind)])
     if len(by_module) != len(growing):
-        raise ServingError(
-            f"{len(growing)} layers have a cache that grows, but attention to {keys} tokens was recorded in "
-            f"{len(by_module)} modules"
-        )
+        recorded = f"attention to {keys} tokens was recorded in {len(by_module)} modules"
+        raise ServingError(f"{len(growing)} layers have a cache that grows, but {recorded}")
     of_tokens = [
         layer._replace(kind="latent", heads=1) if module in expanded else layer
         for module, layer in zip(by_module, growing, strict=True)

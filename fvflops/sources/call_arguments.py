@@ -164,9 +164,8 @@ def call_factory(factory: Any, name: str, options: SourceOptions) -> BuiltModel:
             relative = "" if os.path.isabs(error.filename) else f"; a relative path begins at {os.getcwd()}"
             raise ValueError(f"{name} cannot open {error.filename!r}: {error.strerror}{relative}") from error
     else:
-        raise ValueError(
-            f"{name} is {type(factory).__name__}: name a function that returns a torch.nn.Module, or a class"
-        )
+        remedy = "name a function that returns a torch.nn.Module, or a class"
+        raise ValueError(f"{name} is {type(factory).__name__}: {remedy}")
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")

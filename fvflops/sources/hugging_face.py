@@ -31,6 +31,7 @@ from fvflops.sources.weights.adapters import ADAPTER_CONFIG
 from fvflops.text import list_nearest, truncate
 
 CONFIG = "config.json"
+_Settings = Mapping[str, Any]
 # A folder with one of these is a model.
 CONFIGURATIONS = (CONFIG, INDEX, ADAPTER_CONFIG)
 # Small files: no weights, tokenizers or vocabularies.
@@ -164,11 +165,7 @@ def _build_timm(settings: Mapping[str, Any], options: SourceOptions, where: str)
 
 
 def _build_remote(
-    folder: str,
-    settings: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    task: str | None,
-    preprocessor: Mapping[str, Any],
+    folder: str, settings: _Settings, changes: _Settings, task: str | None, preprocessor: _Settings
 ) -> BuiltModel:
     """Return the model of a repository's own code, which runs; `changes` of its settings are the user's."""
     transformers = import_library("transformers")
@@ -207,17 +204,13 @@ def _download(name: str, with_code: bool) -> str:
     try:
         folder: str = hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except errors.GatedRepoError as error:
-        raise ValueError(
-            f"hf:{name} is gated: accept its conditions at {page} and log in by `hf auth login`, or pass a folder with "
-            f"its {CONFIG}"
-        ) from error
+        remedy = f"accept its conditions at {page} and log in by `hf auth login`, or pass a folder with its {CONFIG}"
+        raise ValueError(f"hf:{name} is gated: {remedy}") from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(f"hf:{name}: the repository has no revision {revision!r}: see {page}/tree/main") from error
     except errors.RepositoryNotFoundError as error:
-        raise ValueError(
-            f"hf:{name}: there is no such folder, and no such repository on the hub: check the name, or log in by `hf "
-            "auth login` if it is private"
-        ) from error
+        remedy = "check the name, or log in by `hf auth login` if it is private"
+        raise ValueError(f"hf:{name}: there is no such folder, and no such repository on the hub: {remedy}") from error
     except errors.HFValidationError as error:
         raise ValueError(f"hf:{name}: there is no such folder, and this is no name of a repository: {error}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
@@ -227,9 +220,8 @@ def _download(name: str, with_code: bool) -> str:
             cause = error.__cause__ or error
             described = truncate(" ".join(f"{type(cause).__name__}: {cause}".split()), 120)
             reason = f"the hub cannot be reached ({described}): check the network"
-        raise ValueError(
-            f"hf:{name} is neither a folder nor in the local cache, and {reason}, or pass a folder with its {CONFIG}"
-        ) from error
+        problem = f"hf:{name} is neither a folder nor in the local cache"
+        raise ValueError(f"{problem}, and {reason}, or pass a folder with its {CONFIG}") from error
     return folder
 
 

@@ -56,10 +56,8 @@ def raise_unused(names: Iterable[str], model: str, inputs: Any, kwargs: Mapping[
     for name in names:
         positional = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         described = ", ".join(describe_inputs(tuple(positional), kwargs)) or "none"
-        raise ValueError(
-            f"{option_of(name)} does not apply to the default inputs of {model} ({described}): omit it, or pass "
-            "--input for each input"
-        )
+        problem = f"{option_of(name)} does not apply to the default inputs of {model} ({described})"
+        raise ValueError(f"{problem}: omit it, or pass --input for each input")
 
 
 def _map_tensors(value: Any, change: Callable[..., Any], size: Any, applied: list[torch.Tensor]) -> Any:

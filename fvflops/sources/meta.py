@@ -67,9 +67,7 @@ def _changes_only_values(
     """Return whether a call cannot raise, and autograd does not record it."""
     if func in _INITIALISERS:
         return func is not init.kaiming_uniform_ or tensor.ndim > 1
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return False
-    if func not in _FILLS and not tensor.is_floating_point():
+    if (tensor.requires_grad and torch.is_grad_enabled()) or (func not in _FILLS and not tensor.is_floating_point()):
         return False
     return _NUMBERS.issuperset(map(type, args[1:])) and (not kwargs or _NUMBERS.issuperset(map(type, kwargs.values())))
 

@@ -45,10 +45,8 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
         are_usable = all(item.name.isidentifier() for item in model.graph.input)
         converted = onnx2torch.convert(_lower(model, onnx), save_input_names=are_usable)
     except Exception as error:  # of a converter of onnx2torch: it may be any
-        raise ValueError(
-            f"{path}: onnx2torch cannot convert it: {_first_line(error)}; export it with opset_version={_NEWEST_OPSET} "
-            "or lower, or count the PyTorch model"
-        ) from error
+        remedy = f"export it with opset_version={_NEWEST_OPSET} or lower, or count the PyTorch model"
+        raise ValueError(f"{path}: onnx2torch cannot convert it: {_first_line(error)}; {remedy}") from error
     module = _name_modules(converted, scopes)
     if options.device is not None:
         module.to(options.device)

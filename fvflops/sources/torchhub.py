@@ -31,17 +31,13 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
         raise ValueError(f"torchhub:{name} names no entry point: write torchhub:FOLDER:ENTRYPOINT")
     if not os.path.isfile(path):
         raise ValueError(f"torchhub:{name}: there is no file {path!r}; only local folders are loaded, not repositories")
-    _check_dependencies(folder, path)
+    dependencies: Sequence[str] = vars(import_file(path)).get("dependencies", ())
+    missing = [package for package in dependencies if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ValueError(f"torchhub:{folder} needs {', '.join(missing)}: pip install {' '.join(missing)}")
     arguments = options.args
     if takes(import_attribute(path, entry_point), "pretrained"):
         if any(text.startswith("pretrained=") for text in arguments):
             raise ValueError(f"--arg pretrained: torchhub:{name} is built with pretrained=False: omit it")
         arguments = (*arguments, "pretrained=False")
     return build_from_factory(path, entry_point, replace(options, args=arguments))
-
-
-def _check_dependencies(folder: str, path: str) -> None:
-    dependencies: Sequence[str] = vars(import_file(path)).get("dependencies", ())
-    missing = [package for package in dependencies if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ValueError(f"torchhub:{folder} needs {', '.join(missing)}: pip install {' '.join(missing)}")

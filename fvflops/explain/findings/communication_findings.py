@@ -66,9 +66,8 @@ def find_communication(evidence: Evidence) -> Findings:
         left = exposed - unavoidable - late - slow
         if left > 0:
             share = format_percent(exposed, sum(row.kernel_ns for row in rows))
-            text = (
-                f"{name} exposed: {evidence.time(exposed)} in {format_quantity(number, 'call')}, {share} of their time"
-            )
+            calls = format_quantity(number, "call")
+            text = f"{name} exposed: {evidence.time(exposed)} in {calls}, {share} of their time"
             yield evidence.finding(code, text, left, rows, advice)
 
 

@@ -250,10 +250,8 @@ def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
     if planned.macs and macs > _MORE * planned.macs:
         share = 1 - planned.macs / macs
         more_ns = sum(row.ns for row in products) * share
-        text = (
-            f"products do {format_share(macs / planned.macs - 1)} more work than planned: {round(macs):,} "
-            f"multiply-adds, planned {planned.macs:,}"
-        )
+        numbers = f"{round(macs):,} multiply-adds, planned {planned.macs:,}"
+        text = f"products do {format_share(macs / planned.macs - 1)} more work than planned: {numbers}"
         advice = "look for padding in batches, longer sequences, or a model that differs from the plan's"
         yield evidence.finding("more_work", text, more_ns, products, advice)
 
@@ -267,10 +265,9 @@ def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]
     shown = sorted(losses, key=lambda key: -losses[key])[:3]
     if left > 0 and shown:
         kind, phase = shown[0]
-        text = (
-            f"kernels take {format_seconds(left)} more than planned without a known reason, most in {kind} {phase}: "
-            f"{format_seconds(measured[shown[0]])}, expected {format_seconds(planned.kernels.get(shown[0], 0.0))}"
-        )
+        most, expected = measured[shown[0]], planned.kernels.get(shown[0], 0.0)
+        where = f"most in {kind} {phase}: {format_seconds(most)}, expected {format_seconds(expected)}"
+        text = f"kernels take {format_seconds(left)} more than planned without a known reason, {where}"
         evidence_rows = tuple(f"{kind} {phase}: {format_seconds(losses[kind, phase])} over" for kind, phase in shown)
         advice = "compare the rows of both sides: other kernels, dtypes or shapes than the plan's"
         yield Finding("slower_than_planned", text, left, evidence_rows, advice, planned.error)

@@ -76,10 +76,8 @@ def _judge_attention(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     if expected is None:  # the products remain, the other ops on scores go
         expected, certainty = sum(row.ns for row in rows if "mm" in row.op), MEASURED
     if measured > expected:
-        text = (
-            f"attention: {evidence.time(measured)}, expected {evidence.time(expected)}: separate products and softmax, "
-            "not a fused kernel"
-        )
+        times = f"{evidence.time(measured)}, expected {evidence.time(expected)}"
+        text = f"attention: {times}: separate products and softmax, not a fused kernel"
         advice = "call scaled_dot_product_attention with inputs that flash or cuDNN kernels take"
         yield evidence.finding("unfused_attention", text, measured - expected, rows, advice, certainty)
 
@@ -161,10 +159,9 @@ def _judge_loop(evidence: Evidence, rows: list[WorkRow]) -> Finding:
         peak = _peak_of(evidence, types_of(rows[0])[0])
         fastest = max(fastest, 0.6 * peak)
     expected = flops * 1e9 / fastest if fastest else 0.0
-    text = (
-        f"{rows[0].op} in a loop: {format_quantity(evidence.each(calls), 'call')} of "
-        f"{format_seconds(ns / 1e9 / max(calls, 1))}, {evidence.time(ns)}; one product takes {evidence.time(expected)}"
-    )
+    each = f"{format_quantity(evidence.each(calls), 'call')} of {format_seconds(ns / 1e9 / max(calls, 1))}"
+    one = f"one product takes {evidence.time(expected)}"
+    text = f"{rows[0].op} in a loop: {each}, {evidence.time(ns)}; {one}"
     share = ns / max(sum(row.kernel_ns for row in evidence.work), 1)
     saved = max(ns - expected, 0.0) + gaps * share
     advice = "batch the products: one bmm or grouped_mm for all experts, heads or time steps"
@@ -231,10 +228,9 @@ def _judge_rows(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     if small and saved > 0:
         least = min(min(_product_of(row) or (0,)) for row in small)
         ns = sum(row.kernel_ns for row in small)
-        text = (
-            f"products of {least} rows: {evidence.time(ns)}, as long as reading their weights; in larger batches the "
-            f"same work takes {evidence.time(ns - saved)}"
-        )
+        taken = f"{evidence.time(ns)}, as long as reading their weights"
+        larger = f"in larger batches the same work takes {evidence.time(ns - saved)}"
+        text = f"products of {least} rows: {taken}; {larger}"
         advice = "use larger batches or longer sequences for each GPU"
         yield evidence.finding("small_batch", text, saved, small, advice, evidence.certainty("product"))
 
@@ -248,9 +244,7 @@ def _judge_clock(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
     expected = sum(row.expected_ns or 0.0 for row in rows) / timer.efficiency.matmul
     measured = sum(row.modelled_ns for row in rows)
     if expected and measured > _SLOW * expected:
-        text = (
-            f"matrix products: {evidence.time(measured)}, expected {evidence.time(expected)}: all are "
-            f"{measured / expected:.2f} times as long"
-        )
+        times = f"{evidence.time(measured)}, expected {evidence.time(expected)}"
+        text = f"matrix products: {times}: all are {measured / expected:.2f} times as long"
         advice = "look at clocks and power (nvidia-smi -q -d CLOCK,PERFORMANCE) while it trains"
         yield evidence.finding("slow_products", text, measured - expected, rows, advice, evidence.certainty("product"))

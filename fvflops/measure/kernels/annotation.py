@@ -159,9 +159,8 @@ def _read_trace(counted: FlopCountAnalysis | Trace | None, stops: StopsAt) -> Tr
         raise TraceError("the Trace has no events, since it is aggregated: pass the Trace of a single step")
     # An op that the Trace has as a whole, though the table counts ops inside it, is counted by the ops in its event.
     if missing := sorted({packet_of(name) for name in trace.decomposed if name in stops}):
-        raise TraceError(
-            f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
-        )
+        remedy = "to count that op as a whole, record the model again"
+        raise TraceError(f"this trace has decomposed {', '.join(missing)}: {remedy}")
     return trace
 
 

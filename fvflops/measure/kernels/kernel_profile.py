@@ -316,9 +316,8 @@ class KernelProfile:
         self.match()
         export = getattr(self._profiler, "export_memory_timeline", None)
         if export is None:
-            raise RuntimeError(
-                f"torch {torch.__version__} has no export_memory_timeline: use torch.cuda.memory._record_memory_history"
-            )
+            remedy = "use torch.cuda.memory._record_memory_history"
+            raise RuntimeError(f"torch {torch.__version__} has no export_memory_timeline: {remedy}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch recommends CUDA's own history
             export(name, device)

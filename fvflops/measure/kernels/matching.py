@@ -92,15 +92,15 @@ def match_kernels(
     `by_shapes` are costs of events by the shapes of their own inputs. They replace the recorded op's costs where
     the shapes of the two differ, and apply to events that match no op.
     """
-    children = _children(run)
     steps = _number_steps(run)
     calls = None if trace is None else nest_calls(trace, cost_model)
-    matcher = _StepMatcher(run, children, calls, by_shapes)
+    matcher = _StepMatcher(run, calls, by_shapes)
     numbers = sorted({step for step in steps if step >= 0})
     if calls is not None:
         for number in numbers:
             step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
-            others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
+            outermost = matcher.children[-1]
+            others = [index for index in outermost if steps[index] == number and run.events[index].kind != "step"]
             matcher.match(calls, [*step, *others], step[0] if step else None)
     matcher.count_by_shapes()
     modules, phases = find_owners(run, matcher.call_of_event, trace)
@@ -119,15 +119,6 @@ def match_kernels(
         total=total,
         nbytes=_list_bytes(matcher, trace, by_shapes),
     )
-
-
-def _children(run: KernelRun) -> defaultdict[int, list[int]]:
-    """Return event → the events nested in it, without device events; -1 → the outermost events."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for event_index, event in enumerate(run.events):
-        if event.kind != "device":
-            children[event.parent].append(event_index)
-    return children
 
 
 def _number_steps(run: KernelRun) -> tuple[int, ...]:
@@ -154,19 +145,17 @@ def _number_steps(run: KernelRun) -> tuple[int, ...]:
 class _StepMatcher:
     """Match the steps of a run with the calls of a Trace."""
 
-    def __init__(
-        self,
-        run: KernelRun,
-        children: Mapping[int, list[int]],
-        calls: RecordedCall | None,
-        by_shapes: ShapeCosts | None,
-    ) -> None:
+    def __init__(self, run: KernelRun, calls: RecordedCall | None, by_shapes: ShapeCosts | None) -> None:
         self._events = run.events
+        # Event → the events nested in it, without device events; -1 → the outermost events.
+        self.children: dict[int, list[int]] = defaultdict(list)
+        for event_index, event in enumerate(run.events):
+            if event.kind != "device":
+                self.children[event.parent].append(event_index)
         recorded = [] if calls is None else list(calls.walk())
         self._modules = {call.name for call in recorded if call.kind == "module"}
         counted = (call.name for call in recorded if call.kind == "op" and call.work not in (None, NO_WORK))
         self._counted = set(map(name_of_work, counted))
-        self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
         self.call_of_event: dict[int, int] = {}
@@ -184,12 +173,12 @@ class _StepMatcher:
         if self._by_shapes is None or (self._sums["compiled"] and self._calls is not None):
             return
         around_matched = self._around_matched()
-        pending = list(self._list_unmatched(self._children[-1], around_matched))
+        pending = list(self._list_unmatched(self.children[-1], around_matched))
         while pending:
             event_index = pending.pop()
             work = self._by_shapes.work(event_index)
             if work is None:
-                pending += self._list_unmatched(self._children[event_index], around_matched)
+                pending += self._list_unmatched(self.children[event_index], around_matched)
             else:
                 self._ops.add(event_index)
                 self._count_by_shapes(event_index, work, "flops_by_shapes")
@@ -202,7 +191,7 @@ class _StepMatcher:
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
         if self._calls is not None or self._by_shapes is not None:
-            indexes = self._list_unmatched(self._children[-1], self._around_matched())
+            indexes = self._list_unmatched(self.children[-1], self._around_matched())
             self._named["no_op"].update(self._events[event_index].name for event_index in indexes)
         named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
         return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
@@ -230,7 +219,7 @@ class _StepMatcher:
             if inner.kind == "op":
                 self._add_op(event_index, inner)
             else:
-                self.match(inner, self._children[event_index], event_index)
+                self.match(inner, self.children[event_index], event_index)
         unmatched_work = self._count_compiled(outermost, add_works(unmatched_works) or NO_WORK)
         if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
@@ -264,11 +253,11 @@ class _StepMatcher:
     def _find_local(self, event_index: int) -> int:
         """Return the event of a DTensor's op on its local part: nested, with the same name and other shapes."""
         event = self._events[event_index]
-        pending = list(self._children[event_index])
+        pending = list(self.children[event_index])
         while pending and event.tensor_shapes is not None:
             inner = pending.pop(0)
             if self._events[inner].name != event.name:
-                pending += self._children[inner]
+                pending += self.children[inner]
             elif self._events[inner].tensor_shapes not in (None, event.tensor_shapes):
                 return inner
         return event_index
@@ -282,7 +271,7 @@ class _StepMatcher:
             if self._is_call(event_index) or self._events[event_index].kind == "compiled":
                 outermost.append(event_index)
             else:
-                pending += reversed(self._children[event_index])
+                pending += reversed(self.children[event_index])
         # Threads of the backward pass run while the calling thread waits.
         return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
@@ -304,14 +293,14 @@ class _StepMatcher:
         if is_call:
             candidates.append(event_index)
             ends.append(0)
-        for inner in self._children[event_index] if not is_call or kind != "module" else ():
+        for inner in self.children[event_index] if not is_call or kind != "module" else ():
             self._list_candidates(inner, candidates, ends)
         if is_call:
             ends[position] = len(candidates)
 
     def _list_counted(self, event_index: int) -> Iterator[int]:
         """Yield the outermost ops in compiled code that have work: ops that are called as such, not fused."""
-        for inner in self._children[event_index]:
+        for inner in self.children[event_index]:
             event = self._events[inner]
             if event.kind == "op" and self._has_work(inner):
                 yield inner
@@ -342,7 +331,7 @@ class _StepMatcher:
         return event.kind == "op" or (event.kind == "module" and event.module in self._modules)
 
     def _count_ops(self, event_index: int) -> int:
-        inner = self._children[event_index]
+        inner = self.children[event_index]
         return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
     def _around_matched(self) -> set[int]:
@@ -380,7 +369,7 @@ class _StepMatcher:
             if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
                 yield event_index
             else:
-                pending += reversed(self._children[event_index])
+                pending += reversed(self.children[event_index])
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:

@@ -62,10 +62,8 @@ def _read(path: str) -> bytes:
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(f"{path} cannot be decompressed: {error}") from None
     if len(data) > _MAX_BYTES or data.count(b"{") + data.count(b"[") > _MAX_ITEMS or data.count(b",") > 8 * _MAX_ITEMS:
-        raise TraceError(
-            f"{path}: a chrome trace has at most {_MAX_BYTES:,} bytes and {_MAX_ITEMS:,} objects, and this has more: "
-            "profile fewer steps"
-        )
+        most = f"at most {_MAX_BYTES:,} bytes and {_MAX_ITEMS:,} objects"
+        raise TraceError(f"{path}: a chrome trace has {most}, and this has more: profile fewer steps")
     return data
 
 

@@ -23,14 +23,16 @@ from fvflops.measure.step_meter.step_figures import StepCost
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.trace import Counts, Entry
 
+Warn = Callable[[str, str], None]  # called with a figure's name and the reason why it is unknown
+
 
 class Peaks:
     """Least times of counts on one device; of work in a dtype without a peak they are NaN.
 
-    `device` is None if its peaks are unknown. `warn` is called with a figure's name and the reason why it is NaN.
+    `device` is None if its peaks are unknown.
     """
 
-    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Warn) -> None:
         self._device = device
         self._float32_matmul = float32_matmul
         self._warn = warn
@@ -71,13 +73,10 @@ def count_call(call: ModelCall, table: FormulaTable) -> Counts:
 
 def predict_call_memory(call: ModelCall, optimizers: Iterable[torch.optim.Optimizer]) -> float:
     """Return the predicted peak of a call with its backward pass and the step of its optimizer, in bytes."""
-    parameters = {id(parameter) for parameter in call.model.parameters()}
-    own = (
-        optimizer
-        for optimizer in optimizers
-        if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
-    )
-    with _analysis_of(call, optimizer=next(own, None)) as analysis:
+    parameters = set(map(id, call.model.parameters()))
+    stepped = ((item, {id(one) for group in item.param_groups for one in group["params"]}) for item in optimizers)
+    own = next((item for item, ids in stepped if not ids.isdisjoint(parameters)), None)
+    with _analysis_of(call, optimizer=own) as analysis:
         return predict_memory(analysis).peak
 
 

@@ -122,7 +122,7 @@ class StepMeter:
                 raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
         models = tuple(map(unwrap_model, models))
         wrapped = list(optimizer) if isinstance(optimizer, Iterable) and not isinstance(optimizer, str) else [optimizer]
-        optimizers = [unwrap_optimizer(item) for item in wrapped]
+        optimizers = self._optimizers = [unwrap_optimizer(item) for item in wrapped]
         table, attention, expected = options["table"], options["attention"], options["expected"]
         self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")
         self._strict, live = options["strict"], options["live"]
@@ -152,8 +152,7 @@ class StepMeter:
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
         self._steps: deque[_Step] = deque(maxlen=require_int("history", options["history"], least=0))
-        self._optimizers = optimizers
-        self._predicted: tuple[ModelCall, float] | None = None
+        self._predicted: tuple[ModelCall | None, float] = None, math.nan
         is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
         self._is_compared = is_first and expected is not None
         self._live = TerminalLine(sys.stderr if live is True else live) if live and is_first else None
@@ -269,12 +268,10 @@ class StepMeter:
         exchanged once, by all_gather_object. Otherwise it covers this rank.
         """
         self._costs.count_all()
-        mean = self.mean()
+        ranks: list[Any] = [self.mean()]
         if gather and dist.is_available() and dist.is_initialized():
-            ranks: list[Any] = [None] * dist.get_world_size()
+            mean, ranks = ranks[0], [None] * dist.get_world_size()
             dist.all_gather_object(ranks, mean)
-        else:
-            ranks = [mean]
         if None in ranks:
             return None
         return MeterSummary(len(self._steps), sum_ranks(ranks), tuple(ranks), self._predict_memory())
@@ -308,9 +305,7 @@ class StepMeter:
     def _predict_memory(self) -> float:
         """Return the predicted peak of the largest call as a training step with the optimizer, in bytes."""
         call = self._costs.largest[1]
-        if call is None:
-            return math.nan
-        if self._predicted is None or self._predicted[0] is not call:
+        if call is not None and self._predicted[0] is not call:
             try:
                 peak = predict_call_memory(call, self._optimizers)
             except UtilisationError:
@@ -360,16 +355,14 @@ class StepMeter:
             self._live.leave()
 
     def _find_device(self, device: str | Device | None) -> Device | None:
-        device = device or self._clock.device_name()
-        if not device:
-            reason = "the device is unknown: pass device='H100', a fvflops.Device, or FILE.yaml of 'fvflops peak'"
-            self._warn("mfu", reason)
-            return None
+        reason = "the device is unknown: pass device='H100', a fvflops.Device, or FILE.yaml of 'fvflops peak'"
         try:
-            return resolve_device(device)
+            if device := device or self._clock.device_name():
+                return resolve_device(device)
         except ValueError as error:
-            self._warn("mfu", str(error))
-            return None
+            reason = str(error)
+        self._warn("mfu", reason)
+        return None
 
     def _compare_calls(self, work: StepWork, kinds: Counter[Hashable], is_recorded: bool) -> StepWork:
         """Return the work of a step with a batch, by its calls if these are all of it.

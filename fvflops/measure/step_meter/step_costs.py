@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
 from math import inf, isclose, isnan, nan, prod
@@ -19,7 +19,7 @@ from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.utilisation import UtilisationError
 from fvflops.formulas import FormulaTable
-from fvflops.measure.step_meter.call_costs import Peaks, count_call, count_optimizer, quiet_log
+from fvflops.measure.step_meter.call_costs import Peaks, Warn, count_call, count_optimizer, quiet_log
 from fvflops.measure.step_meter.metered_calls import ModelCall
 from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, divide_flops
 from fvflops.reports.escaping import list_ops
@@ -186,7 +186,7 @@ class StepWork(NamedTuple):
 class StepCosts:
     """Costs by the keys of calls, recorded steps and optimizers; nothing here raises in a loop unless `warn` does.
 
-    `warn` is called with a figure's name and the reason why it stays unknown. `version` changes when more is known.
+    `version` changes when more is known.
     """
 
     def __init__(
@@ -195,12 +195,9 @@ class StepCosts:
         optimizers: Sequence[Optimizer],
         table: FormulaTable,
         peaks: Peaks,
-        warn: Callable[[str, str], None],
+        warn: Warn,
     ) -> None:
-        self._optimizers = optimizers
-        self._table = table
-        self._peaks = peaks
-        self._warn = warn
+        self._optimizers, self._table, self._peaks, self._warn = optimizers, table, peaks, warn
         names = _name(models) if len(models) > 1 else [""]
         self._prefixes = {id(model): name for model, name in zip(models, names, strict=True)}
         self._numbers: dict[Hashable, int] = {}  # full key of a call → its number
@@ -215,8 +212,7 @@ class StepCosts:
         self._optimizer_costs: dict[int, StepCost] = {}
         self.parts: dict[Hashable, WorkParts] = {}  # number of a call, or key of a recorded step → its FLOPs by part
         self.largest: tuple[float, ModelCall | None] = 0, None  # model FLOPs of a call, and the call
-        self._spent = 0.0
-        self._last = 0.0
+        self._spent = self._last = 0.0  # seconds of counting: after the first calls, and of the last one
         self.version = 0
 
     def is_known(self, key: Hashable) -> bool:

@@ -59,7 +59,7 @@ def simulate(
     others = disaggregation
     first = build(others.prefill_engines if others else 1, settings, step_times)
     second = build(others.decode_engines, others.settings, others.step_times) if others else []
-    return _Simulation(load, (first, second), disaggregation).run()
+    return _Simulation(load, [first, second], disaggregation).run()
 
 
 class _Simulation:
@@ -69,10 +69,7 @@ class _Simulation:
     """
 
     def __init__(
-        self,
-        load: Iterable[Request] | ClosedLoop,
-        stages: tuple[list[Engine], list[Engine]],
-        disaggregation: Disaggregation | None,
+        self, load: Iterable[Request] | ClosedLoop, stages: list[list[Engine]], disaggregation: Disaggregation | None
     ) -> None:
         self._stages = stages
         self._all = [*stages[0], *stages[1]]

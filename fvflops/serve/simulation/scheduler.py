@@ -148,10 +148,8 @@ class Scheduler:
         """Receive a sequence: it is seen when a step is planned at its arrival or later."""
         needed = self.pages.of_tokens(sequence.final_tokens)
         if needed > self.pages.total:
-            raise ValueError(
-                f"{sequence.request} needs {needed} pages of the cache, which has {self.pages.total}:"
-                " give the cache more pages or shorten the request"
-            )
+            problem = f"{sequence.request} needs {needed} pages of the cache, which has {self.pages.total}"
+            raise ValueError(f"{problem}: give the cache more pages or shorten the request")
         self._inbox.append(sequence)
 
     def plan(self, now: float) -> Plan:

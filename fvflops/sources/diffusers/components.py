@@ -188,8 +188,7 @@ def _count_tokens(model: nn.Module, sizes: Sizes) -> int:
 
 def _text(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
     width = _setting(model, *_TEXT_WIDTHS)
-    if isinstance(width, (list, tuple)):  # one for each block, which see the same text
-        width = width[0]
+    width = width[0] if isinstance(width, (list, tuple)) else width  # one for each block, which see the same text
     # A motion model has the text once for each frame.
     batch = sizes.batch * (sizes.frames if type(model).__name__ == "UNetMotionModel" else 1)
     return None if width is None else torch.zeros(batch, sizes.text, width)

@@ -164,9 +164,8 @@ def make_config_of_type(settings: Mapping[str, Any], where: str) -> Any:
     if model_type not in mapping:
         version = importlib.import_module("transformers").__version__
         near = list_nearest(model_type, list(mapping))
-        raise ValueError(
-            f"{where}: transformers {version} has no model_type {model_type!r}{near}: install a version that has it"
-        )
+        lacking = f"transformers {version} has no model_type {model_type!r}{near}"
+        raise ValueError(f"{where}: {lacking}: install a version that has it")
     return _from_settings(mapping[model_type], settings, where)
 
 

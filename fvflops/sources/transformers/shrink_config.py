@@ -51,8 +51,7 @@ def _shrink_part(config: Any) -> dict[str, Any]:
     depths = {name: config.__dict__.get(name) for name in tables["depths"]}
     depths = {name: depth for name, depth in depths.items() if isinstance(depth, int) and depth > 2}
     for name, depth in depths.items():
-        kept = min(depth, _count_layers(config, depth))
-        changed[name] = kept
+        kept = changed[name] = min(depth, _count_layers(config, depth))
         for key, value in list(config.__dict__.items()):
             if isinstance(value, (list, tuple)) and len(value) == depth and not key.startswith("_"):
                 setattr(config, key, value[:kept])
@@ -62,16 +61,11 @@ def _shrink_part(config: Any) -> dict[str, Any]:
 
 def _count_layers(config: Any, depth: int) -> int:
     """Return how many of the first layers contain each kind of layer, at least 2."""
-    needed = 2
-    for name in read_tables()["shrinking"]["kinds"]:
-        kinds = config.__dict__.get(name)
-        if isinstance(kinds, (list, tuple)) and len(kinds) == depth:
-            needed = max(needed, 1 + max(kinds.index(kind) for kind in set(kinds)))
-    for name in read_tables()["shrinking"]["periods"]:
-        period = config.__dict__.get(name)
-        if isinstance(period, int):
-            needed = max(needed, period)
-    return needed
+    tables, settings = read_tables()["shrinking"], config.__dict__
+    lists = [settings[name] for name in tables["kinds"] if isinstance(settings.get(name), (list, tuple))]
+    needed = [1 + max(map(kinds.index, kinds)) for kinds in lists if len(kinds) == depth]
+    periods = [settings[name] for name in tables["periods"] if isinstance(settings.get(name), int)]
+    return int(max([2, *needed, *periods]))
 
 
 _PREFIX = "transformers:"
@@ -99,12 +93,9 @@ def shrink_model(name: str, options: SourceOptions) -> ShrunkenModel | None:
     config, _ = make_config(config_class.model_type)
     config = own_config(model_class, config)
     changed = shrink(config)
-    if _weigh(model_class, config) > _MAX_WEIGHTS:
+    with torch.device("meta"):
+        weights = sum(parameter.nbytes for parameter in model_class._from_config(config).parameters())
+    if weights > _MAX_WEIGHTS:
         changed |= shrink(config, widths=True)
     changes = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in changed.items())
     return ShrunkenModel(replace(options, config=config.to_json_string()), changes) if changes else None
-
-
-def _weigh(model_class: Any, config: Any) -> int:
-    with torch.device("meta"):
-        return sum(parameter.nbytes for parameter in model_class._from_config(config).parameters())
