@@ -116,7 +116,7 @@ class Figure:
         return f"    {self.name:44}{self._show(self.value):>14} {unit:3}{spread:30}{aim}".rstrip()
 
     def _show(self, value: float) -> str:
-        return f"{value * 1e3:,.2f}" if self.unit == "s" else f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
+        return f"{value * 1e3:,.2f}" if self.unit == "s" else f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 @dataclass(slots=True)
