@@ -51,10 +51,6 @@ def catalogue(rows: Iterable[ModelCount]) -> str:
 
 
 def _write_table(library: str, rows: Sequence[ModelCount]) -> str:
-    return write_document(Document("models", parts=[_make_table(library, rows)]), "markdown")
-
-
-def _make_table(library: str, rows: Sequence[ModelCount]) -> Table:
     columns = [
         text_column("model"),
         *(column for column in COLUMNS if column.key in _SHOWN),
@@ -69,7 +65,8 @@ def _make_table(library: str, rows: Sequence[ModelCount]) -> Table:
     notes = [f"{format_quantity(len(rows), 'model')}, counted with {versions}."]
     if smaller:
         notes.append(f"Too large to count with weights, counted smaller: {', '.join(smaller)}.")
-    return Table(library, columns, cells, notes=notes)
+    table = Table(library, columns, cells, notes=notes)
+    return write_document(Document("models", parts=[table]), "markdown")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Writes the tables of errors in docs/concepts/step_time.md from configs/measured_errors.yaml.
 
-    tools/error_figures.py          writes the tables
-    tools/error_figures.py --check  fails where they differ
-
 `tools/training_times.py --write`, `tools/kernel_times.py FOLDER --write`, `tools/serving_times.py FOLDER --held-out
 --write` and `python -m training_runs.layout_memory --write` (from tools) measure the errors and write both.
 """
@@ -17,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import yaml  # noqa: E402
+from documentation.page_parts import replace_part  # noqa: E402
 
 from fvflops.devices.measured_errors import KERNELS, Errors, average, load_errors  # noqa: E402
 from fvflops.units import format_quantity, format_thousands  # noqa: E402
@@ -52,11 +50,8 @@ def write_errors(section: str, rows: Iterable[Any]) -> None:
 def write_tables(text: str) -> str:
     """Return a page with its tables of errors, each between two comments, as the file of errors has them."""
     for name, tabulate in {"kernels": _tabulate_kernels, "runs": _tabulate_runs}.items():
-        before, begin, rest = text.partition(f"<!-- errors of {name} -->\n")
-        _, end, after = rest.partition(f"<!-- end of errors of {name} -->")
-        if not end:
-            raise ValueError(f"the page needs a pair of comments around the errors of {name}")
-        text = f"{before}{begin}{tabulate()}\n{end}{after}"
+        begin, end = f"<!-- errors of {name} -->\n", f"<!-- end of errors of {name} -->"
+        text = replace_part(text, begin, end, f"{tabulate()}\n")
     return text
 
 
@@ -98,14 +93,5 @@ def _draw(heads: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> st
     return "\n".join(f"|{line}|" if index == 1 else f"| {line} |" for index, line in enumerate(lines))
 
 
-def main(arguments: Sequence[str]) -> int:
-    text = PAGE.read_text()
-    written = write_tables(text)
-    if list(arguments) == ["--check"]:
-        return int(written != text)
-    PAGE.write_text(written)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    PAGE.write_text(write_tables(PAGE.read_text()))

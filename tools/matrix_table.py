@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from documentation.page_parts import replace_part
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "versions.md"
 _HEADER = "| Python | torch | passed | skipped | failed |\n|:---|:---|---:|---:|---:|\n"
 _ROW = re.compile(r"^\| (3\.\d+) \| (\d[\w.+]*) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
@@ -71,9 +73,7 @@ def write_rows(rows: Iterable[Result]) -> str:
 def update(page: str, result: Result) -> str:
     """Return the page with a result in its table, which is between its two comments."""
     table = write_rows([*read_rows(page), result])
-    begin, end = "<!-- matrix -->\n", "<!-- end of matrix -->"
-    before, after = page.partition(begin)[0], page.partition(end)[2]
-    return f"{before}{begin}{table}{end}{after}"
+    return replace_part(page, "<!-- matrix -->\n", "<!-- end of matrix -->", table)
 
 
 def _order(version: str) -> list[int]:

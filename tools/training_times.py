@@ -131,10 +131,10 @@ def _report(prepared: Prepared, predicted: Mapping[str, np.ndarray], worst: int)
 def _hold_out(prepared: Prepared) -> np.ndarray:
     """Return the seconds of each run by a fit to all others of its software that others have published."""
     predicted = np.full(len(prepared), np.nan)
-    for software, own, batch in _batches(prepared):
+    for _, own, batch in _batches(prepared):
         publishers = {item.run.publisher for item in batch.runs}
         if len(publishers) > 1:
-            predicted[own] = cross_validate(software, batch, lambda item: item.run.publisher, len(publishers))
+            predicted[own] = cross_validate(batch, lambda item: item.run.publisher, len(publishers))
     return predicted
 
 
@@ -177,13 +177,13 @@ def _fit_all(prepared: Prepared) -> dict[str, np.ndarray]:
     fitted = [index for index, item in enumerate(prepared) if is_fitted(item.run)]
     for software, own, batch in _batches([prepared[index] for index in fitted]):
         start = time.perf_counter()
-        found = fit(software, batch)
+        found = fit(batch)
         print(f"\n{software}: {len(batch.runs)} runs, fitted in {time.perf_counter() - start:.1f} s")
         print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="", flush=True)
         indexes = np.array(fitted)[own]
         predicted["fitted"][indexes] = batch.predict([found.point()])[0]
         for kind, group_of in _GROUPS.items():
-            predicted[kind][indexes] = cross_validate(software, batch, group_of, _FOLDS)
+            predicted[kind][indexes] = cross_validate(batch, group_of, _FOLDS)
     return predicted
 
 

@@ -58,7 +58,7 @@ def test_every_device_is_on_the_page_and_its_example_is_one(tmp_path):
     assert find_device("my accelerator", file=str(tmp_path / "mine.yaml")).peak("bf16") == 100 * 10**12
 
 
-@pytest.mark.parametrize("name", ["command_line", "devices"])
+@pytest.mark.parametrize("name", ["command_line", "devices", "page_parts"])
 def test_the_doctests_of_what_makes_the_pages(name):
     result = doctest.testmod(load_tool(f"documentation.{name}"))
     assert result.failed == 0

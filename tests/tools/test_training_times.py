@@ -56,7 +56,7 @@ def test_estimates_of_whole_runs_are_near_what_was_measured():
 
 def test_a_fit_finds_the_figures_that_made_the_times():
     items = small_mpts()
-    made = fitting.Fit(DEVICE, {**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})
+    made = fitting.Fit({**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})
     (seconds,) = Batch(items).predict([made.point()])
     timed = Batch(
         [
@@ -64,8 +64,8 @@ def test_a_fit_finds_the_figures_that_made_the_times():
             for item, value in zip(items, seconds, strict=True)
         ]
     )
-    found = fitting.fit(DEVICE, timed)
-    after, before = timed.predict([found.point(), fitting.Fit(DEVICE, EXPECTED).point()]) / seconds - 1
+    found = fitting.fit(timed)
+    after, before = timed.predict([found.point(), fitting.Fit(EXPECTED).point()]) / seconds - 1
     assert abs(after).max() < 0.04 < abs(before).max()
 
 
@@ -78,7 +78,7 @@ def test_a_batch_takes_as_long_as_the_package_simulates():
     runs = [gpt, interleaved, accumulated, small(NODE, mesh={"tp": 8})]
     items = [prepared.prepare(replace(run, device=DEVICE), {}) for run in runs]
     # The host or the device is late.
-    fits = [fitting.Fit(DEVICE, {**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
+    fits = [fitting.Fit({**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
     expected = [
         [
             fitting.predict_seconds(
@@ -97,12 +97,12 @@ def test_a_model_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
     batch, fits = Batch(small_mpts()), []
     names = [item.run.name for item in batch.runs]
 
-    def fit(device, batch, *, chosen):
+    def fit(batch, *, chosen):
         fits.append({names[index] for index in chosen})
-        return fitting.Fit(device, {**EXPECTED, "step": 1000.0 * len(fits)})
+        return fitting.Fit({**EXPECTED, "step": 1000.0 * len(fits)})
 
     monkeypatch.setattr(fitting, "fit", fit)
-    predicted = fitting.cross_validate(DEVICE, batch, lambda item: item.run.name, 2)
+    predicted = fitting.cross_validate(batch, lambda item: item.run.name, 2)
     # Each run has the time of the fit of its fold, between whose steps are thousands of seconds.
     seen = [fits[int(seconds // 1000) - 1] for seconds in predicted]
     assert len(fits) == 2 and all(name not in models for name, models in zip(names, seen, strict=True))

@@ -1,4 +1,4 @@
-"""Architecture search: MobileNets and cells of NAS-Bench-201 at random, and the time of counting new ones."""
+"""Architecture search: MobileNets at random, and the time of counting new ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from typing import TypeVar
 
 import torch
@@ -28,7 +27,7 @@ Build = Callable[[], nn.Module]
 Result = TypeVar("Result")
 
 
-def _mobile_net(seed: float) -> nn.Module:
+def _mobile_net(seed: int) -> nn.Module:
     """Return a MobileNetV2 with expansions, widths and depths at random."""
     import torchvision
 
@@ -41,60 +40,10 @@ def _mobile_net(seed: float) -> nn.Module:
     return torchvision.models.MobileNetV2(width_mult=width, inverted_residual_setting=blocks)
 
 
-class _Zero(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mul(0.0)
-
-
-class Cell(nn.Module):
-    """A cell of NAS-Bench-201 (Dong and Yang, ICLR 2020): each node is the sum of an op on every node before it."""
-
-    def __init__(self, ops: Sequence[Callable[[int], nn.Module]], width: int = 16) -> None:
-        super().__init__()
-        self.edges = nn.ModuleList(op(width) for op in ops)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        nodes, edges = [x], iter(self.edges)
-        while len(nodes) < 4:
-            nodes.append(torch.stack([next(edges)(node) for node in nodes]).sum(0))
-        return nodes[-1]
-
-
-def _conv(kernel: int, width: int) -> nn.Module:
-    conv = nn.Conv2d(width, width, kernel, padding=kernel // 2, bias=False)
-    return nn.Sequential(nn.ReLU(), conv, nn.BatchNorm2d(width))
-
-
-_OPS: tuple[Callable[[int], nn.Module], ...] = (
-    lambda width: _Zero(),
-    lambda width: nn.Identity(),
-    partial(_conv, 1),
-    partial(_conv, 3),
-    lambda width: nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-)
-
-
-def _draw_mobile_nets(generator: random.Random, number: int) -> list[Build]:
-    return [partial(_mobile_net, generator.random()) for _ in range(number)]
-
-
-def _draw_cells(generator: random.Random, number: int) -> list[Build]:
-    return [partial(Cell, ops) for ops in generator.sample(list(product(_OPS, repeat=6)), number)]
-
-
-# Name → the input of a candidate, and the function that returns factories of different ones, drawn at random.
-SPACES: dict[str, tuple[tuple[int, ...], Callable[[random.Random, int], list[Build]]]] = {
-    "MobileNet-like": ((1, 3, 224, 224), _draw_mobile_nets),
-    "NAS-Bench-201 cells": ((1, 16, 32, 32), _draw_cells),
-}
-
-
-def time_search(space: str, limits: Limits) -> dict[str, list[float]]:
+def time_search(limits: Limits) -> dict[str, list[float]]:
     """Time building and counting batches of candidates, and running them on the meta device; seconds a candidate."""
-    shape, draw = SPACES[space]
-    image = torch.zeros(shape)
-    options = SourceOptions(inputs=(",".join(map(str, shape)),))
-    builders = draw(random.Random(0), _WARM_UP + 2 * _BATCH * limits.rounds)
+    image, options = torch.zeros(1, 3, 224, 224), SourceOptions(inputs=("1,3,224,224",))
+    builders = [partial(_mobile_net, seed) for seed in range(_WARM_UP + 2 * _BATCH * limits.rounds)]
     _count(_build_all(builders[:_WARM_UP]), image)
     seconds: dict[str, list[float]] = {}
     order = random.Random(1)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarking.candidates import SPACES, time_search
+from benchmarking.candidates import time_search
 from benchmarking.contenders import (
     CASES,
     CONTENDERS,
@@ -175,11 +175,11 @@ def measure_really(effort: Effort) -> Section:
     return section
 
 
-def count_candidates(space: str, effort: Effort) -> Section:
+def count_candidates(effort: Effort) -> Section:
     """Time counting, and building and counting, candidates of a search over architectures, in CPU time."""
-    section, seconds = Section(f"candidates: {space}"), time_search(space, effort.limits)
+    section, seconds = Section("candidates"), time_search(effort.limits)
     for contender, values in seconds.items():
-        section.add(f"{contender}, candidates", [1 / value for value in values], "/s")
+        section.add(f"{contender}, models", [1 / value for value in values], "/s")
     pairs = [("count", "bare"), ("count_many, built", "bare"), ("FlopCounterMode on meta", "count")]
     section.add_times(seconds, [*pairs, ("build without initialisers", "build")])
     return section
@@ -195,5 +195,5 @@ SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
     "real-training": [partial(train_really, subject) for subject in SUBJECTS],
     "measuring": [measure_really],
-    "candidates": [partial(count_candidates, space) for space in SPACES],
+    "candidates": [count_candidates],
 }

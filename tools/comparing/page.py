@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from documentation.page_parts import replace_part
 
 from comparing.cases import CASES
 from comparing.probes import PROBES
@@ -82,9 +83,5 @@ def write_tables(page: str, results: Results) -> str:
     Each is between a comment with its name, such as `<!-- counts -->`, and `<!-- end -->`.
     """
     for name, make in TABLES.items():
-        table = f"<!-- {name} -->\n\n{make(results)}\n\n<!-- end -->"
-        pattern = rf"<!-- {name} -->\n.*?<!-- end -->"
-        page, found = re.subn(pattern, lambda _, table=table: table, page, flags=re.DOTALL)  # type: ignore[misc]
-        if not found:
-            raise ValueError(f"the page has no comment <!-- {name} -->")
+        page = replace_part(page, f"<!-- {name} -->\n", "<!-- end -->", f"\n{make(results)}\n\n")
     return page

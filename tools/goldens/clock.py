@@ -16,12 +16,6 @@ def install() -> None:
     time.perf_counter_ns = _read
 
 
-def reset() -> None:
-    """Go by the real clock again."""
-    global _now
-    _now = None
-
-
 @contextmanager
 def ticking() -> Iterator[None]:
     """Let each look at the clock be a step later than the last."""

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from goldens import clock
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -44,15 +43,8 @@ class Folder:
             (str(temporary.resolve()), "<tmp>"),
             (str(temporary), "<tmp>"),
             (str(ROOT), "<root>"),
-            (_site_packages(), "<site-packages>"),
-            (sys.executable, "<python>"),
-            *_versions(),
+            *_installed(),
         ]
-
-    def normalise(self, text: str) -> str:
-        for found, name in self._replaced:
-            text = text.replace(found, name)
-        return _ADDRESS.sub("0x...", text)
 
     def write(self, name: str, text: str) -> None:
         """Write a file; a file that was written before raises FileExistsError."""
@@ -60,7 +52,9 @@ class Folder:
         if path.exists():
             raise FileExistsError(f"{path} is written twice: give each output a name of its own")
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.normalise(text)
+        for found, new in self._replaced:
+            text = text.replace(found, new)
+        text = _ADDRESS.sub("0x...", text)
         path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
@@ -108,20 +102,12 @@ class _Terminal(io.StringIO):
 @contextlib.contextmanager
 def variables(**values: str | None) -> Iterator[None]:
     """Set environment variables in the context; None removes a variable."""
-    before = {name: os.environ.get(name) for name in values}
-    _set_variables(values)
-    try:
-        yield
-    finally:
-        _set_variables(before)
-
-
-def _set_variables(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
+    with patch.dict(os.environ):
+        for name, value in values.items():
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            if value is not None:
+                os.environ[name] = value
+        yield
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, log: Callable[[str], None]) -> list[str]:
@@ -169,7 +155,6 @@ def _run(job: Job, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
-    clock.reset()
     with tempfile.TemporaryDirectory(prefix="golden-") as name:
         os.chdir(name)
         try:
@@ -178,19 +163,15 @@ def _run(job: Job, folder: Path) -> None:
             os.chdir("/")
 
 
-def _site_packages() -> str:
-    import torch
-
-    return str(Path(torch.__file__).parent.parent)
-
-
-def _versions() -> list[tuple[str, str]]:
+def _installed() -> list[tuple[str, str]]:
     import torch
 
     import fvflops
 
     own, python = fvflops.__version__, sys.version.split()[0]
     return [
+        (str(Path(torch.__file__).parent.parent), "<site-packages>"),
+        (sys.executable, "<python>"),
         (str(torch.__version__), "<torch>"),
         (f'"python":"{python}"', '"python":"<python>"'),
         (f'"python": "{python}"', '"python": "<python>"'),

@@ -30,7 +30,8 @@ def write_page(results: Mapping[str, Any]) -> str:
         for name in names:
             for error in results.get(name, {}).get("errors", ()):
                 parts += [f"{name}, part {error['share']}, failed: {error['error']}", ""]
-        parts += write({name: results.get(name, {}).get("found", {}) for name in names}, results)
+        found = [results.get(name, {}).get("found", {}) for name in names]
+        parts += write(results) if write is _write_counts else write(*found)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -50,7 +51,7 @@ def _table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[str]:
     return [tabulate([list(row) for row in rows], list(headers), tablefmt="pipe", disable_numparse=True), ""]
 
 
-def _write_counts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+def _write_counts(results: Mapping[str, Any]) -> list[str]:
     rows, apart = [], []
     for name, what in _COUNTED.items():
         for way, text in _WAYS.items():
@@ -92,13 +93,12 @@ def _kind(found: list[str]) -> str:
     return "numbers" if any(item.startswith(("flops", "macs", "exact", "unsup")) for item in found) else "ops"
 
 
-def _write_counters(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    counted = found["counters"]
-    if "not measured" in counted:
-        return [counted["not measured"]]
+def _write_counters(counters: Mapping[str, Any]) -> list[str]:
+    if "not measured" in counters:
+        return [counters["not measured"]]
     rows = [
         (name, f"{item['counted']:,}", f"{item['executed']:,}", f"{item['executed'] / item['counted']:.4f}")
-        for name, item in counted.items()
+        for name, item in counters.items()
     ]
     return [
         "FLOPs of matrix products, convolutions and attention. Counted: by the convention `default`, with a",
@@ -109,9 +109,9 @@ def _write_counters(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
     ]
 
 
-def _write_memory(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+def _write_memory(memory: Mapping[str, Any]) -> list[str]:
     rows, most = [], 0.0
-    for name, item in found["memory"].items():
+    for name, item in memory.items():
         if "error" in item:
             rows.append([name, item["error"][:_LONGEST]])
             continue
@@ -134,9 +134,9 @@ def _write_memory(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
     ]
 
 
-def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+def _write_profiles(profiles: Mapping[str, Any]) -> list[str]:
     rows = []
-    for name, item in found["profiles"].items():
+    for name, item in profiles.items():
         if "share of FLOPs on events" in item:
             rows.append(
                 (
@@ -158,8 +158,7 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
     ]
 
 
-def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    peaks = found["peaks"]
+def _write_peaks(peaks: Mapping[str, Any], utilisation: Mapping[str, Any]) -> list[str]:
     rows = [
         (f"{kind} FLOP/s", f"{measured / 1e12:,.1f}T", f"{listed / 1e12:,.1f}T" if listed else "")
         for kind, (measured, listed) in peaks.get("matrix", {}).items()
@@ -175,7 +174,7 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
             "equal" if item["macs recorded"] == item["macs by shapes"] else f"{item['macs by shapes']:,}",
             f"{item['mfu'].get('value', 0):.1%}",
         )
-        for name, item in found["utilisation"].items()
+        for name, item in utilisation.items()
         if "seconds" in item
     ]
     return [
@@ -190,8 +189,7 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
 
 
-def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    loops = found["loops"]
+def _write_loops(loops: Mapping[str, Any]) -> list[str]:
     metered = []
     for name, item in loops.items():
         if "ratio" in item:
@@ -229,8 +227,7 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
 
 
-def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    state = found["state"]
+def _write_state(state: Mapping[str, Any]) -> list[str]:
     analyses = {name: item for name, item in state.items() if isinstance(item, dict) and "taken" in item}
     left = [(name, ", ".join(item["left"]), f"{item['taken']:,}") for name, item in analyses.items() if item["left"]]
     most = max((item["taken"] for item in analyses.values()), default=0)
@@ -246,17 +243,16 @@ def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     return lines
 
 
-def _write_outside(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+def _write_outside(outside: Mapping[str, Any]) -> list[str]:
     rows = []
-    for name, item in found["outside"].items():
+    for name, item in outside.items():
         for run, said in item.items() if "flops" not in item else {"record": item}.items():
             if isinstance(said, dict) and "unsupported" in said:
                 rows.append((name, run, f"{said['flops']:,}", ", ".join(said["unsupported"]) or "nothing"))
     return _table(("work", "counted in", "FLOPs", "reported as unsupported"), rows)
 
 
-def _write_layouts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    layouts = found["layouts"]
+def _write_layouts(layouts: Mapping[str, Any]) -> list[str]:
     return [
         f"Of {layouts['agreed'] + layouts['differ']:,} samples of torch's OpInfo database (float32 and bfloat16;"
         f" contiguous, transposed and channels_last), {layouts['agreed']:,} have the same shapes, strides and dtypes",

@@ -81,7 +81,6 @@ NETWORK: Mapping[str, Parameter] = {
 class Fit:
     """The fitted figures of a software and its networks."""
 
-    software: str
     values: Mapping[str, float]
 
     def efficiency(self) -> Efficiency:
@@ -107,7 +106,7 @@ def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network)
     return efficiency.step + simulation.seconds
 
 
-def fit(software: str, batch: Batch, *, chosen: Sequence[int] | None = None, evaluations: int = 40) -> Fit:
+def fit(batch: Batch, *, chosen: Sequence[int] | None = None) -> Fit:
     """Fit the figures of a software to measured runs: least squares of the relative errors, outliers weighing less.
 
     `chosen` are the indexes of the runs of the batch to fit to, by default all.
@@ -121,7 +120,7 @@ def fit(software: str, batch: Batch, *, chosen: Sequence[int] | None = None, eva
     measured = np.log([batch.runs[index].run.step_seconds or np.nan for index in indexes])
 
     def residuals_at(points: Sequence[np.ndarray]) -> np.ndarray:
-        predicted = batch.predict([_fit_at(software, names, point).point() for point in points])[:, indexes]
+        predicted = batch.predict([_fit_at(names, point).point() for point in points])[:, indexes]
         return np.hstack([(np.log(predicted) - measured) / _SPREAD, (np.array(points) - expected) / spread])
 
     def jacobian(point: np.ndarray) -> np.ndarray:
@@ -135,10 +134,10 @@ def fit(software: str, batch: Batch, *, chosen: Sequence[int] | None = None, eva
         jac=jacobian,
         loss="soft_l1",
         bounds=(least, most),
-        max_nfev=evaluations,
+        max_nfev=40,
         x_scale=spread,
     )
-    return _fit_at(software, names, found.x)
+    return _fit_at(names, found.x)
 
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
@@ -147,11 +146,11 @@ _SPREAD = 0.02
 _STEP = 1e-3
 
 
-def _fit_at(software: str, names: Sequence[str], point: np.ndarray) -> Fit:
-    return Fit(software, dict(zip(names, np.exp(point).tolist(), strict=True)))
+def _fit_at(names: Sequence[str], point: np.ndarray) -> Fit:
+    return Fit(dict(zip(names, np.exp(point).tolist(), strict=True)))
 
 
-def cross_validate(software: str, batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
+def cross_validate(batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
     """Return the predicted seconds of each run by a fit to runs of other groups, such as of other models.
 
     The groups are divided into folds; all groups of a fold are left out of the fit that predicts their runs.
@@ -162,7 +161,7 @@ def cross_validate(software: str, batch: Batch, group_of: Callable[[PreparedRun]
         held_out = {group for index, group in enumerate(groups) if index % folds == fold}
         is_held_out = np.array([group_of(item) in held_out for item in batch.runs])
         is_used = ~is_held_out & np.array([item.run.publisher != _TRIALS for item in batch.runs])
-        found = fit(software, batch, chosen=np.flatnonzero(is_used).tolist())
+        found = fit(batch, chosen=np.flatnonzero(is_used).tolist())
         predicted[is_held_out] = batch.predict([found.point()])[0, is_held_out]
     return predicted
 

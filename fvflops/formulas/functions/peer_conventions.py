@@ -109,8 +109,7 @@ def count_torch_flops_convolution(call: Call) -> Cost:
     weight = call.attributes["weight"]
     assert isinstance(weight, TensorSpec)
     multiplications = math.prod(weight.shape[1:])
-    bias = isinstance(call.attributes.get("bias"), TensorSpec)
-    return Cost(flops=call.out.numel * (2 * multiplications - 1 + bias))
+    return Cost(flops=call.out.numel * (2 * multiplications - 1 + _has(call, "bias")))
 
 
 def count_torch_flops_avg_pool(call: Call) -> Cost:
@@ -123,7 +122,7 @@ def count_torch_flops_avg_pool(call: Call) -> Cost:
     >>> count_torch_flops_avg_pool(call).flops
     96
     """
-    return Cost(flops=_window(call) * call.out.numel)
+    return Cost(flops=_number(call, "kernel_size") * call.out.numel)
 
 
 def count_torch_flops_max_pool(call: Call) -> Cost:
@@ -131,7 +130,7 @@ def count_torch_flops_max_pool(call: Call) -> Cost:
 
     Reproduces the bug of `count_torch_flops_avg_pool`. Source: `flops_maxpoolnd` in torch_flops/flops_ops.py.
     """
-    return Cost(flops=(_window(call) - 1) * call.out.numel)
+    return Cost(flops=(_number(call, "kernel_size") - 1) * call.out.numel)
 
 
 def count_torch_flops_interpolate(call: Call) -> Cost:
@@ -155,12 +154,6 @@ def count_torch_flops_interpolate(call: Call) -> Cost:
     assert isinstance(scale, (int, float))
     source = call.tensor("input")
     return Cost(flops=source.numel * int(scale) ** source.shape[0] if scale == int(scale) else 0)
-
-
-def _window(call: Call) -> int:
-    window = call.attributes["kernel_size"]
-    sizes = window if isinstance(window, tuple) else (window,)
-    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def count_torchinfo_layer(call: Call) -> Cost:

@@ -68,6 +68,7 @@ class Expression:
     tree: ast.expr = field(repr=False, compare=False)
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def parse(text: str) -> Expression:
         """Parse an expression; one that is not allowed raises ExpressionError.
 
@@ -75,7 +76,26 @@ class Expression:
         Traceback (most recent call last):
         fvflops.formulas.language.expression.ExpressionError: unknown function __import__ in "__import__('os')": ...
         """
-        return _parse(text)
+        if len(text) > MAX_LENGTH:
+            raise ExpressionError(
+                f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
+            )
+        line = " ".join(text.split())
+        if not line.isascii() or not line.isprintable() or any(mark in line for mark in _FORBIDDEN):
+            raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
+        adjacent = _ADJACENT_TOKENS.search(_TEXT.sub('""', line))
+        if adjacent:
+            raise ExpressionError(f"{adjacent[0]} in {line!r}: a number has only digits; separate names by spaces")
+        try:
+            tree = ast.parse(line, mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
+            raise ExpressionError(f"not an expression ({reason}): {line!r}") from None
+        try:
+            names = frozenset(_check(tree, 0))
+        except FunctionError as error:
+            raise ExpressionError(f"{error} in {line!r}{_hint(tree, error)}") from None
+        return Expression(line, names, tree)
 
     def evaluate(self, names: Mapping[str, Value]) -> int:
         """Return the value for a call, an integer >= 0; anything else raises ExpressionError.
@@ -102,31 +122,7 @@ class _Source:
     node: ast.AST
 
     def __str__(self) -> str:
-        return _unparse(self.node)
-
-
-@lru_cache(maxsize=4096)
-def _parse(text: str) -> Expression:
-    if len(text) > MAX_LENGTH:
-        raise ExpressionError(
-            f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
-        )
-    line = " ".join(text.split())
-    if not line.isascii() or not line.isprintable() or any(mark in line for mark in _FORBIDDEN):
-        raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
-    adjacent = _ADJACENT_TOKENS.search(_TEXT.sub('""', line))
-    if adjacent:
-        raise ExpressionError(f"{adjacent[0]} in {line!r}: a number has only digits; separate names by spaces")
-    try:
-        tree = ast.parse(line, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
-        raise ExpressionError(f"not an expression ({reason}): {line!r}") from None
-    try:
-        names = frozenset(_check(tree, 0))
-    except FunctionError as error:
-        raise ExpressionError(f"{error} in {line!r}{_hint(tree, error)}") from None
-    return Expression(line, names, tree)
+        return ast.unparse(self.node)
 
 
 def _hint(tree: ast.expr, error: FunctionError) -> str:
@@ -154,7 +150,7 @@ def _check_constant(node: ast.Constant, in_comparison: bool) -> None:
     if isinstance(node.value, str) and not in_comparison:
         raise FunctionError(f"the string {node.value!r} is outside of a comparison")
     if not (node.value is None or isinstance(node.value, (bool, int, str))):
-        raise FunctionError(f"the constant {_unparse(node)} is not an integer")
+        raise FunctionError(f"the constant {ast.unparse(node)} is not an integer")
     if isinstance(node.value, int):
         _bound(node.value)
 
@@ -165,7 +161,7 @@ def _parts(node: ast.AST) -> list[ast.expr]:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             exponent = _index(right)
             if exponent is None or not 0 <= exponent <= MAX_EXPONENT:
-                raise FunctionError(f"the exponent {_unparse(right)} is not a constant from 0 to {MAX_EXPONENT}")
+                raise FunctionError(f"the exponent {ast.unparse(right)} is not a constant from 0 to {MAX_EXPONENT}")
             return [left]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
             return [left, right]
@@ -182,11 +178,11 @@ def _parts(node: ast.AST) -> list[ast.expr]:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             low, high = FUNCTIONS[name].arity
             if len(args) < low or len(args) > high or any(isinstance(arg, ast.Starred) for arg in args):
-                raise FunctionError(f"{FUNCTIONS[name].usage} does not fit {_unparse(node)}")
+                raise FunctionError(f"{FUNCTIONS[name].usage} does not fit {ast.unparse(node)}")
             return args
         case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
             raise FunctionError(f"unknown function {name}")
-    raise FunctionError(f"{_unparse(node)} is not allowed")
+    raise FunctionError(f"{ast.unparse(node)} is not allowed")
 
 
 def _walk(node: ast.AST, names: Mapping[str, Value]) -> Value:
@@ -227,9 +223,9 @@ def _compute(node: Any, names: Mapping[str, Value]) -> int:
     left = as_integer(_walk(node.left, names), _Source(node.left))
     right = as_integer(_walk(node.right, names), _Source(node.right))
     if isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)) and right == 0:
-        raise FunctionError(f"division by zero: {_unparse(node.right)} is 0")
+        raise FunctionError(f"division by zero: {ast.unparse(node.right)} is 0")
     if isinstance(node.op, ast.Div) and left % right:
-        raise FunctionError(f"{_unparse(node)} is {left}/{right}, which is not an integer (// rounds down)")
+        raise FunctionError(f"{ast.unparse(node)} is {left}/{right}, which is not an integer (// rounds down)")
     return _bound(_ARITHMETIC[type(node.op)](left, right))
 
 
@@ -255,13 +251,13 @@ def _name_of_symbol(value: Value) -> Value:
 def _truth(value: Value, node: ast.AST) -> bool:
     if isinstance(value, (bool, int)) or value is None:
         return bool(value)
-    raise FunctionError(f"{_unparse(node)} is {_show(value)}, neither true nor false")
+    raise FunctionError(f"{ast.unparse(node)} is {_show(value)}, neither true nor false")
 
 
 def _item(node: Any, names: Mapping[str, Value]) -> Value:
     value, index = as_list(_walk(node.value, names), _Source(node.value)), _index(node.slice)
     if index is None or not -len(value) <= index < len(value):
-        raise FunctionError(f"{_unparse(node)} does not exist: {_unparse(node.value)} has {len(value)} items")
+        raise FunctionError(f"{ast.unparse(node)} does not exist: {ast.unparse(node.value)} has {len(value)} items")
     return value[index]
 
 
@@ -278,10 +274,6 @@ def _bound(value: int) -> int:
     if value.bit_length() > MAX_BITS:
         raise FunctionError(f"a number has more than {MAX_BITS} bits")
     return value
-
-
-def _unparse(node: ast.AST) -> str:
-    return ast.unparse(node)
 
 
 def _show(value: Value) -> str:

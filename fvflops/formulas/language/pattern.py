@@ -45,7 +45,7 @@ class Pattern:
     @staticmethod
     def parse(text: str | Mapping[str, str]) -> Pattern:
         """Parse a text, or a mapping of argument name to text; a syntax error raises PatternError."""
-        return _parse(text) if isinstance(text, str) else _parse_named(tuple(text.items()))
+        return _parse(text if isinstance(text, str) else tuple(text.items()))
 
     def match(self, call: Call) -> dict[str, int]:
         """Return name → size; shapes that do not match raise PatternError, which quotes both.
@@ -100,29 +100,17 @@ def _pairs(tokens: tuple[str, ...], shape: tuple[int, ...], wildcard: int | None
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str) -> Pattern:
-    _check_length(text)
-    items = tuple(_parse_item(item, text) for item in text.split(","))
-    return Pattern(text, items, None, _names(items))
-
-
-@lru_cache(maxsize=4096)
-def _parse_named(pairs: tuple[tuple[str, str], ...]) -> Pattern:
-    text = ", ".join(f"{name}: {item}" for name, item in pairs)
-    _check_length(text)
-    items = tuple(_parse_item(item, text) for _, item in pairs)
-    return Pattern(text, items, tuple(name for name, _ in pairs), _names(items))
-
-
-def _check_length(text: str) -> None:
+def _parse(given: str | tuple[tuple[str, str], ...]) -> Pattern:
+    if isinstance(given, str):
+        text, parts, arguments = given, given.split(","), None
+    else:
+        text = ", ".join(f"{name}: {item}" for name, item in given)
+        parts, arguments = [item for _, item in given], tuple(name for name, _ in given)
     if len(text) > MAX_LENGTH:
         raise PatternError(f"a pattern has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}")
-
-
-def _names(items: Iterable[tuple[str, ...] | None]) -> frozenset[str]:
-    return frozenset(
-        token.removeprefix("*") for tokens in items for token in tokens or () if not token.isdigit() and token != "..."
-    )
+    items = tuple(_parse_item(item, text) for item in parts)
+    tokens = {token.removeprefix("*") for item in items for token in item or () if not token.isdigit()}
+    return Pattern(text, items, arguments, frozenset(tokens - {"..."}))
 
 
 def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
