@@ -558,12 +558,8 @@ def count_beside(model, inputs, table="default"):
     return ours * (2 if table == "default" else 1), mode.get_total_flops() - forward
 
 
-class First(nn.Module):
+class First(Parts):
     """A layer, of whose results the first is the model's."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
 
     def forward(self, *inputs):
         return self.layer(*inputs)[0]
@@ -582,7 +578,7 @@ BESIDE_TORCH = {
     "transposed groups": (nn.ConvTranspose2d(8, 4, 3, groups=4), (r(1, 8, 6, 6),), 10_368, 25_920),
     # No formulas for the kernels of a CPU, nor for a matrix with a vector.
     "fused attention": (Function(attend), heads(), 10 * PAIRS * D, 0),
-    "fused lstm": (First(nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
+    "fused lstm": (First(layer=nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
     "mv": (Function(torch.mv), (r(5, 4), r(4)), 2 * 20, 0),
 }
 

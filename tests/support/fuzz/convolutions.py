@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.fuzz.block import Function, Kind, Made, weight
+from tests.support.models.parts import Parts
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -169,15 +170,11 @@ def squeeze_and_excite(draw):
         draw.of(nn.Sigmoid, nn.Hardsigmoid)(),
         nn.Unflatten(1, (c, 1, 1)),
     )
-    return Made(Gated(gate), 2 * n * c * hidden)
+    return Made(Gated(gate=gate), 2 * n * c * hidden)
 
 
-class Gated(nn.Module):
+class Gated(Parts):
     """A tensor times what a module makes of it."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gate = gate
 
     def forward(self, x):
         return x * self.gate(x)
