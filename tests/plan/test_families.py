@@ -24,6 +24,7 @@ from tests.support.processes.family_worker import (
 from tests.support.processes.layout_worker import COMPARED
 from tests.support.processes.start import run_ranks
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
+from tests.support.trace_comparison import transfers
 
 define_torchvision_schemas()
 
@@ -41,15 +42,6 @@ def list_senders(mesh, rank):
     ep, etp = mesh.get("ep", 1), mesh.get("etp", 1)
     first = rank - rank % (ep * etp) + rank % etp
     return range(first, first + ep * etp, etp)
-
-
-def transfers(communication):
-    """Return (collective, ranks, dtype) → calls and payload, without the metadata of tensors (int32)."""
-    return {
-        (key.collective, key.size, key.dtype): volume[:2]
-        for key, volume in communication.by_collective_and_group().items()
-        if key.dtype != "int32"
-    }
 
 
 def analyse(trace):
