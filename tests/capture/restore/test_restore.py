@@ -27,13 +27,10 @@ from tests.support.interruptions import describe, describe_process, differences,
 from tests.support.models.kept_tensors import KINDS, picture, seed, twin
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
+from tests.support.trace_comparison import add_up
 
 # A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
 Loss = Callable[[Any], torch.Tensor] | None
-
-
-def add_up(out):
-    return torch.stack([part.sum() for part in tensors_of(out) if part.is_floating_point()]).sum()
 
 
 LOSSES = pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
