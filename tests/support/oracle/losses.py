@@ -85,16 +85,7 @@ def soft_margin(x: Number, y: Number) -> Number:
     return log(1 + exp(-y * x))
 
 
-def margin_ranking(x: Number, y: Number, sign: Number, margin: float) -> Number:
-    return (-sign * (x - y) + margin).max(0)
-
-
 # --- derivatives ------------------------------------------------------------------------------------------------------
-
-
-def squared_backward(g: Number, x: Number, y: Number, factor: float) -> Number:
-    """Return factor*(x − y)*g, the factor being 2, or 2/n for a mean."""
-    return factor * (x - y) * g
 
 
 def smooth_backward(g: Number, x: Number, y: Number, beta: float, factor: float) -> Number:

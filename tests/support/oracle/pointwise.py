@@ -126,10 +126,6 @@ def reciprocal(x: Number) -> Number:
     return 1 / x
 
 
-def rsqrt(x: Number) -> Number:
-    return 1 / x.sqrt()
-
-
 def remainder(x: Number, y: Number) -> Number:
     return x - (x / y).call("round", math.floor) * y
 
@@ -139,10 +135,6 @@ def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
-
-
-def relu(x: Number) -> Number:
-    return x.max(0)
 
 
 def leaky_relu(x: Number, slope: Number | float) -> Number:
@@ -175,15 +167,6 @@ def sigmoid(x: Number) -> Number:
     return 1 / (1 + exp(-x))
 
 
-def silu(x: Number) -> Number:
-    return x * sigmoid(x)
-
-
-def gelu(x: Number) -> Number:
-    """Return x/2*(1 + erf(x/sqrt(2))) (D. Hendrycks, K. Gimpel, arXiv 1606.08415)."""
-    return x * (1 + erf(x * math.sqrt(0.5))) * 0.5
-
-
 def gelu_tanh(x: Number) -> Number:
     return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))) * 0.5
 
@@ -192,42 +175,15 @@ def softplus(x: Number, beta: float = 1) -> Number:
     return scaled(log(1 + exp(scaled(x, beta))), 1 / beta)
 
 
-def mish(x: Number) -> Number:
-    return x * tanh(softplus(x))
-
-
-def softsign(x: Number) -> Number:
-    return x / (1 + abs(x))
-
-
-def hardswish(x: Number) -> Number:
-    """Return x*min(max(x + 3, 0), 6)/6."""
-    return x * clamp(x + 3, 0, 6) / 6
-
-
-def hardsigmoid(x: Number) -> Number:
-    """Return min(max(x + 3, 0), 6)/6."""
-    return clamp(x + 3, 0, 6) / 6
-
-
 def log_sigmoid(x: Number) -> Number:
     """Return min(x, 0) − log(1 + exp(−|x|)), which does not overflow."""
     return x.min(0) - log(1 + exp(-abs(x)))
-
-
-def hardshrink(x: Number, bound: float) -> Number:
-    """Return x, or 0 within the bound: a selection."""
-    return select(abs(x.value) > bound, x, x.tally.zero())
 
 
 def softshrink(x: Number, bound: float) -> Number:
     """Return x moved towards 0 by the bound."""
     moved = x - math.copysign(bound, x.value)
     return select(abs(x.value) > bound, moved, x.tally.zero())
-
-
-def tanhshrink(x: Number) -> Number:
-    return x - tanh(x)
 
 
 def threshold(x: Number, bound: float, value: float) -> Number:
@@ -246,15 +202,6 @@ def glu(x: Number, gate: Number) -> Number:
 
 
 # --- activations' derivatives, times the gradient g -------------------------------------------------------------------
-
-
-def sigmoid_backward(g: Number, y: Number) -> Number:
-    return g * (1 - y) * y
-
-
-def tanh_backward(g: Number, y: Number) -> Number:
-    """Return g*(1 − y^2), y being the tangent."""
-    return g * (1 - y * y)
 
 
 def threshold_backward(g: Number, x: Number, bound: float) -> Number:
@@ -325,10 +272,6 @@ def hardswish_backward(g: Number, x: Number) -> Number:
     return select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value if x.value >= 3 else 0.0)
 
 
-def hardsigmoid_backward(g: Number, x: Number) -> Number:
-    return select(-3 < x.value < 3, g / 6, g.tally.zero())
-
-
 def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
     """Return g, or 0 within the bound: a selection."""
     return select(abs(x.value) > bound, g, g.tally.zero())
@@ -338,10 +281,6 @@ def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
     """Return g*(m ± b/(1 + b)), b being exp(−|x|) as the forward pass left it; m is 1 below 0, else 0."""
     part = buffer / (1 + buffer)
     return g * (1 - part if x.value < 0 else 0 + part)
-
-
-def logit_backward(g: Number, x: Number) -> Number:
-    return g / (x * (1 - x))
 
 
 def glu_backward(g: Number, x: Number, gate: Number) -> tuple[Number, Number]:
