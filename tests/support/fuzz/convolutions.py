@@ -174,8 +174,6 @@ def squeeze_and_excite(draw):
 
 
 class Gated(Parts):
-    """A tensor times what a module makes of it."""
-
     def forward(self, x):
         return x * self.gate(x)
 

@@ -16,8 +16,6 @@ def linear(draw):
 
 
 class First(Parts):
-    """A module of which the first result goes on."""
-
     def forward(self, x):
         return self.module(x)[0]
 
@@ -44,8 +42,6 @@ def recurrence(draw):
 
 
 class Cells(Parts):
-    """A cell called in a loop over the tokens."""
-
     def forward(self, x):
         state, outputs = None, []
         for token in x.unbind(1):
@@ -155,8 +151,6 @@ def encoder_layer(draw):
 
 
 class Decoder(Parts):
-    """A decoder layer on a sequence and a part of it as memory."""
-
     def forward(self, x):
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         return self.layer(x, x[:, : self.keys], tgt_mask=mask, tgt_is_causal=True)

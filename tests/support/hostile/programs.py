@@ -68,7 +68,6 @@ def change_json(entries: Mapping[str, bytes], name: str, change: Callable[[Any],
 
 
 def list_texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each text inside parsed JSON."""
     if isinstance(value, str):
         yield path
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -76,7 +75,6 @@ def list_texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def put(value, path, text):
-    """Replace what is at a path inside parsed JSON."""
     for key in path[:-1]:
         value = value[key]
     value[path[-1]] = text

@@ -106,23 +106,19 @@ def lerp(x: Number, y: Number, weight: Number | float) -> Number:
 
 
 def clamp(x: Number, low: float | None = None, high: float | None = None) -> Number:
-    """Return x within bounds: one compare-select for each."""
     x = x if low is None else x.max(low)
     return x if high is None else x.min(high)
 
 
 def rounded(function: Callable[[float], float]) -> Callable[[Number], Number]:
-    """Return a rounding: one operation."""
     return lambda x: x.call("round", function)
 
 
 def sign(x: Number) -> Number:
-    """Return −1, 0 or 1: one operation."""
     return x.call("sign", lambda value: (value > 0) - (value < 0))
 
 
 def reciprocal(x: Number) -> Number:
-    """Return 1/x: one division."""
     return 1 / x
 
 
@@ -146,12 +142,10 @@ def prelu(x: Number, slope: Number) -> Number:
 
 
 def elu(x: Number, alpha: float = 1) -> Number:
-    """Return x, or alpha*(exp(x) − 1) below 0."""
     return select(x.value > 0, x, scaled(exp(x) - 1, alpha))
 
 
 def celu(x: Number, alpha: float = 1) -> Number:
-    """Return x, or alpha*(exp(x/alpha) − 1) below 0."""
     return select(x.value > 0, x, scaled(exp(scaled(x, 1 / alpha)) - 1, alpha))
 
 
@@ -224,7 +218,6 @@ def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]
 
 
 def gelu_backward(g: Number, x: Number) -> Number:
-    """Return g*(cdf + x*pdf) of the normal distribution."""
     cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
     pdf = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
     return g * (cdf + x * pdf)
@@ -239,7 +232,6 @@ def gelu_tanh_backward(g: Number, x: Number) -> Number:
 
 
 def silu_backward(g: Number, x: Number) -> Number:
-    """Return g*s*(1 + x*(1 − s)), s being sigmoid(x)."""
     s = sigmoid(x)
     return g * s * (1 + x * (1 - s))
 

@@ -69,23 +69,19 @@ class Block(nn.Module):
 
 
 def fused(q, k, v):
-    """Attention in one op."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
 def separate(q, k, v):
-    """Attention of products and a softmax."""
     return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
 
 
 def masked(q, k, v):
-    """Attention of products, a mask and a softmax."""
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     return torch.softmax(scores + torch.full(scores.shape[-2:], -1e9).triu(1), -1) @ v
 
 
 def looped(q, k, v):
-    """Attention head by head."""
     heads = [fused(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(q.shape[1])]
     return torch.cat(heads, 1)
 
@@ -102,7 +98,6 @@ def train(
     after: Callable[[nn.Module], None] = lambda model: None,
     autocast: bool = False,
 ) -> Step:
-    """Return a training step of two blocks."""
     model = nn.Sequential(*(Block(attention, width, 4) for _ in range(2))).to(dtype)
     optimize = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, fused=True)))(list(model.parameters()))
     x = torch.randn(*shape, width, dtype=dtype)
@@ -122,8 +117,6 @@ def train(
 
 
 def infer(work: Callable[[], object]) -> Step:
-    """Return a step without gradients."""
-
     def step():
         with torch.no_grad():
             work()
