@@ -356,10 +356,10 @@ def test_of_several_signals_each_is_handled_and_the_first_error_raised():
         seen.append(number)
         raise ValueError(number)
 
-    with handler(signal.SIGTERM, refuse), handler(signal.SIGALRM, refuse), unchanged():
-        with pytest.raises(ValueError, match=str(int(signal.SIGALRM))), deferred():
-            for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
-                signal.raise_signal(number)
+    raised = pytest.raises(ValueError, match=str(int(signal.SIGALRM)))
+    with handler(signal.SIGTERM, refuse), handler(signal.SIGALRM, refuse), unchanged(), raised, deferred():
+        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
+            signal.raise_signal(number)
     assert seen == [signal.SIGALRM, signal.SIGTERM]
 
 
