@@ -31,13 +31,8 @@ on_a_cpu = pytest.mark.parametrize("run", ["shapes", "real"])
 BOTH, WEIGHTS, INPUTS, NEITHER = (True, True), (False, True), (True, False), (False, False)
 
 
-class Before(nn.Module):
+class Before(Parts):
     """A layer before a parameter, so that there is a backward pass also where the layer needs none."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-        self.last = nn.Parameter(torch.ones(()))
 
     def forward(self, *inputs):
         result = self.layer(*inputs)
@@ -50,7 +45,7 @@ def r(*shape, needs=True, dtype=torch.float32):
 
 def count(layer, inputs, run="shapes", table="default"):
     """Return phase → flops of a layer that is trained together with what comes after it."""
-    trace = record_call(Before(layer), inputs, {}, loss=torch.sum, **RUNS[run])
+    trace = record_call(Before(layer=layer, last=nn.Parameter(torch.ones(()))), inputs, {}, loss=torch.sum, **RUNS[run])
     analysis = FlopCountAnalysis.from_trace(trace, table=table)
     assert not {entry.op for entry in analysis.counts().entries if entry.status is Status.UNSUPPORTED}
     return analysis.by_module_and_phase()["layer"]

@@ -66,12 +66,8 @@ def transposed_convolution(draw):
     return Made(made, n * c * prod(sizes) * (out // groups) * prod(kernel))
 
 
-class ChannelsLast(nn.Module):
+class ChannelsLast(Parts):
     """A convolution of a tensor whose channels are next to each other in memory."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer.to(memory_format=torch.channels_last)
 
     def forward(self, x):
         x = self.layer(x.contiguous(memory_format=torch.channels_last))
@@ -80,7 +76,7 @@ class ChannelsLast(nn.Module):
 
 def channels_last(draw):
     made = convolution(draw)
-    return Made(ChannelsLast(made.module), made.macs)
+    return Made(ChannelsLast(layer=made.module.to(memory_format=torch.channels_last)), made.macs)
 
 
 def pool(draw):
