@@ -336,6 +336,19 @@ class Stop(BaseException):
     """Neither an Exception nor an interrupt."""
 
 
+def fail_at_second_call(model, kind):
+    calls = []
+
+    def call(x):
+        calls.append(1)
+        h = model(x)
+        if len(calls) == 2:
+            raise kind("stop")
+        return h @ torch.ones(2, 2) @ torch.ones(2, 1)
+
+    return call
+
+
 def stop(kind):
     def hook(*args):
         raise kind("stop")
@@ -351,14 +364,7 @@ def test_an_exception_leaves_a_trace_that_can_be_read(place, kind, execution):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = copy.deepcopy(model.state_dict())
     run = record(model, execution=execution)
-    calls = []
-
-    def twice(x):
-        calls.append(1)
-        h = model(x)
-        if len(calls) == 2:
-            raise kind("stop")
-        return h @ torch.ones(2, 2) @ torch.ones(2, 1)
+    twice = fail_at_second_call(model, kind)
 
     def work():
         if place == "forward":
@@ -426,17 +432,9 @@ def test_a_recording_goes_on_after_an_exception_that_the_program_catches(executi
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_recording_goes_on_after_a_rerun_that_fails(reentrant):
-    model, calls = make_net(), []
-
-    def twice(x):
-        calls.append(1)
-        h = model(x)
-        if len(calls) == 2:
-            raise ValueError("stop")
-        return h @ torch.ones(2, 2) @ torch.ones(2, 1)
-
+    model = make_net()
     with record(model) as run:
-        y = checkpoint(twice, X.clone().requires_grad_(), use_reentrant=reentrant)
+        y = checkpoint(fail_at_second_call(model, ValueError), X.clone().requires_grad_(), use_reentrant=reentrant)
         with pytest.raises(ValueError, match="stop"):
             y.sum().backward()
         model(X).sum().backward()
