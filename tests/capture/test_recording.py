@@ -241,8 +241,6 @@ def test_a_recording_ends_where_it_began():
 
 
 class Squared(Parts):
-    """A module that torch compiles in one graph."""
-
     def forward(self, x):
         return self.layer(x).pow(2)
 
@@ -451,8 +449,6 @@ class Token:
 
 
 class Holding(torch.autograd.Function):
-    """The identity, whose node holds a token."""
-
     @staticmethod
     def forward(ctx, x, token):
         ctx.token = token
@@ -551,8 +547,6 @@ def test_a_recorded_training_step_is_saved_merged_and_told_in_every_convention(t
 
 
 class Last(nn.Module):
-    """The last output of a recurrent net."""
-
     def forward(self, output):
         return output[0][-1]
 

@@ -34,8 +34,6 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers that are called one after another."""
-
     def __init__(self, layers=None):
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)

@@ -160,8 +160,6 @@ MEASURED_NS = defaultdict(list)
 
 
 class Sleeper(nn.Module):
-    """Sleep in the forward pass, and measure its time."""
-
     def __init__(self, milliseconds):
         super().__init__()
         self.milliseconds = milliseconds
@@ -646,7 +644,6 @@ def test_a_function_is_profiled_too():
 
 
 def max_pairs(names, ends, expected):
-    """Return the largest number of pairs, by brute force."""
     for size in range(min(len(names), len(expected)), 0, -1):
         for columns in combinations(range(len(expected)), size):
             for rows in combinations(range(len(names)), size):

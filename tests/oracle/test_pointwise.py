@@ -346,7 +346,6 @@ def _total(tally, row):
 
 @st.composite
 def reduced(draw):
-    """Return a shape with some of its dimensions."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
     return tuple(shape), tuple(sorted(dims))

@@ -30,8 +30,6 @@ class Layers(Parts):
 
 
 class Recurrent(Parts):
-    """Recurrent layers and a cell."""
-
     def forward(self, x):
         return self.gru(x)[0].sum() + self.lstm(x)[0].mean() + self.cell(x[:, 0])[0].sum()
 

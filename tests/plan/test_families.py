@@ -31,7 +31,6 @@ define_torchvision_schemas()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return the folder to which four processes have written their Traces."""
     folder = tmp_path_factory.mktemp("families")
     run_ranks("family_worker", RANKS, folder)
     return folder

@@ -38,7 +38,6 @@ ALL = 4 * BLOCK + EMBEDDING + HEAD
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return (case, rank) → the Trace of a step, recorded by four processes."""
     folder = tmp_path_factory.mktemp("layouts")
     run_ranks("layout_worker", RANKS, folder)
     return lambda name, rank: Trace.from_json(Path(folder, f"{name} {rank}.json").read_text())

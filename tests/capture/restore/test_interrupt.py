@@ -191,8 +191,6 @@ def unchanged(*models):
 
 
 class Interrupting(nn.Module):
-    """It does something in the midst of its run."""
-
     def __init__(self, act):
         super().__init__()
         self.linear = nn.Linear(2, 2)

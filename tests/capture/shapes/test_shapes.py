@@ -188,8 +188,6 @@ class Checkpointed(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """Writes to its argument."""
-
     @staticmethod
     def forward(ctx, x):
         ctx.mark_dirty(x)

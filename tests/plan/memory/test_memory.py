@@ -49,7 +49,6 @@ def first_op(timeline, phase):
 
 
 def made(timeline, kind):
-    """Return the bytes of all blocks of a kind, whenever they are alive."""
     return sum(block.nbytes for block in timeline.blocks if block.kind == kind)
 
 
