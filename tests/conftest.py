@@ -9,6 +9,7 @@ import signal
 import sys
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 
@@ -66,3 +67,11 @@ def pytest_runtest_setup(item):
 
 def pytest_runtest_call(item):
     draw_the_same_numbers()
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

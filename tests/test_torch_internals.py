@@ -143,7 +143,7 @@ def test_the_page_lists_the_minimum_of_each_feature():
     assert dict(rows) == MINIMUM
 
 
-CASES = frozenset(case.__name__ for case in missing_names.CASES)
+CASES = frozenset(missing_names.CASES)
 # What may stop without a name: all counts without names of the recording itself, else the feature that needs it.
 STOPPED = {
     **dict.fromkeys(("TorchDispatchMode", "DispatchModeKey", "python_dispatch", "push_dispatch_mode"), CASES),

@@ -90,11 +90,7 @@ def test_a_mapping_is_one_argument_where_the_model_takes_no_such_names():
 
 
 def test_lstms_without_biases_count_the_same_in_both_vocabularies():
-    class Core(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
+    class Core(Parts):
         def forward(self, x):
             with torch.enable_grad():
                 t = torch.ones(1, requires_grad=True)
@@ -103,7 +99,7 @@ def test_lstms_without_biases_count_the_same_in_both_vocabularies():
 
     for bias in (True, False):
         model, x = nn.LSTM(6, 5, 2, bias=bias, bidirectional=True), torch.ones(4, 3, 6)
-        core = FlopCountAnalysis(Core(model), x)
+        core = FlopCountAnalysis(Core(model=model), x)
         assert core.trace().about["vocabulary"] == "core"
         # 4 steps of 3 samples; 4 gates of 5; layer 1 sees 6 + 5, layer 2 sees 10 + 5; two directions.
         assert core.total() == FlopCountAnalysis(model, x).total() == 12 * 2 * 20 * (11 + 15)

@@ -31,8 +31,6 @@ def net():
 
 
 class Using(nn.Module):
-    """A model that does something with a net and its input."""
-
     def __init__(self, use):
         super().__init__()
         self.net = net()

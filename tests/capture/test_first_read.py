@@ -19,8 +19,6 @@ from tests.support.models.parts import Parts
 
 
 class Kind(enum.IntEnum):
-    """A number that is an enum."""
-
     LARGE = 3
 
 

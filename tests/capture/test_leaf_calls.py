@@ -23,7 +23,6 @@ from fvflops.zoo import ZOO
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Return a list of the functions' names of replayed calls."""
     names = []
     replay = LeafCalls.replay
 
@@ -129,8 +128,6 @@ def test_calls_are_learnt_for_each_set_of_composite_ops(stops_at, replays):
 
 
 class Double(TorchFunctionMode):
-    """Replace each relu by two."""
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is F.relu or func is torch.relu:
             return torch.sigmoid(torch.sigmoid(args[0]))
@@ -138,8 +135,6 @@ class Double(TorchFunctionMode):
 
 
 class Replace(TorchDispatchMode):
-    """Replace each relu by a sigmoid."""
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.relu.default:
             return torch.ops.aten.sigmoid.default(*args)

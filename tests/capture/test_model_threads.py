@@ -45,10 +45,6 @@ def _subclass(layer, parts):
     return [thread.out for thread in threads]
 
 
-def _thread_in_thread(layer, parts):
-    return _threads(lambda part: _threads(layer, [part])[0], parts)
-
-
 def _new_executor(layer, parts):
     with ThreadPoolExecutor(2) as executor:
         return list(executor.map(layer, parts))
@@ -57,7 +53,7 @@ def _new_executor(layer, parts):
 WAYS = {
     "threads": _threads,
     "a subclass of Thread": _subclass,
-    "a thread in a thread": _thread_in_thread,
+    "a thread in a thread": lambda layer, parts: _threads(lambda part: _threads(layer, [part])[0], parts),
     "an executor of the program": lambda layer, parts: list(EXECUTOR.map(layer, parts)),
     "an executor of the model": _new_executor,
     "futures": lambda layer, parts: [item.result() for item in [EXECUTOR.submit(layer, part) for part in parts]],

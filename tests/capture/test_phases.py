@@ -51,8 +51,6 @@ RERUN = {
 
 
 class Block(Parts):
-    """Two linear layers and a product of its own."""
-
     def forward(self, x):
         return self.down(torch.relu(self.up(x))) @ torch.eye(4)
 

@@ -15,7 +15,6 @@ LINEAR = StopsAt(frozenset({"aten::linear", "aten::scaled_dot_product_attention"
 
 
 def seen(trace):
-    """Return (owner, op packet) of each op in order."""
     return [
         (trace.scope_of(event.stack)[-1], trace.signatures[event.item].packet)
         for event in trace.events

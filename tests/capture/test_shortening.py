@@ -34,8 +34,6 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers that are called one after another."""
-
     def __init__(self, layers=None):
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)
@@ -104,10 +102,6 @@ def alternate():
     return Net([Layer(nn.LayerNorm if index % 2 else nn.RMSNorm) for index in range(LAYERS)])
 
 
-def make_sequential():
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-
-
 # Model → (path, first layer in the shortened model, period, number of periods) of each run.
 SHORTENED = {
     Net: [("layers", 0, 1, LAYERS)],
@@ -118,7 +112,7 @@ SHORTENED = {
     Numbered: [("layers", 0, 1, LAYERS)],
     freeze_half: [("layers", 0, 1, 8), ("layers", 4, 1, 8)],
     alternate: [("layers", 0, 2, 8)],
-    make_sequential: [("", 0, 1, LAYERS)],
+    lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))): [("", 0, 1, LAYERS)],
 }
 
 

@@ -14,8 +14,6 @@ from fvflops.trace import Status
 
 
 class Calls(nn.Module):
-    """Calls a function on its inputs and its parameters."""
-
     def __init__(self, function, *weights):
         super().__init__()
         self.function, self.weights = function, nn.ParameterList(weights)

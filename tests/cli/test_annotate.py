@@ -40,7 +40,6 @@ def run(capsys, *argv):
 
 
 def products(path):
-    """Return the args of the events that have multiply-adds, by name."""
     data = Path(path).read_bytes()
     events = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)["traceEvents"]
     return {event["name"]: event["args"] for event in events if event.get("args", {}).get("MACs")}

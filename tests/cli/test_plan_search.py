@@ -12,7 +12,7 @@ from fvflops.cli.planning import search_options
 from fvflops.cli.planning.search_options import CHOSEN, KEPT, describe_command
 from fvflops.plan.search.candidates import Candidate
 from fvflops.reports.formats import FORMATS
-from tests.support.reports.report_formats import check_report, compute_once
+from tests.support.reports.report_formats import check_report, write_all_formats
 
 MODEL = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--jobs", "1"]
 FEW = ["--choices", "tp=1", "--choices", "pp=1", "--choices", "micro-batch=1,2", "--choices", "checkpoint=none"]
@@ -22,14 +22,7 @@ SEARCH = [*MODEL, "--search", "--gpus", "2", "--global-batch", "4", "--device", 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """The report in each format, as written to a file."""
-    folder = tmp_path_factory.mktemp("search")
-    texts = {}
-    with pytest.MonkeyPatch.context() as patch:
-        compute_once(patch, search_options, "search_layouts")
-        for format in FORMATS:
-            assert main([*SEARCH, "--format", format, "--output", str(folder / format)]) == 0
-            texts[format] = (folder / format).read_text()
-    return texts
+    return write_all_formats(SEARCH, tmp_path_factory.mktemp("search"), search_options, "search_layouts")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -53,7 +53,6 @@ def run(capsys, *argv):
 
 
 def columns(text):
-    """Return the words of the head of the first table in a report."""
     return next(line for line in text.splitlines() if line.lstrip().startswith(("module ", "operator ", "# "))).split()
 
 

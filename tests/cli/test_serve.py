@@ -8,7 +8,7 @@ import pytest
 from fvflops.cli import main
 from fvflops.cli.commands import serve
 from fvflops.reports.formats import FORMATS
-from tests.support.reports.report_formats import check_report, compute_once
+from tests.support.reports.report_formats import check_report, write_all_formats
 
 SERVE = ["serve", "zoo:llama_tiny", "--device", "H100", "--input-len", "64", "--output-len", "16"]
 LOADS = {"serve": ["--concurrency", "2"], "serving_search": ["--search", "--gpus", "2", "--weights", "bf16"]}
@@ -17,15 +17,8 @@ LOADS = {"serve": ["--concurrency", "2"], "serving_search": ["--search", "--gpus
 @pytest.fixture(scope="module", params=LOADS)
 def reports(request, tmp_path_factory):
     """The kind of a report, and the report in each format, as written to a file."""
-    folder = tmp_path_factory.mktemp("serve")
-    texts = {}
-    with pytest.MonkeyPatch.context() as patch:
-        compute_once(patch, serve, "search_serving")
-        for format in FORMATS:
-            command = [*SERVE, *LOADS[request.param], "--format", format, "--output", str(folder / format)]
-            assert main(command) == 0
-            texts[format] = (folder / format).read_text()
-    return request.param, texts
+    command = [*SERVE, *LOADS[request.param]]
+    return request.param, write_all_formats(command, tmp_path_factory.mktemp("serve"), serve, "search_serving")
 
 
 @pytest.mark.parametrize("format", FORMATS)

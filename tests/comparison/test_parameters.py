@@ -283,26 +283,16 @@ class Best(nn.Module):
         return torch.gather(x, 1, best[..., None].expand(-1, -1, x.shape[-1])), best
 
 
-class Attention(nn.Module):
+class Attention(Parts):
     """Attention among picked tokens: three layers alike that each see all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.best = Best()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x):
         picked, _ = self.best(x)
         return F.scaled_dot_product_attention(self.query(picked), self.key(picked), self.value(picked))
 
 
-class Decoder(nn.Module):
+class Decoder(Parts):
     """Layers for picked tokens, as in detection: each is fed what the one before it made."""
-
-    def __init__(self):
-        super().__init__()
-        self.best = Best()
-        self.layers = nn.ModuleList([experts.Expert() for _ in range(3)])
 
     def forward(self, x):
         picked, _ = self.best(x)
@@ -311,21 +301,12 @@ class Decoder(nn.Module):
         return picked
 
 
-class Refining(nn.Module):
+class Refining(Parts):
     """Layers that are handed the boxes of the best tokens, as the one before it moved them."""
 
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.move = nn.Linear(WIDTH, 4)
-
+    class Layer(Parts):
         def forward(self, x, boxes):
             return boxes + self.move(x)
-
-    def __init__(self):
-        super().__init__()
-        self.best = Best()
-        self.layers = nn.ModuleList([self.Layer() for _ in range(3)])
 
     def forward(self, x):
         _, best = self.best(x)
@@ -335,58 +316,37 @@ class Refining(nn.Module):
         return boxes
 
 
-class Pyramid(nn.Module):
+class Pyramid(Parts):
     """Layers alike on maps of several sizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(3)])
 
     def forward(self, x):
         maps = x.transpose(1, 2).unflatten(2, (3, 5))
         return [layer(maps[..., :: 2**level]) for level, layer in enumerate(self.layers)]
 
 
-class Spans(nn.Module):
+class Spans(Parts):
     """Layers alike on rows of one tensor that the caller names."""
-
-    def __init__(self):
-        super().__init__()
-        self.begin, self.end = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         return self.begin(x[:, torch.tensor([0, 3])]) + self.end(x[:, torch.tensor([2, 5])])
 
 
-class SortedApart(nn.Module):
+class SortedApart(Parts):
     """Two layers alike that each sort all tokens for themselves."""
 
-    class Scan(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.score = nn.Linear(WIDTH, 1)
-            self.mix = nn.Linear(WIDTH, WIDTH)
-
+    class Scan(Parts):
         def forward(self, x):
             order = self.score(x)[0, :, 0].argsort()
             return self.mix(x[:, order].cumsum(1))
-
-    def __init__(self):
-        super().__init__()
-        self.scans = nn.ModuleList([self.Scan(), self.Scan()])
 
     def forward(self, x):
         return sum(scan(x) for scan in self.scans)
 
 
-class SparseAttention(nn.Module):
+class SparseAttention(Parts):
     """Attention to chosen keys, and then a weight in blocks, for tokens that come in four streams."""
 
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.Parameter(torch.randn(4, 2, 5))
-
+    class Inner(Parts):
         def forward(self, streams):
             x = streams.mean(2)[0]
             scores = x @ x.transpose(-2, -1)
@@ -394,43 +354,23 @@ class SparseAttention(nn.Module):
             seen = (scores + mask).softmax(-1) @ x
             return torch.bmm(seen.view(-1, 4, 2).transpose(0, 1), self.blocks)
 
-    def __init__(self):
-        super().__init__()
-        self.inner = self.Inner()
-
     def forward(self, x):
         return self.inner(torch.stack([x] * 4, 2))
 
 
-class BlocksAfterMixture(nn.Module):
+class BlocksAfterMixture(Parts):
     """A mixture, and then a weight in blocks, for the last token alone."""
 
-    class Blocks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 2, 5))
-
+    class Blocks(Parts):
         def forward(self, x):
             return torch.bmm(x[:, -1].view(-1, 4, 2).transpose(0, 1), self.weight)
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Sequential(experts.AllExpertsOnAll())
-        self.best = nn.Sequential(nn.ModuleDict({"inner": Best(15)})["inner"])
-        self.blocks = self.Blocks()
 
     def forward(self, x):
         return self.blocks(self.layer(x) + self.best(x)[0])
 
 
-class LearnedQueries(nn.Module):
+class LearnedQueries(Parts):
     """Queries that are parameters, and look at picked tokens in two heads."""
-
-    def __init__(self):
-        super().__init__()
-        self.best = Best()
-        self.queries = nn.Parameter(torch.randn(3, WIDTH))
-        self.query = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         picked, _ = self.best(x)
@@ -438,39 +378,49 @@ class LearnedQueries(nn.Module):
         return torch.bmm(query, picked[0].view(4, 2, -1).permute(1, 2, 0))
 
 
-class Codebook(nn.Module):
+class Codebook(Parts):
     """Rows of a table, looked up by the nearest, as a quantiser does."""
-
-    def __init__(self):
-        super().__init__()
-        self.codes = nn.Parameter(torch.randn(20, WIDTH))
 
     def forward(self, x):
         nearest = torch.cdist(x, self.codes[None]).argmin(-1)
         return torch.bmm(self.codes[nearest].view(3, 5, -1), x.view(3, 5, -1).transpose(1, 2))
 
 
-class OneMatrix(nn.Module):
+class OneMatrix(Parts):
     """A weight with an axis of one in front, for picked tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.best = Best()
-        self.weight = nn.Parameter(torch.randn(1, WIDTH, 3))
 
     def forward(self, x):
         return torch.bmm(self.best(x)[0], self.weight)
 
 
-NO_EXPERTS = (
-    *(Attention, Decoder, Refining, Pyramid, Spans, SortedApart, SparseAttention, BlocksAfterMixture, LearnedQueries),
-    *(Codebook, OneMatrix),
-)
+def linear(outputs=WIDTH):
+    return nn.Linear(WIDTH, outputs)
 
 
-@pytest.mark.parametrize("no_experts", NO_EXPERTS)
-def test_what_is_no_mixture_is_wholly_active(no_experts):
-    assert_wholly_active(no_experts(), torch.randn(1, 15, WIDTH))
+NO_EXPERTS = {
+    "attention": lambda: Attention(best=Best(), query=linear(), key=linear(), value=linear()),
+    "decoder": lambda: Decoder(best=Best(), layers=nn.ModuleList([experts.Expert() for _ in range(3)])),
+    "refining": lambda: Refining(best=Best(), layers=nn.ModuleList([Refining.Layer(move=linear(4)) for _ in range(3)])),
+    "pyramid": lambda: Pyramid(layers=nn.ModuleList([nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(3)])),
+    "spans": lambda: Spans(begin=linear(), end=linear()),
+    "sorted apart": lambda: SortedApart(
+        scans=nn.ModuleList([SortedApart.Scan(score=linear(1), mix=linear()) for _ in range(2)])
+    ),
+    "sparse attention": lambda: SparseAttention(inner=SparseAttention.Inner(blocks=nn.Parameter(torch.randn(4, 2, 5)))),
+    "blocks after a mixture": lambda: BlocksAfterMixture(
+        layer=nn.Sequential(experts.AllExpertsOnAll()),
+        best=nn.Sequential(nn.ModuleDict({"inner": Best(15)})["inner"]),
+        blocks=BlocksAfterMixture.Blocks(weight=nn.Parameter(torch.randn(4, 2, 5))),
+    ),
+    "learned queries": lambda: LearnedQueries(best=Best(), queries=nn.Parameter(torch.randn(3, WIDTH)), query=linear()),
+    "codebook": lambda: Codebook(codes=nn.Parameter(torch.randn(20, WIDTH))),
+    "one matrix": lambda: OneMatrix(best=Best(), weight=nn.Parameter(torch.randn(1, WIDTH, 3))),
+}
+
+
+@pytest.mark.parametrize("name", NO_EXPERTS)
+def test_what_is_no_mixture_is_wholly_active(name):
+    assert_wholly_active(NO_EXPERTS[name](), torch.randn(1, 15, WIDTH))
 
 
 def test_a_table_that_is_cast_is_looked_up_too():

@@ -12,18 +12,15 @@ from fvflops import estimate_step, explain_trace, plan_step
 from fvflops.cli import main
 from fvflops.explain.findings.planned_step import compare_modules, expect_step, match_modules
 from fvflops.zoo import build
+from tests.support.models.parts import Parts
 from tests.support.planted.planned_work import plan, work_of
 from tests.support.planted.synthetic_trace import Op, lay_out, write
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 
 
-class WithHead(nn.Module):
+class WithHead(Parts):
     """A model whose last layer the plan does not have."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.head = model, nn.Linear(256, 4)
 
     def forward(self, tokens):
         hidden = self.head(self.model(tokens)[..., :256])
@@ -60,7 +57,7 @@ def test_modules_of_a_run_have_the_names_of_the_plan(tmp_path):
 
 
 def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path):
-    named = run(WithHead(build("llama_tiny")), tmp_path / "trace.json")
+    named = run(WithHead(model=build("llama_tiny"), head=nn.Linear(256, 4)), tmp_path / "trace.json")
     explained = explain_trace(tmp_path / "trace.json")
     found = match_modules(explained.timelines[0].columns, planned_tiny().classes)
     assert found == {

@@ -1,7 +1,6 @@
 """The right finding first in real traces of the CPU with a planted defect, and none in their clean twins."""
 
 import pytest
-import torch
 
 from fvflops.explain.explained_trace import explain_trace
 from fvflops.explain.findings.find_losses import find_losses
@@ -14,12 +13,7 @@ _ALWAYS = ("token by token", "data loading", "recompilation", "filling", "late r
 _TWINS = {defect.name: defect for defect in CPU_DEFECTS if defect.clean is not train}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 _TRIES = 3  # another process may hold up any op of a run, but not the same one in each run

@@ -31,13 +31,8 @@ on_a_cpu = pytest.mark.parametrize("run", ["shapes", "real"])
 BOTH, WEIGHTS, INPUTS, NEITHER = (True, True), (False, True), (True, False), (False, False)
 
 
-class Before(nn.Module):
+class Before(Parts):
     """A layer before a parameter, so that there is a backward pass also where the layer needs none."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-        self.last = nn.Parameter(torch.ones(()))
 
     def forward(self, *inputs):
         result = self.layer(*inputs)
@@ -50,7 +45,7 @@ def r(*shape, needs=True, dtype=torch.float32):
 
 def count(layer, inputs, run="shapes", table="default"):
     """Return phase → flops of a layer that is trained together with what comes after it."""
-    trace = record_call(Before(layer), inputs, {}, loss=torch.sum, **RUNS[run])
+    trace = record_call(Before(layer=layer, last=nn.Parameter(torch.ones(()))), inputs, {}, loss=torch.sum, **RUNS[run])
     analysis = FlopCountAnalysis.from_trace(trace, table=table)
     assert not {entry.op for entry in analysis.counts().entries if entry.status is Status.UNSUPPORTED}
     return analysis.by_module_and_phase()["layer"]
@@ -558,12 +553,8 @@ def count_beside(model, inputs, table="default"):
     return ours * (2 if table == "default" else 1), mode.get_total_flops() - forward
 
 
-class First(nn.Module):
+class First(Parts):
     """A layer, of whose results the first is the model's."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
 
     def forward(self, *inputs):
         return self.layer(*inputs)[0]
@@ -582,7 +573,7 @@ BESIDE_TORCH = {
     "transposed groups": (nn.ConvTranspose2d(8, 4, 3, groups=4), (r(1, 8, 6, 6),), 10_368, 25_920),
     # No formulas for the kernels of a CPU, nor for a matrix with a vector.
     "fused attention": (Function(attend), heads(), 10 * PAIRS * D, 0),
-    "fused lstm": (First(nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
+    "fused lstm": (First(layer=nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
     "mv": (Function(torch.mv), (r(5, 4), r(4)), 2 * 20, 0),
 }
 

@@ -14,8 +14,6 @@ DONE = [0]
 
 @functools.total_ordering
 class Counted:
-    """A number that counts its comparisons."""
-
     def __init__(self, value):
         self.value = value
 

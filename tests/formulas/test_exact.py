@@ -99,13 +99,11 @@ def parts(tmp_path_factory):
 
 
 def ledger(function, inputs, table):
-    """Return the entries of what cost something."""
     entries = FlopCountAnalysis(function, inputs, table=table).counts().entries
     return [entry for entry in entries if entry.value]
 
 
 def add_up(entries):
-    """Return multiply-adds and other flops."""
     return sum(entry.macs for entry in entries), sum(entry.flops for entry in entries)
 
 

@@ -43,7 +43,6 @@ OPS = torch.ops.registered_formulas
 
 @pytest.fixture(autouse=True)
 def _registry():
-    """Leave torch's registry as it was."""
     before = dict(flop_counter.flop_registry)
     yield
     flop_counter.flop_registry.clear()

@@ -11,7 +11,6 @@ LAYOUTS = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr"]  # for sparse
 
 
 def dense():
-    """Return a matrix of which a third is not zero."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(ROWS, INNER, generator=generator).mul(torch.rand(ROWS, INNER, generator=generator) < 0.3)
 

@@ -34,9 +34,10 @@ from fvflops.measure.kernels.recorded_calls import RecordedCall, Work
 from fvflops.reports.files.timeline_files import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
+from tests.support.installed_patches import installed
 from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
-from tests.support.recording_checks import installed, nothing_stays_installed  # noqa: F401
+from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
 COST_MODEL = TableCostModel(load_table("default"), "flops")
 
@@ -159,8 +160,6 @@ MEASURED_NS = defaultdict(list)
 
 
 class Sleeper(nn.Module):
-    """Sleep in the forward pass, and measure its time."""
-
     def __init__(self, milliseconds):
         super().__init__()
         self.milliseconds = milliseconds
@@ -645,7 +644,6 @@ def test_a_function_is_profiled_too():
 
 
 def max_pairs(names, ends, expected):
-    """Return the largest number of pairs, by brute force."""
     for size in range(min(len(names), len(expected)), 0, -1):
         for columns in combinations(range(len(expected)), size):
             for rows in combinations(range(len(names)), size):

@@ -82,8 +82,6 @@ def clock(monkeypatch):
 
 
 class Names(TorchDispatchMode):
-    """Writes down the ops that it sees."""
-
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -94,8 +92,6 @@ class Names(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """Writes down the functions of torch that it sees."""
-
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -237,8 +233,6 @@ class Cache:
 
 
 class Writing(nn.Module):
-    """Writes to whatever it gets hold of."""
-
     def __init__(self):
         super().__init__()
         self.register_buffer("state", torch.zeros(2))

@@ -19,6 +19,7 @@ from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
 from tests.support.models.layers import Net
+from tests.support.models.parts import Parts
 from tests.support.reports.timed_traces import measure
 
 # A ReLU takes six times as long as a Linear.
@@ -52,12 +53,8 @@ def backward(ctx, gradient):
 scan.register_autograd(backward)
 
 
-class Scanning(nn.Module):
+class Scanning(Parts):
     """A Linear and an op that no table has."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(8, 16)
 
     def forward(self, x):
         return scan(self.fc(x))
@@ -144,15 +141,19 @@ def test_self_times_add_up_to_the_whole_forward_pass(name):
 
 
 def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.ModuleDict({"a": nn.Linear(8, 8)})])
-
+    class Listed(Parts):
         def forward(self, x):
             return self.blocks[1]["a"](self.blocks[0](x))
 
-    lines = profile_of(Listed(), torch.ones(2, 8), memory=True).measured().module_rows()
+    lines = (
+        profile_of(
+            Listed(blocks=nn.ModuleList([nn.Linear(8, 8), nn.ModuleDict({"a": nn.Linear(8, 8)})])),
+            torch.ones(2, 8),
+            memory=True,
+        )
+        .measured()
+        .module_rows()
+    )
     assert {name: (line.calls, line.total_ns, line.flops, line.retained) for name, line in lines.items()} == {
         "": (1, 2300, 544, 200),
         "blocks": (0, 2200, 544, 200),
@@ -163,16 +164,12 @@ def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
 
 
 def test_a_module_has_the_flops_of_all_ops_in_its_calls():
-    class Shared(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
+    class Shared(Parts):
         def forward(self, x):
             return self.inner(x)
 
     inner = nn.Linear(8, 8)
-    lines = profile_of(nn.Sequential(inner, Shared(inner)), torch.ones(2, 8)).measured().module_rows()
+    lines = profile_of(nn.Sequential(inner, Shared(inner=inner)), torch.ones(2, 8)).measured().module_rows()
     assert (lines["0"].calls, lines["0"].total_ns, lines["0"].flops) == (2, 2200, 544)
     assert (lines["1"].total_ns, lines["1"].self_ns, lines["1"].flops) == (1200, 100, 272)
 
@@ -288,7 +285,7 @@ def test_the_roofline_share_is_the_least_time_divided_by_the_time():
 
 
 def test_unsupported_flops_are_reported_and_not_counted_as_zero():
-    profile = profile_of(Scanning(), torch.ones(2, 8))
+    profile = profile_of(Scanning(fc=nn.Linear(8, 16)), torch.ones(2, 8))
     head, _, *rows = (line.split() for line in table_of(profile.table()))
     assert head[head.index("FLOPs") + 1] == "unsupported"
     assert rows[0][rows[0].index("544") + 1] == "1" and rows[1][rows[1].index("544") + 1] != "1"

@@ -264,7 +264,6 @@ def run(capsys, *argv):
 
 
 def rows(text):
-    """Return the words of the main table's rows by the first of them."""
     lines = [line.split() for line in text.split("\n\n")[1].splitlines()]
     return {words[0]: words[1:] for words in lines[2:]}
 

@@ -473,8 +473,6 @@ def test_the_mean_of_steps_weights_utilisations_by_time():
 
 
 class Attends(nn.Module):
-    """Attention over a length, which may be padded to a multiple."""
-
     def __init__(self, multiple=1):
         super().__init__()
         self.multiple, self.mix, self.out = multiple, nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
@@ -818,7 +816,6 @@ def test_a_line_of_a_terminal_has_the_last_step_and_other_streams_nothing():
 
 
 def cells(page, title):
-    """Return the rows of the table with a title on a page."""
     body = page.partition(f"<h2>{title}")[2].partition("</table>")[0].partition("<tbody>")[2]
     return [
         [html.unescape(re.sub("<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td.*?</td>", row)]

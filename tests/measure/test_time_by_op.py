@@ -10,6 +10,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, annotate_trace
 from fvflops.measure.kernels.annotation import annotation_report
 from fvflops.measure.kernels.time_by_op import covered
+from tests.support.models.parts import Parts
 
 MM = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
 PRODUCT = 64 * 32 * 16
@@ -98,11 +99,7 @@ def test_a_row_has_the_calls_and_the_time_of_its_own_flops_only(tmp_path):
     assert rows["aten::matmul"]["seconds"] == pytest.approx(matmul.duration_ns / 1e9)
 
 
-class _Attention(nn.Module):
-    def __init__(self, transposes):
-        super().__init__()
-        self.transposes = transposes
-
+class _Attention(Parts):
     def forward(self, x):
         for _ in range(self.transposes):
             x = x.transpose(1, 2)
@@ -114,9 +111,9 @@ def test_attention_is_not_lost_to_the_transposes_inside_its_event(tmp_path, has_
     """The model that was profiled has other transposes than the one that is counted."""
     x = torch.ones(2, 4, 4, 8)
     with torch.profiler.profile(record_shapes=has_shapes) as profiler:
-        _Attention(0)(x)
+        _Attention(transposes=0)(x)
     profiler.export_chrome_trace(str(tmp_path / "attention.json"))
-    counted = FlopCountAnalysis(_Attention(4), x, table="exact")
+    counted = FlopCountAnalysis(_Attention(transposes=4), x, table="exact")
     annotated = annotate_trace(tmp_path / "attention.json", counted)
     assert annotated.work().flops == counted.total() > 0
     assert annotated.share() == 1

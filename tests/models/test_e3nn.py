@@ -270,7 +270,6 @@ EDGES = 4 * 3
 
 
 def make(name, mode="eager"):
-    """Return a case's module and inputs, its generated code as it is or compiled."""
     before = e3nn.get_optimization_defaults()["jit_mode"]
     e3nn.set_optimization_defaults(jit_mode=mode)
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ from tests.support.checkout import ROOT
 from tests.support.fuzz.block import Kind, Made
 from tests.support.fuzz.comparison import compare, compare_ways, explain, shrink
 from tests.support.fuzz.network import KINDS, Network, Plan
+from tests.support.models.parts import Parts
 
 FROM = int(os.environ.get("FUZZ_FROM", "0"))  # the long test's first network; other numbers are other networks
 
@@ -69,20 +70,14 @@ def test_to_make_a_network_draws_no_random_number_of_the_program():
 # ---- the comparison sees each kind of difference
 
 
-class MoreByShapes(nn.Module):
+class MoreByShapes(Parts):
     """Does another thing where tensors have no numbers."""
-
-    def __init__(self, extra):
-        super().__init__()
-        self.extra = extra
 
     def forward(self, x):
         return self.extra(x) if isinstance(x, ShapeTensor) else x
 
 
 class Failing(nn.Module):
-    """Refuses tensors without numbers."""
-
     def forward(self, x):
         if isinstance(x, ShapeTensor):
             raise KeyError("nothing like it")
@@ -112,9 +107,9 @@ def with_a_kind(monkeypatch):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (Made(MoreByShapes(nn.ReLU())), "forward: only shapes: 1× aten::relu"),
-        (Made(MoreByShapes(nn.ReLU())), "step: only shapes: 1× aten::relu"),
-        (Made(MoreByShapes(nn.ReLU())), "recorded by shapes: only shapes: 1× aten::relu"),
+        (Made(MoreByShapes(extra=nn.ReLU())), "forward: only shapes: 1× aten::relu"),
+        (Made(MoreByShapes(extra=nn.ReLU())), "step: only shapes: 1× aten::relu"),
+        (Made(MoreByShapes(extra=nn.ReLU())), "recorded by shapes: only shapes: 1× aten::relu"),
         (Made(nn.ReLU(), macs=1), "forward, record: 0 multiply-adds in ours_1, not 1"),
         (Made(nn.ReLU(), backward=[3]), "backward, real: 0 multiply-adds in ours_1, not (3,)"),
         (Made(Failing()), "forward: KeyError: 'nothing like it'"),

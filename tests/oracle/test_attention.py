@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.models.parts import Parts
 from tests.support.oracle import attention
 from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_product, check_results
 from tests.support.oracle.number import Tally
@@ -152,16 +153,11 @@ def test_multi_head_attention(source, b, heads, q, k, d, biased, need_weights, d
     )
     check_results(mine, model(*inputs, **options), 1e-9)
     check_counts(tally, lambda *inputs: model(*inputs, **options), *inputs)
-    check_counts(tally, Bound(model, options), *inputs)
+    check_counts(tally, Bound(model=model, options=options), *inputs)
 
 
-class Bound(torch.nn.Module):
+class Bound(Parts):
     """A module that calls another with fixed options, so that all ops belong to modules."""
-
-    def __init__(self, model, options):
-        super().__init__()
-        self.model = model
-        self.options = options
 
     def forward(self, *inputs):
         return self.model(*inputs, **self.options)

@@ -8,6 +8,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, record_call
 from fvflops.capture.recorder.tensor_specs import describe_call
+from tests.support.models.parts import Parts
 from tests.support.oracle import recurrence
 from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.support.oracle.number import Tally
@@ -213,12 +214,8 @@ def test_a_fused_gru_cell(source, batch, hidden, biased):
 T, B, IN, H = 3, 2, 5, 4
 
 
-class Fused(nn.Module):
+class Fused(Parts):
     """cuDNN's op with the parameters of an LSTM."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
 
     def forward(self, x, hidden, cell):
         weights = [parameter for _, parameter in self.layer.named_parameters()]
@@ -249,12 +246,12 @@ def test_cudnns_op_does_without_frozen_weights():
             x = torch.randn(T, B, IN, requires_grad=wanted)
             inputs = (x, *(torch.zeros(4, B, H) for _ in range(2)))
             options = {"execution": "shapes", "device": "cuda"}
-            assert count(Fused(layer), inputs, "default", **options) == {
+            assert count(Fused(layer=layer), inputs, "default", **options) == {
                 "forward": forward,
                 # The gradients of input and states are made in any case.
                 "backward": forward * (1 + trained),
             }
-            exact = count(Fused(layer), inputs, "exact", **options)["backward"]
+            exact = count(Fused(layer=layer), inputs, "exact", **options)["backward"]
             assert exact == 2 * forward * (1 + trained) + units + sums + biases * trained
 
 

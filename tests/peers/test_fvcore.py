@@ -203,11 +203,7 @@ def test_an_autograd_function_is_opaque_and_can_have_a_handle():
 
 
 def test_ancestor_modes_differ_on_a_shared_module_as_in_fvcore():
-    class Borrower(nn.Module):
-        def __init__(self, borrowed):
-            super().__init__()
-            self.borrowed = [borrowed]
-
+    class Borrower(Parts):
         def forward(self, x):
             return self.borrowed[0](x)
 
@@ -216,7 +212,7 @@ def test_ancestor_modes_differ_on_a_shared_module_as_in_fvcore():
             super().__init__()
             self.own = nn.Linear(4, 4)
             self.twin = self.own
-            self.borrower = Borrower(self.own)
+            self.borrower = Borrower(borrowed=[self.own])
 
         def forward(self, x):
             return self.borrower(self.twin(x))

@@ -24,13 +24,13 @@ from tests.support.processes.family_worker import (
 from tests.support.processes.layout_worker import COMPARED
 from tests.support.processes.start import run_ranks
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
+from tests.support.trace_comparison import transfers
 
 define_torchvision_schemas()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return the folder to which four processes have written their Traces."""
     folder = tmp_path_factory.mktemp("families")
     run_ranks("family_worker", RANKS, folder)
     return folder
@@ -41,15 +41,6 @@ def list_senders(mesh, rank):
     ep, etp = mesh.get("ep", 1), mesh.get("etp", 1)
     first = rank - rank % (ep * etp) + rank % etp
     return range(first, first + ep * etp, etp)
-
-
-def transfers(communication):
-    """Return (collective, ranks, dtype) → calls and payload, without the metadata of tensors (int32)."""
-    return {
-        (key.collective, key.size, key.dtype): volume[:2]
-        for key, volume in communication.by_collective_and_group().items()
-        if key.dtype != "int32"
-    }
 
 
 def analyse(trace):

@@ -26,6 +26,7 @@ from fvflops.zoo import build
 from fvflops.zoo.llama import Llama
 from tests.support.processes.layout_worker import CASES, COMPARED, CONFIG, LENGTH, RANKS, TOKENS
 from tests.support.processes.start import run_ranks
+from tests.support.trace_comparison import transfers
 
 FLOAT = 4  # bytes of a float32
 HIDDEN = FLOAT * TOKENS.numel() * CONFIG.hidden_size
@@ -37,7 +38,6 @@ ALL = 4 * BLOCK + EMBEDDING + HEAD
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return (case, rank) → the Trace of a step, recorded by four processes."""
     folder = tmp_path_factory.mktemp("layouts")
     run_ranks("layout_worker", RANKS, folder)
     return lambda name, rank: Trace.from_json(Path(folder, f"{name} {rank}.json").read_text())
@@ -50,15 +50,6 @@ def make_model():
 
 def plan(mesh, **options):
     return plan_rank(make_model(), TOKENS, mesh=mesh, table="exact", **options)
-
-
-def transfers(communication):
-    """Return (collective, ranks, dtype) → calls and bytes, without the metadata of tensors (int32)."""
-    return {
-        (key.collective, key.size, key.dtype): (volume.calls, volume.payload)
-        for key, volume in communication.by_collective_and_group().items()
-        if key.dtype != "int32"
-    }
 
 
 def by_axis(planned):

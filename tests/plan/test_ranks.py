@@ -41,6 +41,7 @@ from tests.support.processes.rank_worker import (
 )
 from tests.support.processes.start import run_ranks
 from tests.support.reports.report_formats import check_report
+from tests.support.trace_comparison import transfers
 
 FLOAT = 4  # bytes of a float32
 
@@ -76,12 +77,7 @@ def plan_case(name, rank):
 
 
 def payloads(communication):
-    """Return (collective, ranks, dtype) → payload, without the metadata of tensors (int32)."""
-    return {
-        (key.collective, key.size, key.dtype): volume.payload
-        for key, volume in communication.by_collective_and_group().items()
-        if key.dtype != "int32"
-    }
+    return {key: payload for key, (_, payload) in transfers(communication).items()}
 
 
 def analyse(trace):

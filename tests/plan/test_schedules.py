@@ -17,8 +17,6 @@ from fvflops.plan.rank_step import Action
 
 
 class LoggingStage(StandInStage):
-    """A stage that logs what a schedule has it do."""
-
     def __init__(self, stage, count):
         super().__init__(stage, count, count, stage)
         self.log = []

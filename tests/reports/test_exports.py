@@ -433,8 +433,6 @@ def test_what_runs_in_a_module_that_a_handle_prices_counts_with_it():
 
 
 class Ignorant:
-    """Knows no op."""
-
     stops_at = StopsAt()
     counts_modules = False
 

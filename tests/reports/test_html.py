@@ -31,7 +31,6 @@ from tests.support.reports.breakdowns import (
 
 
 def read_data(page):
-    """Return the data of a page, with its columns unpacked."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     return unpack_columns(json.loads(text))
 

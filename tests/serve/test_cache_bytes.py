@@ -51,12 +51,7 @@ def _formula(layer, tokens):
     return layer.nbytes(min(tokens, layer.window - 1) if layer.window else tokens, 4)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,7 +26,6 @@ from tests.support.hostile.programs import (
 
 
 def load_and_run(path):
-    """Load a program of a trusted file, and count it."""
     subject = load_model(str(path), SourceOptions(trust=True))
     return fvflops.FlopCountAnalysis(subject.model, subject.inputs, kwargs=subject.kwargs, execution="real").total()
 

@@ -94,8 +94,6 @@ def test_models_of_transformers_are_those_of_the_meta_device(name):
 
 
 class Ops(TorchDispatchMode):
-    """Record the names of dispatched ops."""
-
     def __init__(self):
         super().__init__()
         self.names = set()

@@ -17,18 +17,15 @@ from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep.count_model import count_model
 from tests.support.hostile.forbidden_actions import forbidding_actions
 from tests.support.hostile.programs import Opens
+from tests.support.models.parts import Parts
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()  # onnx2torch imports torchvision
 X = torch.randn(2, 4)
 
 
-class Saves(nn.Module):
+class Saves(Parts):
     """Saves its input where it runs."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
 
     def forward(self, x):
         torch.save(x, self.path)
@@ -59,7 +56,7 @@ def archive_name(path):
 def write_script(path, canary):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(Saves(str(canary))), path)
+        torch.jit.save(torch.jit.script(Saves(path=str(canary))), path)
 
 
 def write_pickle(path, canary):

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.optim import optimizer as optimizers
 from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -9,9 +10,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 def installed() -> dict[str, object]:
     """Return what stands now where a recording installs something."""
+    dynamo = torch.__dict__.get("_dynamo")
     return {
         "modes": _get_current_dispatch_mode_stack(),
         "module call": nn.Module._call_impl,
+        "compilers": (nn.Module.compile, torch.compile),
+        "stance": "default" if dynamo is None else dynamo.eval_frame._stance.stance,
+        "higher-order ops": HigherOrderOperator.__call__,
         "optimizer hooks": (
             dict(optimizers._global_optimizer_pre_hooks),
             dict(optimizers._global_optimizer_post_hooks),

@@ -245,7 +245,6 @@ def is_free() -> bool:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of what differs."""
     return [name for name, value in before.items() if after.get(name) != value] + sorted(after.keys() - before.keys())
 
 

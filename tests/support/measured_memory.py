@@ -52,7 +52,6 @@ def measure_steps(step, times=1):
 
 
 def compare_forward(model, args=(), kwargs=None):
-    """Return (predicted, measured) bytes of a forward pass, less what was there before."""
     kwargs = kwargs or {}
     timeline = predict_memory(FlopCountAnalysis(model, args, kwargs=kwargs))
     with torch.no_grad():
@@ -95,8 +94,6 @@ def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer, checkpoi
 
 
 class Autocast(nn.Module):
-    """A model under autocast to bfloat16 on the CPU."""
-
     def __init__(self, model):
         super().__init__()
         self.model = model

@@ -63,7 +63,6 @@ class NaiveEngine:
         return self.settings.pages - held
 
     def fit(self, sequence, tokens):
-        """Give a sequence pages for its first tokens if there are enough."""
         needed = -(-tokens // self.settings.page_size)
         extra = needed - self.allocated.get(sequence, 0)
         if extra > self.free():

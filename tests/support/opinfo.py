@@ -40,10 +40,6 @@ def op_infos() -> list[Any]:
 # --- memory formats ----------------------------------------------------------------------------------------------
 
 
-def as_given(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy whose last two dimensions are exchanged in memory."""
     return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
@@ -67,7 +63,7 @@ def sliced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FORMATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "contiguous": as_given,
+    "contiguous": lambda tensor: tensor,
     "transposed": transposed,
     "channels_last": channels_last,
     "reversed": reversed_dimensions,
@@ -188,6 +184,10 @@ def difference(real: Run, shapes: Run) -> str:
         if first != second:
             return f"storages: real {first}, shapes {second}"
     return "" if real.results == shapes.results else f"results: real {real.results}, shapes {shapes.results}"
+
+
+def compare(op: Any, args: tuple[Any, ...], **options: Any) -> str:
+    return difference(*(run(op, args, {}, execution, **options) for execution in ("real", "shapes")))
 
 
 class Checked(NamedTuple):

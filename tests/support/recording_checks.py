@@ -5,35 +5,13 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
-from torch.optim import optimizer as optimizers
-from torch.utils import checkpoint as checkpointing
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops import FlopCountAnalysis
+from tests.support.installed_patches import installed
 
 EXECUTIONS = ("real", "shapes")
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 BEFORE, OUTSIDE = "<before recording>", "<outside the model>"
-
-
-def installed():
-    """Return all that a recording puts in the place of something of torch's."""
-    hook, frame = checkpointing._recomputation_hook, checkpointing._CheckpointFrame
-    dynamo = torch.__dict__.get("_dynamo")
-    return [
-        nn.Module._call_impl,
-        nn.Module.compile,
-        torch.compile,
-        vars(torch.autograd.function._SingleLevelFunction).get("apply"),
-        torch.autograd._engine_run_backward,
-        [frame.__init__, hook.__init__, vars(hook).get("__enter__"), vars(hook).get("__exit__")],
-        checkpointing.CheckpointFunction.backward,
-        HigherOrderOperator.__call__,
-        [*optimizers._global_optimizer_pre_hooks, *optimizers._global_optimizer_post_hooks],
-        list(map(id, _get_current_dispatch_mode_stack())),
-        "default" if dynamo is None else dynamo.eval_frame._stance.stance,
-    ]
 
 
 @pytest.fixture(autouse=True)

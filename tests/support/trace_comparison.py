@@ -9,6 +9,7 @@ import torch
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas import load_table
+from fvflops.plan.communication import Volume
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
 PRICER = TableCostModel(load_table("default"), "flops")
@@ -118,3 +119,13 @@ def differences(
     if totals_of(shapes) != totals_of(real):
         lines.append(f"totals: {totals_of(shapes)} and {totals_of(real)}")
     return lines
+
+
+def transfers(communication):
+    """Return (collective, ranks, dtype) → calls and payload, without metadata of tensors and masks (int32)."""
+    found = {}
+    for key, volume in communication.by_collective_and_group().items():
+        if key.dtype != "int32":
+            short = key.collective, key.size, key.dtype
+            found[short] = found.get(short, Volume()).plus(volume)
+    return {key: volume[:2] for key, volume in found.items()}

@@ -181,9 +181,16 @@ def handler(number, function):
         signal.signal(number, before)
 
 
-class Interrupting(nn.Module):
-    """It does something in the midst of its run."""
+@contextmanager
+def unchanged(*models):
+    """Check that what is inside leaves the process and the models as they are."""
+    before = [describe_process(), *map(describe, models)]
+    yield
+    after = [describe_process(), *map(describe, models)]
+    assert not [name for pair in zip(before, after, strict=True) for name in differences(*pair)]
 
+
+class Interrupting(nn.Module):
     def __init__(self, act):
         super().__init__()
         self.linear = nn.Linear(2, 2)
@@ -202,10 +209,8 @@ def test_whatever_a_model_raises_leaves_nothing(case, error):
         raise error("stop")
 
     model = Interrupting(act)
-    before = describe_process() | describe(model)
-    with pytest.raises(error, match="stop"):
+    with unchanged(model), pytest.raises(error, match="stop"):
         case(model, torch.ones(1, 2))
-    assert not differences(before, describe_process() | describe(model))
 
 
 @pytest.mark.parametrize("case", [by_shapes, for_real, training_step, recorded_by_shapes])
@@ -228,10 +233,8 @@ def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case):
         raise KeyboardInterrupt
 
     model = Interrupting(act)
-    before = describe_process() | describe(model)
-    with pytest.raises(KeyboardInterrupt):
+    with unchanged(model), pytest.raises(KeyboardInterrupt):
         case(model, torch.ones(1, 2))
-    assert not differences(before, describe_process() | describe(model))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -243,11 +246,9 @@ def test_a_time_limit_in_the_midst_of_a_run_is_raised(case):
         raise TimeoutError("time is up")
 
     model = Interrupting(lambda: (runs.append(1), signal.raise_signal(signal.SIGALRM)))
-    before = describe_process()
-    with handler(signal.SIGALRM, expire), pytest.raises(TimeoutError, match="time is up"):
+    with unchanged(), handler(signal.SIGALRM, expire), pytest.raises(TimeoutError, match="time is up"):
         case(model, torch.ones(1, 2))
     assert runs == [1]
-    assert not differences(before, describe_process())
 
 
 def test_a_long_run_ends_at_once():
@@ -353,12 +354,10 @@ def test_of_several_signals_each_is_handled_and_the_first_error_raised():
         seen.append(number)
         raise ValueError(number)
 
-    with handler(signal.SIGTERM, refuse), handler(signal.SIGALRM, refuse):
-        before = describe_process()
-        with pytest.raises(ValueError, match=str(int(signal.SIGALRM))), deferred():
-            for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
-                signal.raise_signal(number)
-        assert not differences(before, describe_process())
+    raised = pytest.raises(ValueError, match=str(int(signal.SIGALRM)))
+    with handler(signal.SIGTERM, refuse), handler(signal.SIGALRM, refuse), unchanged(), raised, deferred():
+        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
+            signal.raise_signal(number)
     assert seen == [signal.SIGALRM, signal.SIGTERM]
 
 
@@ -376,12 +375,10 @@ def test_handlers_that_raise_while_others_are_replaced_leave_all_as_they_were(ca
             raise TimeoutError
 
     entered = False
-    with handler(signal.SIGTERM, lambda number, frame: None):
-        before = describe_process()
+    with handler(signal.SIGTERM, lambda number, frame: None), unchanged():
         monkeypatch.setattr(interrupts, "_set_handler", set_handler)
         with pytest.raises(TimeoutError), deferred():
             entered = True
-        assert not differences(before, describe_process())
     assert entered == calls.startswith("..")
     assert not left
 
@@ -416,12 +413,14 @@ def test_a_profile_of_kernels_leaves_nothing():
     def act():
         raise KeyboardInterrupt
 
-    model = Interrupting(act)
-    for _ in range(2):  # the first loads what torch loads late
-        before = describe_process()
+    def profile():
         with pytest.raises(KeyboardInterrupt), KernelProfile(model):
             model(torch.ones(1, 2))
-    assert not differences(before, describe_process())
+
+    model = Interrupting(act)
+    profile()  # loads what torch loads late
+    with unchanged():
+        profile()
     assert not torch.autograd._profiler_enabled()
 
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, FlopCountAnalysis
-from fvflops.capture.run import record_call
 from tests.support.models.parts import Parts
-from tests.support.opinfo import STOPS, calls_noted, storage_table
+from tests.support.opinfo import compare, run
 
 timm = pytest.importorskip("timm")
 
@@ -31,18 +30,9 @@ def in_channels_last(name):
     return model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
 
 
-def calls(model, image, execution):
-    """Return each op call with the layouts of its results, the storages it read and wrote, and their bytes."""
-    with calls_noted() as notes:
-        trace = record_call(model, (image,), execution=execution, stops_at=STOPS, quiet=True)
-    return list(zip(storage_table(trace), notes, strict=True))
-
-
 def assert_same(name):
     model, image = in_channels_last(name)
-    real, shapes = calls(model, image, "real"), calls(model, image, "shapes")
-    assert [call for call in zip(real, shapes, strict=False) if call[0] != call[1]][:1] == []
-    assert len(real) == len(shapes)
+    assert compare(model, (image,)) == ""
     for analysis in (FlopCountAnalysis, ByteCountAnalysis):
         totals = [analysis(model, image, execution=execution).total() for execution in ("real", "shapes")]
         assert totals[0] == totals[1] > 0
@@ -73,6 +63,6 @@ class Branching(Parts):
 def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format):
     model = Branching(conv=nn.Conv2d(3, 8, 3, padding=1), head=nn.Linear(8, 8)).to(memory_format=memory_format)
     x = torch.rand(2, 3, 6, 6).to(memory_format=memory_format)
-    real, shapes = calls(model, x, "real"), calls(model, x, "shapes")
-    assert real == shapes
-    assert any(call[0] == "aten::linear" for call, _ in shapes) is (memory_format is torch.channels_last)
+    assert compare(model, (x,)) == ""
+    calls = [call[0] for call in run(model, (x,), {}, "shapes").storages]
+    assert ("aten::linear" in calls) is (memory_format is torch.channels_last)

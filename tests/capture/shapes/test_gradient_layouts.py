@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import record
+from tests.support.opinfo import FORMATS
 
 LINE, IMAGE, VOLUME = (2, 4, 6), (2, 4, 6, 6), (2, 4, 4, 6, 6)
 HEADS = (2, 2, 4, 8)
@@ -17,28 +18,8 @@ LSTM, GRU = nn.LSTM(6, 3, batch_first=True), nn.GRU(6, 3, batch_first=True)
 MASK = torch.ones(LINE, dtype=torch.bool)
 
 
-def contiguous(shape):
-    return torch.randn(shape)
-
-
-def channels_last(shape):
-    return torch.randn(shape[0], *shape[2:], shape[1]).movedim(-1, 1) if len(shape) > 2 else torch.randn(shape)
-
-
-def transposed(shape):
-    return torch.randn(*shape[:-2], shape[-1], shape[-2]).mT if len(shape) > 1 else torch.randn(shape)
-
-
-def sliced(shape):
-    return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
-
-
-def expanded(shape):
-    return torch.randn(()).expand(shape)
-
-
-INPUTS = (contiguous, channels_last, transposed, sliced)
-GRADIENTS = (*INPUTS, expanded)
+INPUTS = {name: FORMATS[name] for name in ("contiguous", "channels_last", "transposed", "sliced")}
+GRADIENTS = {**INPUTS, "expanded": lambda tensor: torch.randn(()).expand(tensor.shape)}
 
 _ACTIVATIONS = (
     *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "SELU", "CELU", "Mish", "Softplus", "Softsign", "Hardswish"),
@@ -143,15 +124,15 @@ def strides_of(tensor):
 def differentiate(execution, name):
     """Return the strides of the gradients of input and parameters, by the layouts of input and output gradient."""
     shape, function = CASES[name]
-    result_shape = function(contiguous(shape)).shape
+    result_shape = function(torch.randn(shape)).shape
     parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
     strides = {}
     with record(None, execution=execution):
-        for make_input, make_gradient in itertools.product(INPUTS, GRADIENTS):
-            x = make_input(shape).requires_grad_()
-            gradients = torch.autograd.grad(function(x), [x, *parameters], make_gradient(result_shape))
-            layouts = f"{make_input.__name__} input, {make_gradient.__name__} gradient"
-            strides[layouts] = [strides_of(item) for item in gradients]
+        for of_input, of_gradient in itertools.product(INPUTS, GRADIENTS):
+            x = INPUTS[of_input](torch.randn(shape)).requires_grad_()
+            gradient = GRADIENTS[of_gradient](torch.randn(result_shape))
+            gradients = torch.autograd.grad(function(x), [x, *parameters], gradient)
+            strides[f"{of_input} input, {of_gradient} gradient"] = [strides_of(item) for item in gradients]
     return strides
 
 
@@ -164,6 +145,7 @@ def test_gradients_have_the_layouts_of_real_execution(name):
 
 
 def test_layouts_have_the_strides_that_their_names_say():
-    assert [make(LINE).stride() for make in GRADIENTS] == [(24, 6, 1), (24, 1, 4), (24, 1, 4), (48, 12, 2), (0, 0, 0)]
-    assert channels_last(IMAGE).is_contiguous(memory_format=torch.channels_last)
+    strides = [make(torch.randn(LINE)).stride() for make in GRADIENTS.values()]
+    assert strides == [(24, 6, 1), (24, 6, 1), (24, 1, 4), (48, 12, 2), (0, 0, 0)]
+    assert INPUTS["channels_last"](torch.randn(IMAGE)).is_contiguous(memory_format=torch.channels_last)
     assert strides_of(torch.empty(3, 1, 2)) == (2, 1)

@@ -6,14 +6,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import conv3d, scaled_dot_product_attention
 
-from fvflops import load_table
-from fvflops.capture.run import record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.trace import StopsAt
-from tests.support.opinfo import layouts
-
-STOPS = load_table("default").stops_at
+from tests.support.opinfo import STOPS, difference, run
 
 
 @pytest.fixture(autouse=True)
@@ -26,35 +22,10 @@ def default_dtype_restored():
     clear_cache()
 
 
-def recorded(model, *args, execution, stops_at=STOPS):
-    """Return the op calls of a run with their results and new storages, and the layouts of the model's results."""
-    results = []
-
-    def store_layouts(*args):
-        result = model(*args)
-        results.append(layouts(result))
-        return result
-
-    trace = record_call(store_layouts, args, execution=execution, stops_at=stops_at, quiet=True)
-    return _calls(trace), results
-
-
-def _calls(trace):
-    ops = [event for event in trace.events if event.kind == "op"]
-    return [
-        (
-            trace.signatures[event.item].op,
-            trace.signatures[event.item].outputs,
-            [trace.storages[index].nbytes for index in event.writes],
-        )
-        for event in ops
-    ]
-
-
 def assert_as_real(model, *args, stops_at=STOPS):
-    """Compare shape execution with real execution, and return the result of `recorded`."""
-    shapes = recorded(model, *args, execution="shapes", stops_at=stops_at)
-    assert shapes == recorded(model, *args, execution="real", stops_at=stops_at)
+    """Compare shape execution with real execution, and return what it shows."""
+    real, shapes = (run(model, args, {}, execution, stops_at=stops_at) for execution in ("real", "shapes"))
+    assert difference(real, shapes) == ""
     return shapes
 
 
@@ -120,10 +91,8 @@ def test_model_may_change_the_default_dtype_while_it_runs(known, monkeypatch):
     if not known:
         monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     for _ in range(2):
-        _, results = assert_as_real(change_halfway, torch.arange(3))
-        assert [item[2] for item in results[0]] == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2 + [
-            "torch.float32"
-        ] * 2
+        results = assert_as_real(change_halfway, torch.arange(3)).results
+        assert [item[2] for item in results] == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2 + ["torch.float32"] * 2
 
 
 def attend_twice(query):
@@ -136,8 +105,8 @@ def attend_twice(query):
 def test_outcomes_of_attention_differ_by_enabled_kernels():
     query = torch.rand(2, 5, 3, 8).transpose(1, 2)
     for _ in range(2):
-        _, results = assert_as_real(attend_twice, query)
-        assert results[0][0] != results[0][1]
+        results = assert_as_real(attend_twice, query).results
+        assert results != results[1]
 
 
 def convolve_twice(x, weight):
@@ -151,8 +120,8 @@ def convolve_twice(x, weight):
 def test_outcomes_of_convolution_differ_with_and_without_onednn(stops_at):
     x = torch.rand(2, 4, 6, 6, 6).to(memory_format=torch.channels_last_3d)
     for _ in range(2):
-        _, results = assert_as_real(convolve_twice, x, torch.rand(8, 4, 3, 3, 3), stops_at=stops_at)
-        assert results[0][0] != results[0][1]
+        results = assert_as_real(convolve_twice, x, torch.rand(8, 4, 3, 3, 3), stops_at=stops_at).results
+        assert results != results[1]
 
 
 def contract(x):
@@ -170,7 +139,7 @@ def test_expansions_of_composite_ops_differ_with_and_without_autocast():
     for _ in range(2):
         uncast = assert_as_real(contract, x, stops_at=StopsAt())
         cast = assert_as_real(contract_under_autocast, x, stops_at=StopsAt())
-        assert uncast[0] != cast[0]
+        assert uncast.storages != cast.storages
 
 
 STATE = {"width": 1}
@@ -196,8 +165,8 @@ def widen_twice(x):
 def test_outcomes_of_an_op_with_state_are_not_cached():
     x = torch.rand(2)
     for _ in range(2):
-        _, results = assert_as_real(widen_twice, x)
-        assert [item[0] for item in results[0]] == [(2, 1), (2, 3), (2,)]
+        results = assert_as_real(widen_twice, x).results
+        assert [item[0] for item in results] == [(2, 1), (2, 3), (2,)]
 
 
 def test_outcomes_are_cached_per_settings():

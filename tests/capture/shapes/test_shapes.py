@@ -188,8 +188,6 @@ class Checkpointed(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """Writes to its argument."""
-
     @staticmethod
     def forward(ctx, x):
         ctx.mark_dirty(x)
@@ -627,12 +625,8 @@ VALUE_READS = {
 }
 
 
-class ReadsValue(nn.Module):
+class ReadsValue(Parts):
     """A layer that reads values of its input, and returns the input."""
-
-    def __init__(self, read_value):
-        super().__init__()
-        self.read_value = read_value
 
     def forward(self, y):
         self.read_value(y)
@@ -640,7 +634,7 @@ class ReadsValue(nn.Module):
 
 
 def make_reader(read_value):
-    return nn.Sequential(nn.Linear(4, 4), ReadsValue(read_value), nn.Linear(4, 3)).eval()
+    return nn.Sequential(nn.Linear(4, 4), ReadsValue(read_value=read_value), nn.Linear(4, 3)).eval()
 
 
 def messages(caplog):

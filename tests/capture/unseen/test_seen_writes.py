@@ -15,7 +15,6 @@ ADAGRAD = {"lr": 0.1, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-3}
 
 
 def fused(update, *lists, **settings):
-    """Run one step of a fused optimizer on lists of one tensor each."""
     update(*([tensor] for tensor in lists), **settings, maximize=False, grad_scale=None, found_inf=None)
 
 
@@ -54,8 +53,6 @@ def tensors():
 
 
 class Buffers(nn.Module):
-    """A module that writes to its buffers."""
-
     def __init__(self, compute):
         super().__init__()
         for index, tensor in enumerate(tensors()):

@@ -50,7 +50,6 @@ async def wait_for(item):
 
 
 def use(value):
-    """Use a result as a program does."""
     if hasattr(value, "__next__"):
         for item in value:
             use(item)

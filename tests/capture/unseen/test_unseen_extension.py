@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils import cpp_extension
 
 from fvflops import FlopCountAnalysis
+from tests.support.models.parts import Parts
 
 SOURCE = r"""
 #include <torch/extension.h>
@@ -40,12 +41,7 @@ def extension(tmp_path_factory):
     )
 
 
-class Scan(nn.Module):
-    def __init__(self, extension, output):
-        super().__init__()
-        self.extension = extension
-        self.output = output
-
+class Scan(Parts):
     def forward(self, x):
         if self.output == "in_place":
             self.extension.in_place(x)
@@ -64,7 +60,9 @@ class Scan(nn.Module):
     "output", ["dispatched", "allocated", "wrapped", "in_place", "zeros_like", "empty_like", "clone"]
 )
 def test_compiled_function_is_reported_in_its_module(extension, output, execution, is_last):
-    model = nn.Sequential(nn.Linear(8, 8), Scan(extension, output), *([] if is_last else [nn.Linear(8, 8)]))
+    model = nn.Sequential(
+        nn.Linear(8, 8), Scan(extension=extension, output=output), *([] if is_last else [nn.Linear(8, 8)])
+    )
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
     analysis = FlopCountAnalysis(model, x, execution=execution).unsupported_ops_warnings(False)
     # torch creates a new storage object at each access to memory that it does not own.

@@ -12,6 +12,7 @@ from fvflops.analysis.fvcore_text import summarise
 from fvflops.cli import main
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
+from tests.support.models.parts import Parts
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 
 PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
@@ -137,10 +138,6 @@ def _partly_written(x):
     return cache[:4]
 
 
-def _random_in_place(x):
-    return x * x.new_empty(x.shape[0], 1).bernoulli_(0.5)
-
-
 def _lists_of_numbers(x):
     lengths = torch.tensor([4, 8]).tolist()
     return x.reshape(lengths) + torch.tensor([1.0] * lengths[1])
@@ -166,11 +163,7 @@ class _Scale(torch.autograd.Function):
         return grad * 2
 
 
-class _WithTable(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = torch.linspace(0, 1, 8)  # not a buffer
-
+class _WithTable(Parts):
     def forward(self, x):
         return x * self.table
 
@@ -185,10 +178,10 @@ DISPATCHED = {
     "memory that is not read": _uninitialised_but_never_read,
     "memory that is written in part": _partly_written,
     "memory of no elements": lambda x: torch.cat([torch.empty(0, 8), x]),
-    "random numbers in place": _random_in_place,
+    "random numbers in place": lambda x: x * x.new_empty(x.shape[0], 1).bernoulli_(0.5),
     "an identity": _Identity.apply,
     "a copy": _Scale.apply,
-    "a tensor of the module": _WithTable(),
+    "a tensor of the module": _WithTable(table=torch.linspace(0, 1, 8)),
     "training batch norm": nn.Sequential(nn.BatchNorm1d(8), nn.Dropout()),
     "a recurrent layer": lambda x: RECURRENT(x)[0],
     "a scripted constant": torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.GELU())),

@@ -44,8 +44,6 @@ def test_tensors_that_fit_without_cached_blocks_are_said():
 
 
 class _Rerun(nn.Module):
-    """Checkpoint its layer itself."""
-
     def __init__(self):
         super().__init__()
         self.layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))

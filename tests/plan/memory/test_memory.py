@@ -19,6 +19,7 @@ from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_forward, compare_steps
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
+from tests.support.models.parts import Parts
 from tests.support.old_torch import VERSION
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -48,7 +49,6 @@ def first_op(timeline, phase):
 
 
 def made(timeline, kind):
-    """Return the bytes of all blocks of a kind, whenever they are alive."""
     return sum(block.nbytes for block in timeline.blocks if block.kind == kind)
 
 
@@ -221,15 +221,11 @@ def test_a_checkpoint_keeps_what_goes_in():
 
 
 def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-
+    class Residual(Parts):
         def forward(self, x):
             return x + self.inner(x).relu()
 
-    model, inputs = nn.Sequential(nn.Linear(8, 8), Residual()), torch.ones(BATCH, 8)
+    model, inputs = nn.Sequential(nn.Linear(8, 8), Residual(inner=nn.Linear(8, 8))), torch.ones(BATCH, 8)
     timeline = predict_memory(TrainingStepAnalysis(model, inputs, loss=lambda result: (result * result).sum()))
     events, totals = timeline.trace.events, timeline.curve()
     sums = {
@@ -245,18 +241,14 @@ def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
 
 
 def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
-    class Autocast(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8, bias=False)
-
+    class Autocast(Parts):
         def forward(self, x):
             with torch.autocast("cpu", torch.bfloat16):
                 for _ in range(3):
                     x = self.layer(x)
             return x
 
-    timeline = predict_step(Autocast(), torch.ones(BATCH, 8), optimizer=SGD)
+    timeline = predict_step(Autocast(layer=nn.Linear(8, 8, bias=False)), torch.ones(BATCH, 8), optimizer=SGD)
     moment = timeline.at(first_op(timeline, "backward"))
     half = ITEM // 2
     # One copy of the weight for three calls, one of the input, two saved results, the loss and its gradient.
@@ -462,13 +454,7 @@ def test_kernels_that_no_rule_knows_are_named():
 # --- Beside the allocator ------------------------------------------------------------------------------------------
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(200, 32)
-        self.layers = nn.GRU(32, 48, 2, batch_first=True)
-        self.head = nn.Linear(48, 200)
-
+class Recurrent(Parts):
     def forward(self, tokens):
         return self.head(self.layers(self.embedding(tokens))[0])
 
@@ -494,11 +480,7 @@ def convolutions():
     return nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)), torch.randn(8, 3, 48, 48)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(3))
-
+class Checkpointed(Parts):
     def forward(self, x):
         for block in self.blocks:
             x = x + checkpoint(block, x, use_reentrant=False)
@@ -516,8 +498,16 @@ MODELS = {
         torch.randn(256, 64),
     ),
     "residual convolutions": convolutions,
-    "checkpoints": lambda: (Checkpointed(), torch.randn(256, 64)),
-    "GRU": lambda: (Recurrent(), torch.randint(0, 200, (16, 24))),
+    "checkpoints": lambda: (
+        Checkpointed(
+            blocks=nn.ModuleList(nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(3))
+        ),
+        torch.randn(256, 64),
+    ),
+    "GRU": lambda: (
+        Recurrent(embedding=nn.Embedding(200, 32), layers=nn.GRU(32, 48, 2, batch_first=True), head=nn.Linear(48, 200)),
+        torch.randint(0, 200, (16, 24)),
+    ),
     "transformer encoder": encoder,
     "Llama": lambda: (build("llama_tiny"), torch.randint(0, 100, (4, 60))),
 }

@@ -12,6 +12,7 @@ from fvflops.cli import main
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.memory.offload import host_gradients
 from fvflops.zoo import build
+from tests.support.models.parts import Parts
 
 BOTH = ("optimizer", "gradients")
 
@@ -53,11 +54,7 @@ def perceptron():
 
 
 def test_activations_are_on_the_device_as_with_save_on_cpu():
-    class Offloading(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = perceptron()
-
+    class Offloading(Parts):
         def forward(self, x):
             with save_on_cpu():
                 return self.body(x)
@@ -69,7 +66,11 @@ def test_activations_are_on_the_device_as_with_save_on_cpu():
     def first(timeline, phase):
         return next(index for index, event in enumerate(timeline.trace.events) if event.phase == phase)
 
-    plain, offloaded, recorded = predict(perceptron()), predict(perceptron(), "activations"), predict(Offloading())
+    plain, offloaded, recorded = (
+        predict(perceptron()),
+        predict(perceptron(), "activations"),
+        predict(Offloading(body=perceptron())),
+    )
     before = [timeline.at(first(timeline, "backward")).by_kind["activation"] for timeline in (offloaded, recorded)]
     assert before[1] - 4 <= before[0] <= before[1] < plain.at(first(plain, "backward")).by_kind["activation"] / 100
     # torch brings back the weights that it has saved, too; they are parameters, which are on the device anyway.

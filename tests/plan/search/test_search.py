@@ -37,7 +37,6 @@ def search(device=H100, tokens=TOKENS, **options):
 
 @pytest.fixture(scope="module")
 def exhaustive():
-    """A search that plans every layout."""
     return search(best=10_000)
 
 

@@ -21,7 +21,6 @@ LOSSES = 4 * TOKENS.numel()
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("gpt")
     run_ranks("gpt_worker", RANKS, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]

@@ -10,13 +10,14 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
 from fvflops.plan.added_optimizers import MasterWeights, Muon
-from fvflops.plan.communication import Volume, read_communication
+from fvflops.plan.communication import read_communication
 from fvflops.plan.plan_options import PlanError
 from fvflops.plan.step_time.step_estimate import estimate_step
 from fvflops.trace import Trace
 from fvflops.zoo import build
 from tests.support.processes.start import run_ranks
 from tests.support.processes.zero_worker import ADAMW, CASES, WHOLE, cases_of
+from tests.support.trace_comparison import transfers
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 # Bytes of the number that AdamW adds to its count of steps on the CPU: as int64, and as the count's float32. Clipping
@@ -56,16 +57,6 @@ def plan_case(name, ranks, rank):
     return plan_rank(
         case.build(), case.inputs, mesh=case.mesh or {"dp": ranks}, rank=rank, microbatches=case.microbatches, **options
     )
-
-
-def transfers(communication):
-    """Return (collective, ranks, dtype) → calls and bytes, without DDP's map of used parameters (int32)."""
-    volumes = {}
-    for key, volume in communication.by_collective_and_group().items():
-        if key.dtype != "int32":
-            short = key.collective, key.size, key.dtype
-            volumes[short] = volumes.get(short, Volume()).plus(volume)
-    return volumes
 
 
 def flops_of(analysis):

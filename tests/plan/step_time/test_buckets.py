@@ -102,7 +102,6 @@ def step(request):
 
 
 def reductions_of(program):
-    """Return the collectives of a program that average gradients."""
     collectives = [item for item in program.items if isinstance(item, Collective)]
     return [item for item in collectives if item.call.group.axis.startswith(("dp", "edp"))]
 

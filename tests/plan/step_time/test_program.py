@@ -47,7 +47,6 @@ def program_of(planned, kind="forward", **options):
 
 
 def launches(program):
-    """Return the launches of a program in order."""
     return [program.launches[index] for item in program.items if isinstance(item, Run) for index in item.items]
 
 

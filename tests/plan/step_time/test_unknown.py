@@ -15,17 +15,14 @@ from fvflops.plan.step_time.step_time_report import estimate_report
 from fvflops.reports.formats import write_document
 from fvflops.trace import Signature
 from fvflops.zoo import build
+from tests.support.models.parts import Parts
 
 EFFICIENCY = Efficiency(source="a test")
 # A custom op without a formula, and one that communicates without a rule.
 OPS = ("fvflops_step::scan", "symm_mem::fvflops_reduce")
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
+class Net(Parts):
     def forward(self, x):
         hidden = self.layer(x)
         scanned = torch.ops.fvflops_step.scan(hidden.detach())
@@ -42,7 +39,9 @@ def step():
             library = stack.enter_context(torch.library._scoped_library(space, "FRAGMENT"))
             library.define(f"{name}(Tensor x) -> Tensor")
             library.impl(name, torch.clone, "CompositeExplicitAutograd")
-        yield plan_step(Net(), torch.ones(4, 8), mesh={"dp": 2}, microbatches=2, optimizer=torch.optim.AdamW)
+        yield plan_step(
+            Net(layer=nn.Linear(8, 8)), torch.ones(4, 8), mesh={"dp": 2}, microbatches=2, optimizer=torch.optim.AdamW
+        )
 
 
 def test_a_step_names_what_it_has_no_time_for(step):

@@ -14,7 +14,6 @@ ENTRY = "page/comparison.js"
 
 @pytest.fixture(scope="module")
 def evaluate(browser):
-    """Return what evaluates an expression over `modules`."""
     page = browser.new_page()
     page.set_content('<svg id="svg"></svg>')
     yield lambda expression, entry=ENTRY: page.evaluate(join_scripts(entry, expression))

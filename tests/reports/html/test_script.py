@@ -20,7 +20,6 @@ def exports(text):
 
 
 def imports(text):
-    """Return the imported names with the paths that they are from."""
     lines = re.findall(r'^import \{ (.+) \} from "(.+)";$', text, re.MULTILINE)
     return {name: path for names, path in lines for name in names.split(", ")}
 

@@ -93,6 +93,5 @@ def target(page: str, link: str) -> tuple[Path, str] | None:
 
 
 def shown_pictures(pages: dict[str, str]) -> set[str]:
-    """Return the pictures of the repository that pages show."""
     found = (target(page, link) for page, text in pages.items() for link in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text))
     return {str(file.relative_to(ROOT)) for file, _ in filter(None, found)}

@@ -17,7 +17,6 @@ def count(model, *inputs, **options):
 
 
 def count_function(function: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> dict[str, Any]:
-    """Count a function of floating-point tensors of some shapes."""
     return count(function, *(torch.rand(shape) for shape in shapes), **options)
 
 
@@ -33,7 +32,6 @@ def differentiate(function: Callable[..., Any], *shapes: tuple[int, ...], **opti
 
 
 def sum_all(results):
-    """Return the sum of all floating-point results."""
     leaves = torch.utils._pytree.tree_leaves(results)
     total = torch.zeros(())
     for leaf in leaves:

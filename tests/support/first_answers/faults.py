@@ -8,7 +8,6 @@ _warned = []
 
 
 def count_calls() -> int:
-    """Return how often this was called in the process."""
     _calls.append(None)
     return len(_calls)
 
@@ -19,7 +18,6 @@ def depend_on_import() -> bool:
 
 
 def warn_once():
-    """Warn at the first call."""
     if not _warned:
         _warned.append(None)
         warnings.warn("for the first time", stacklevel=1)

@@ -14,7 +14,6 @@ Make = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 
 
 def network() -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a small convolutional network and its input."""
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     return layers.eval(), (torch.rand(2, 3, 6, 6),)
 

@@ -11,7 +11,6 @@ X, HEADS = (3, 4), (1, 2, 128, 16)
 
 
 def product(x: torch.Tensor) -> tuple[torch.Tensor]:
-    """Return a tuple, as subgraphs do."""
     return (x @ x.mT,)
 
 

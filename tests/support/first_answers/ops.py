@@ -40,26 +40,22 @@ FUNCTIONS = {
 
 
 def quantise(x):
-    """Round a tensor to 8 bits in three ways."""
     fake = torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
     whole = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
     return fake + whole + torch._int_mm(torch.ones(32, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8))[0, 0]
 
 
 def use_nested(x):
-    """Multiply a jagged tensor."""
     nested = torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
     return (nested @ x.T).to_padded_tensor(0.0)
 
 
 def use_strided_nested(x):
-    """Multiply a nested tensor of strided layout."""
     nested = torch.nested.nested_tensor([x[:2], x[2:]])
     return torch.nested.to_padded_tensor(F.linear(nested, torch.ones(5, 4)), 0.0)
 
 
 def use_custom_op(x):
-    """Define an op, if it is not, and call it."""
     if not hasattr(torch.ops.first_answers, "double"):
 
         @torch.library.custom_op("first_answers::double", mutates_args=())
@@ -71,7 +67,6 @@ def use_custom_op(x):
 
 
 def use_masked(x):
-    """Sum a masked tensor."""
     from torch.masked import masked_tensor
 
     return torch.masked.sum(x, mask=x > 0.5) + masked_tensor(x, x > 0.5).sum().get_data()

@@ -94,7 +94,6 @@ def _compiled_module(x):
 
 @torch.jit.script
 def scripted(x: torch.Tensor) -> torch.Tensor:
-    """Return a product if a sum is positive."""
     if x.size(0) > 1:
         return torch.relu(x @ x.mT)
     return x

@@ -35,7 +35,6 @@ def run_job(names: list[str]) -> dict[str, Any]:
 
 
 def run_forked(names: list[str]) -> dict[str, Any]:
-    """Answer cases in a child of this process."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if not child:
@@ -60,7 +59,6 @@ def run_forked(names: list[str]) -> dict[str, Any]:
 
 
 def main():
-    """Run the jobs."""
     jobs = json.load(sys.stdin)
     forked = sys.argv[1:] != ["alone"]
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()

@@ -44,15 +44,12 @@ class Draw:
     training: bool
 
     def size(self, low: int, high: int) -> int:
-        """Return a size from `low` to `high`, both included."""
         return self.rng.randint(low, high)
 
     def flag(self) -> bool:
-        """Return yes or no."""
         return self.rng.random() < 0.5
 
     def of(self, *choices):
-        """Return one of several values."""
         return self.rng.choice(choices)
 
     def divisor(self, number: int) -> int:
@@ -66,8 +63,6 @@ class Draw:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of block: the layout that it takes, how one is made, and the layout that it gives."""
-
     takes: str
     make: Callable[[Draw], Made]
     gives: str = ""

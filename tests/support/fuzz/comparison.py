@@ -27,7 +27,6 @@ def compare(plan: Plan) -> list[str]:
 
 
 def compare_ways(network: Network) -> list[str]:
-    """Return what `compare` does, of a network."""
     lines = []
     with warnings.catch_warnings(), quiet_log():
         warnings.simplefilter("ignore")

@@ -1,11 +1,14 @@
 """Blocks of blocks: added, joined, called twice, checkpointed, frozen, without a graph, with state and with hooks."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.fuzz import functions, sequences
 from tests.support.fuzz.block import Draw, Kind, Made
+from tests.support.models.parts import Applied
 
 # Blocks that take a sequence and give a sequence.
 _PARTS = {
@@ -20,16 +23,9 @@ def _part(draw: Draw, without: str = "") -> Made:
     return _PARTS[name].make(draw)
 
 
-class Around(nn.Module):
-    """A block called by a function, which gets it and its input."""
-
-    def __init__(self, around, block):
-        super().__init__()
-        self.around = around
-        self.block = block
-
-    def forward(self, x):
-        return self.around(self.block, x)
+def _around(part, function, **changes):
+    """Return a part called by a function, which gets it and its input."""
+    return replace(part, module=Applied(lambda self, x: function(self.block, x), block=part.module), **changes)
 
 
 def _add(x, y):
@@ -40,14 +36,14 @@ def _join(x, y):
     return torch.cat([x, y], -1) if y.shape[:-1] == x.shape[:-1] else x * y.mean()
 
 
-def residual(draw):
-    part = _part(draw)
-    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, part.backward)
+def _residual(block, x):
+    return _add(x, block(x))
 
 
-def dense(draw):
-    part = _part(draw)
-    return Made(Around(lambda block, x: _join(x, block(x)), part.module), part.macs, part.backward)
+def _without_gradient(block, x):
+    with torch.no_grad():
+        y = block(x)
+    return _add(x, y)
 
 
 class Branches(nn.Module):
@@ -72,39 +68,20 @@ def branches(draw):
 def checkpointed(draw):
     part = _part(draw, without="scripted")  # TorchScript does not let pass the exception by which torch ends a rerun
     reentrant = draw.flag()
-    run = lambda block, x: _add(x, checkpoint(block, x, use_reentrant=reentrant))  # noqa: E731
-    return Made(Around(run, part.module), part.macs, part.backward)
-
-
-def without_gradient(draw):
-    """A block under no_grad: nothing of it is in the backward pass."""
-    part = _part(draw)
-
-    def run(block, x):
-        with torch.no_grad():
-            y = block(x)
-        return _add(x, y)
-
-    return Made(Around(run, part.module), part.macs, (0,))
+    return _around(part, lambda block, x: _add(x, checkpoint(block, x, use_reentrant=reentrant)))
 
 
 def frozen(draw):
     part = _part(draw)
     part.module.requires_grad_(False)
-    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, None)
-
-
-def detached(draw):
-    """A block of which the input wants no gradient, and some of its weights do."""
-    part = _part(draw)
-    return Made(Around(lambda block, x: _add(x, block(x.detach())), part.module), part.macs, None)
+    return _around(part, _residual, backward=None)
 
 
 def called_twice(draw):
     part = _part(draw)
     macs = None if part.macs is None else 2 * part.macs
     backward = [2 * times for times in part.backward_macs()] or None
-    return Made(Around(lambda block, x: _add(x, block(x)) - _add(x, block(x)), part.module), macs, backward)
+    return _around(part, lambda block, x: _residual(block, x) - _residual(block, x), macs=macs, backward=backward)
 
 
 class Stateful(nn.Module):
@@ -128,7 +105,7 @@ class Stateful(nn.Module):
 
 def stateful(draw):
     part = _part(draw)
-    return Made(Stateful(part.module, draw.shape[-1]), part.macs, part.backward)
+    return replace(part, module=Stateful(part.module, draw.shape[-1]))
 
 
 def hooked(draw):
@@ -136,18 +113,20 @@ def hooked(draw):
     part = _part(draw)
     part.module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     part.module.register_forward_hook(lambda module, args, result: result + 1)
-    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, part.backward)
+    return _around(part, _residual)
 
 
-KINDS = {
-    "residual": Kind("sequence", residual),
-    "dense": Kind("sequence", dense),
-    "branches": Kind("sequence", branches),
-    "checkpointed": Kind("sequence", checkpointed),
-    "without_gradient": Kind("sequence", without_gradient),
-    "frozen": Kind("sequence", frozen),
-    "detached": Kind("sequence", detached),
-    "called_twice": Kind("sequence", called_twice),
-    "stateful": Kind("sequence", stateful),
-    "hooked": Kind("sequence", hooked),
+_MAKERS = {
+    "residual": lambda draw: _around(_part(draw), _residual),
+    "dense": lambda draw: _around(_part(draw), lambda block, x: _join(x, block(x))),
+    "branches": branches,
+    "checkpointed": checkpointed,
+    "without_gradient": lambda draw: _around(_part(draw), _without_gradient, backward=(0,)),
+    "frozen": frozen,
+    # The input of the block wants no gradient, and some of its weights do.
+    "detached": lambda draw: _around(_part(draw), lambda block, x: _add(x, block(x.detach())), backward=None),
+    "called_twice": called_twice,
+    "stateful": stateful,
+    "hooked": hooked,
 }
+KINDS = {name: Kind("sequence", make) for name, make in _MAKERS.items()}

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.fuzz.block import Function, Kind, Made, weight
+from tests.support.models.parts import Parts
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -65,12 +66,8 @@ def transposed_convolution(draw):
     return Made(made, n * c * prod(sizes) * (out // groups) * prod(kernel))
 
 
-class ChannelsLast(nn.Module):
+class ChannelsLast(Parts):
     """A convolution of a tensor whose channels are next to each other in memory."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer.to(memory_format=torch.channels_last)
 
     def forward(self, x):
         x = self.layer(x.contiguous(memory_format=torch.channels_last))
@@ -79,7 +76,7 @@ class ChannelsLast(nn.Module):
 
 def channels_last(draw):
     made = convolution(draw)
-    return Made(ChannelsLast(made.module), made.macs)
+    return Made(ChannelsLast(layer=made.module.to(memory_format=torch.channels_last)), made.macs)
 
 
 def pool(draw):
@@ -169,16 +166,10 @@ def squeeze_and_excite(draw):
         draw.of(nn.Sigmoid, nn.Hardsigmoid)(),
         nn.Unflatten(1, (c, 1, 1)),
     )
-    return Made(Gated(gate), 2 * n * c * hidden)
+    return Made(Gated(gate=gate), 2 * n * c * hidden)
 
 
-class Gated(nn.Module):
-    """A tensor times what a module makes of it."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gate = gate
-
+class Gated(Parts):
     def forward(self, x):
         return x * self.gate(x)
 

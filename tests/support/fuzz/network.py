@@ -53,7 +53,6 @@ class Plan:
         return start, training, optimizer, [(place, kinds[place]) for place in places]
 
     def smaller(self) -> Iterator[Plan]:
-        """Yield the plans with one block less."""
         places = [place for place, _ in self.choose()[3]]
         for place in places:
             yield replace(self, kept=tuple(other for other in places if other != place))
@@ -94,7 +93,6 @@ class Network(nn.Module):
         return x
 
     def describe(self) -> str:
-        """Return what replays the network, and what it is."""
         _, training, optimizer, _ = self.plan.choose()
         lines = [
             f"tests.support.fuzz.network.Network({self.plan!r}): "

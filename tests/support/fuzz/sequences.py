@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
+from tests.support.models.parts import Parts
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -14,13 +15,7 @@ def linear(draw):
     return Made(nn.Linear(c, out, bias=draw.flag()), draw.positions * c * out)
 
 
-class First(nn.Module):
-    """A module of which the first result goes on."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
+class First(Parts):
     def forward(self, x):
         return self.module(x)[0]
 
@@ -43,16 +38,10 @@ def recurrence(draw):
     for layer in range(layers):
         into = c if layer == 0 else directions * back
         macs += directions * n * t * (_GATES[kind] * hidden * (into + back) + projected * hidden)
-    return Made(First(made), macs, backward=None)
+    return Made(First(module=made), macs, backward=None)
 
 
-class Cells(nn.Module):
-    """A cell called in a loop over the tokens."""
-
-    def __init__(self, cell):
-        super().__init__()
-        self.cell = cell
-
+class Cells(Parts):
     def forward(self, x):
         state, outputs = None, []
         for token in x.unbind(1):
@@ -65,16 +54,11 @@ def cell(draw):
     n, t, c = draw.shape
     kind, hidden = draw.of("LSTM", "GRU", "RNN"), draw.size(2, 6)
     made = getattr(nn, f"{kind}Cell")(c, hidden, bias=draw.flag())
-    return Made(Cells(made), n * t * _GATES[kind] * hidden * (c + hidden), backward=None)
+    return Made(Cells(cell=made), n * t * _GATES[kind] * hidden * (c + hidden), backward=None)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Parts):
     """Multi-head attention of a sequence to itself or to another, with or without its weights and a mask."""
-
-    def __init__(self, attention: nn.MultiheadAttention, keys: int, weights: bool, causal: bool) -> None:
-        super().__init__()
-        self.attention = attention
-        self.keys, self.weights, self.causal = keys, weights, causal
 
     def forward(self, x):
         memory = x if self.keys == x.shape[1] else x[:, : self.keys]
@@ -109,7 +93,7 @@ def multi_head_attention(draw):
     macs = projections + products
     # The fused kernel computes the scores again.
     backward = (2 * macs, 2 * projections + products * 5 // 2)
-    return Made(SelfAttention(attention, keys, draw.flag(), causal), macs, backward)
+    return Made(SelfAttention(attention=attention, keys=keys, weights=draw.flag(), causal=causal), macs, backward)
 
 
 def attention(draw):
@@ -166,13 +150,7 @@ def encoder_layer(draw):
     return Made(module, projections + products, (2 * (projections + products), 2 * projections + products * 5 // 2))
 
 
-class Decoder(nn.Module):
-    """A decoder layer on a sequence and a part of it as memory."""
-
-    def __init__(self, layer: nn.Module, keys: int) -> None:
-        super().__init__()
-        self.layer, self.keys = layer, keys
-
+class Decoder(Parts):
     def forward(self, x):
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         return self.layer(x, x[:, : self.keys], tgt_mask=mask, tgt_is_causal=True)
@@ -187,18 +165,14 @@ def decoder_layer(draw):
     projections = 6 * n * t * c * c + 2 * n * keys * c * c + 2 * n * t * c * ffn
     products = 2 * n * t * (t + keys) * c
     return Made(
-        Decoder(layer, keys),
+        Decoder(layer=layer, keys=keys),
         projections + products,
         (2 * (projections + products), 2 * projections + products * 5 // 2),
     )
 
 
-class LookedUp(nn.Module):
+class LookedUp(Parts):
     """A table looked up by what the model computes, times a number by which gradients reach what is in front of it."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
 
     def forward(self, x):
         return self.table(x.argmax(-1)) * x.mean()
@@ -206,21 +180,16 @@ class LookedUp(nn.Module):
 
 def embedding(draw):
     table = nn.Embedding(draw.shape[-1], draw.size(1, 8), padding_idx=draw.of(None, 0), scale_grad_by_freq=draw.flag())
-    return Made(LookedUp(table))
+    return Made(LookedUp(table=table))
 
 
 def embedding_bag(draw):
     bag = nn.EmbeddingBag(draw.shape[-1], draw.size(1, 8), mode=draw.of("sum", "mean", "max"))
-    return Made(LookedUp(bag))
+    return Made(LookedUp(table=bag))
 
 
-class Tied(nn.Module):
+class Tied(Parts):
     """A linear layer called twice, and its weight used once more; an attribute of another name holds it too."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-        self.again = layer
 
     def forward(self, x):
         return F.linear(self.again(self.layer(x)), self.layer.weight.t())
@@ -228,7 +197,8 @@ class Tied(nn.Module):
 
 def tied(draw):
     c = draw.shape[-1]
-    return Made(Tied(nn.Linear(c, c)), 3 * draw.positions * c * c)
+    layer = nn.Linear(c, c)
+    return Made(Tied(layer=layer, again=layer), 3 * draw.positions * c * c)
 
 
 KINDS = {

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.models.parts import Parts
+
 MODEL, WEIGHTS, INPUTS = "models/model.json", "data/weights/model_weights_config.json", "data/sample_inputs/model.pt"
 CONSTANTS = "data/constants/model_constants_config.json"
 Entries = dict[str, bytes]
@@ -28,13 +30,8 @@ class Opens:
         return open, (self.path, "w")
 
 
-class Net(nn.Module):
+class Net(Parts):
     """A layer, a constant, sizes that are expressions, and a keyword argument."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-        self.scale = torch.ones(3)
 
     def forward(self, x, *, shift):
         return self.layer(x)[: x.shape[0] // 2] * self.scale + shift
@@ -48,7 +45,9 @@ def saved_entries() -> Mapping[str, bytes]:
         warnings.simplefilter("ignore")
         shapes = {"x": {0: torch.export.Dim.AUTO}, "shift": None}
         example = (torch.randn(6, 4),)
-        program = torch.export.export(Net(), example, {"shift": torch.zeros(3)}, dynamic_shapes=shapes)
+        program = torch.export.export(
+            Net(layer=nn.Linear(4, 3), scale=torch.ones(3)), example, {"shift": torch.zeros(3)}, dynamic_shapes=shapes
+        )
         torch.export.save(program, buffer)
     with zipfile.ZipFile(buffer) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
@@ -69,7 +68,6 @@ def change_json(entries: Mapping[str, bytes], name: str, change: Callable[[Any],
 
 
 def list_texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each text inside parsed JSON."""
     if isinstance(value, str):
         yield path
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -77,7 +75,6 @@ def list_texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def put(value, path, text):
-    """Replace what is at a path inside parsed JSON."""
     for key in path[:-1]:
         value = value[key]
     value[path[-1]] = text

@@ -77,7 +77,6 @@ def twin(kind: Kind) -> Iterator[tuple[ModuleType, nn.Module]]:
 
 
 def seed(number: int) -> None:
-    """Seed all random generators that belong to nobody."""
     torch.manual_seed(number)
     np.random.seed(number)
     random.seed(number)

@@ -30,15 +30,11 @@ class OfOne(nn.Module):
 
 
 class OfTwo(OfOne):
-    """A layer that is called with two tensors."""
-
     def forward(self, first, second):
         return self.layer(first, second), self.parameter
 
 
 class OfThree(OfOne):
-    """A layer that is called with three tensors."""
-
     def forward(self, first, second, third):
         return self.layer(first, second, third), self.parameter
 

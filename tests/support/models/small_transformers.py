@@ -52,7 +52,6 @@ NAMES = tuple(_MODELS)
 
 
 def build_small(name: str, device: str = "meta", **sizes: Any) -> Any:
-    """Return a model of transformers with random weights, on a device."""
     transformers = importlib.import_module("transformers")
     prefix, own = _MODELS[name]
     config = getattr(transformers, f"{prefix}Config")(**(_SIZES | own | sizes))

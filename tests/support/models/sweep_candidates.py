@@ -11,7 +11,6 @@ from torch import nn
 
 
 def linear(width):
-    """Return a small model with its inputs."""
     print("models print to standard output")
     print("and to standard error", file=sys.stderr)
     return nn.Linear(8, width), torch.ones(1, 8)
@@ -23,17 +22,14 @@ def hang():
 
 
 def exhaust():
-    """Allocate more than any worker may."""
     return nn.Linear(1, 1 << 44, device="cpu"), torch.ones(1, 1)
 
 
 def crash():
-    """Be killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave():
-    """End the process."""
     os._exit(3)
 
 

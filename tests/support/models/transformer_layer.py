@@ -82,7 +82,6 @@ class TransformerLayer(nn.Module):
         return x + drop(self.leave(self.down(hidden)))
 
     def enter(self, x, linear):
-        """Apply a linear layer that is divided by columns."""
         if self.group is None:
             return linear(x)
         return (
@@ -90,7 +89,6 @@ class TransformerLayer(nn.Module):
         )
 
     def leave(self, x):
-        """Sum the results of a linear layer that is divided by rows."""
         return x if self.group is None else Reduce.apply(x, self.group, self.sequence)
 
     def attend(self, qkv):

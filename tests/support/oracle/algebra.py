@@ -41,7 +41,6 @@ def _size(number: Any) -> float:
 
 
 def identity(tally: Tally, matrix: Matrix) -> Matrix:
-    """Return the identity of a matrix's size and kind of numbers."""
     n, is_complex = len(matrix), isinstance(matrix[0][0], Complex)
     return [
         [
@@ -108,7 +107,6 @@ def solve_factored(tally: Tally, packed: Matrix, order: list[int], right: Matrix
 
 
 def inverse(tally: Tally, matrix: Matrix) -> Matrix:
-    """Return the inverse: the solution for each column of the identity, whose zeros are not looked for."""
     return solve(tally, matrix, identity(tally, matrix))
 
 

@@ -24,7 +24,6 @@ _COMPLEX = 4
 
 
 def drawn(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> torch.Tensor:
-    """Return a tensor of random numbers between two bounds."""
     numbers = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return low + (high - low) * numbers
 

@@ -31,7 +31,6 @@ class Window:
 
 
 def pad(tally: Tally, image: Any, padding: Places) -> Any:
-    """Return the spatial dimensions of one channel between zeros."""
     return widen(tally, image, padding, [size + 2 * more for size, more in zip(shape_of(image), padding, strict=True)])
 
 

@@ -15,7 +15,6 @@ def flat(grid: Any) -> list[Number]:
 
 
 def reduce(tally: Tally, losses: Any, reduction: str) -> Any:
-    """Return the losses, their sum or their mean."""
     if reduction == "none":
         return losses
     return mean_of(tally, flat(losses)) if reduction == "mean" else tally.sum(flat(losses))
@@ -39,13 +38,11 @@ def absolute(x: Number, y: Number) -> Number:
 
 
 def smooth(x: Number, y: Number, beta: float) -> Number:
-    """Return d^2/(2*beta) for a distance d below beta, else d − beta/2."""
     d = abs(x - y)
     return select(d.value < beta, scaled(0.5 * d * d, 1 / beta), d.value - 0.5 * beta)
 
 
 def huber(x: Number, y: Number, delta: float) -> Number:
-    """Return d^2/2 for a distance d below delta, else delta*(d − delta/2)."""
     d = abs(x - y)
     return select(d.value < delta, 0.5 * d * d, delta * (d.value - 0.5 * delta))
 
@@ -85,39 +82,26 @@ def soft_margin(x: Number, y: Number) -> Number:
     return log(1 + exp(-y * x))
 
 
-def margin_ranking(x: Number, y: Number, sign: Number, margin: float) -> Number:
-    return (-sign * (x - y) + margin).max(0)
-
-
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
-def squared_backward(g: Number, x: Number, y: Number, factor: float) -> Number:
-    """Return factor*(x − y)*g, the factor being 2, or 2/n for a mean."""
-    return factor * (x - y) * g
-
-
 def smooth_backward(g: Number, x: Number, y: Number, beta: float, factor: float) -> Number:
-    """Return factor*g*d/beta for a distance below beta, else factor*g with the sign of d."""
     d = x - y
     inner = scaled(factor * d * g, 1 / beta)
     return select(abs(d.value) < beta, inner, (factor if d.value > 0 else -factor) * g.value)
 
 
 def huber_backward(g: Number, x: Number, y: Number, delta: float, factor: float) -> Number:
-    """Return factor*g*d for a distance below delta, else factor*g*delta with the sign of d."""
     d = x - y
     outer = (factor if d.value > 0 else -factor) * g.value * delta
     return select(abs(d.value) < delta, factor * d * g, outer)
 
 
 def cross_entropy_of_bit_backward(g: Number, x: Number, y: Number) -> Number:
-    """Return g*(x − y)/max(x*(1 − x), 1e-12)."""
     return g * (x - y) / ((1 - x) * x).max(1e-12)
 
 
 def soft_margin_backward(g: Number, x: Number, y: Number, factor: float) -> Number:
-    """Return −factor*y*g*z/(z + 1), z being exp(−y*x)."""
     z = exp(-y * x)
     return -y * factor * g * z / (z + 1)
 

@@ -22,7 +22,6 @@ def normalise(tally: Tally, row: Row, eps: float) -> list[Number]:
 
 
 def scale_and_shift(row: Row, weight: Scales, bias: Scales) -> list[Number]:
-    """Return a row times the weight, plus the bias."""
     if weight is not None:
         row = [x * w for x, w in zip(row, weight, strict=True)]
     if bias is not None:

@@ -22,7 +22,6 @@ class Tally:
         self.done = Counter()
 
     def flops(self, costs: dict[str, int]) -> int:
-        """Return the sum of all operations: a multiply-add is two flops, another one, or what `costs` says."""
         return sum(costs.get(kind, _FLOPS.get(kind, 1)) * times for kind, times in self.done.items())
 
     @property
@@ -30,11 +29,9 @@ class Tally:
         return self.done["mac"]
 
     def numbers(self, tensor):
-        """Return a tensor as nested lists of counting numbers, a scalar tensor as one."""
         return self._wrap(tensor.tolist())
 
     def zero(self) -> Number:
-        """Return an accumulator that begins at 0."""
         return Number(0.0, self)
 
     def lowest(self) -> Number:
@@ -42,7 +39,6 @@ class Tally:
         return Number(-math.inf, self)
 
     def number(self, value: float) -> Number:
-        """Return a constant as a counting number."""
         return Number(float(value), self)
 
     def sum(self, numbers: Iterable[Number]) -> Number:
@@ -107,11 +103,9 @@ class Number:
         return self._tell("abs", abs(self.value))
 
     def max(self, other: Number | float) -> Number:
-        """Return the larger of both: one compare-select."""
         return self._tell("max", max(self.value, _plain(other)))
 
     def min(self, other: Number | float) -> Number:
-        """Return the smaller of both: one compare-select."""
         return self._tell("max", min(self.value, _plain(other)))
 
     def equals(self, other: float) -> bool:
@@ -119,7 +113,6 @@ class Number:
         return bool(self._tell("compare", self.value).value == other)
 
     def sqrt(self) -> Number:
-        """Return the square root: one flop."""
         return self._tell("sqrt", math.sqrt(self.value))
 
     def plus_product(self, left, right):
@@ -146,7 +139,6 @@ class Complex:
 
     @property
     def value(self) -> complex:
-        """The number itself."""
         return complex(self.real.value, self.imag.value)
 
     def __add__(self, other: Complex) -> Complex:

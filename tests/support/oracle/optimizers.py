@@ -11,8 +11,6 @@ from tests.support.oracle.pointwise import scaled
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """The settings of Adam; `decoupled` decay is AdamW's (arXiv 1412.6980, 1711.05101)."""
-
     lr: float
     beta1: float
     beta2: float
@@ -26,7 +24,6 @@ class Adam:
 def adam(
     p: Number, g: Number, mean: Number, square: Number, top: Number, step: int, settings: Adam
 ) -> tuple[Number, Number, Number, Number]:
-    """Return the parameter after a step, with its running mean, mean square and the largest such."""
     s = settings
     if s.maximize:
         g = -g
@@ -46,8 +43,6 @@ def adam(
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """The settings of stochastic gradient descent."""
-
     lr: float
     momentum: float
     dampening: float
@@ -57,7 +52,6 @@ class Sgd:
 
 
 def sgd(p: Number, g: Number, buffer: Number, settings: Sgd, first: bool) -> tuple[Number, Number]:
-    """Return the parameter after a step, with its momentum."""
     s = settings
     if s.maximize:
         g = -g
@@ -70,7 +64,6 @@ def sgd(p: Number, g: Number, buffer: Number, settings: Sgd, first: bool) -> tup
 
 
 def adagrad(p: Number, g: Number, total: Number, lr: float, weight_decay: float, eps: float) -> tuple[Number, Number]:
-    """Return the parameter after a step of Adagrad, with its sum of squares."""
     if weight_decay != 0:
         g = g + weight_decay * p
     total = total + g * g

@@ -106,28 +106,20 @@ def lerp(x: Number, y: Number, weight: Number | float) -> Number:
 
 
 def clamp(x: Number, low: float | None = None, high: float | None = None) -> Number:
-    """Return x within bounds: one compare-select for each."""
     x = x if low is None else x.max(low)
     return x if high is None else x.min(high)
 
 
 def rounded(function: Callable[[float], float]) -> Callable[[Number], Number]:
-    """Return a rounding: one operation."""
     return lambda x: x.call("round", function)
 
 
 def sign(x: Number) -> Number:
-    """Return −1, 0 or 1: one operation."""
     return x.call("sign", lambda value: (value > 0) - (value < 0))
 
 
 def reciprocal(x: Number) -> Number:
-    """Return 1/x: one division."""
     return 1 / x
-
-
-def rsqrt(x: Number) -> Number:
-    return 1 / x.sqrt()
 
 
 def remainder(x: Number, y: Number) -> Number:
@@ -141,10 +133,6 @@ def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def relu(x: Number) -> Number:
-    return x.max(0)
-
-
 def leaky_relu(x: Number, slope: Number | float) -> Number:
     return select(x.value > 0, x, x * slope)
 
@@ -154,12 +142,10 @@ def prelu(x: Number, slope: Number) -> Number:
 
 
 def elu(x: Number, alpha: float = 1) -> Number:
-    """Return x, or alpha*(exp(x) − 1) below 0."""
     return select(x.value > 0, x, scaled(exp(x) - 1, alpha))
 
 
 def celu(x: Number, alpha: float = 1) -> Number:
-    """Return x, or alpha*(exp(x/alpha) − 1) below 0."""
     return select(x.value > 0, x, scaled(exp(scaled(x, 1 / alpha)) - 1, alpha))
 
 
@@ -175,15 +161,6 @@ def sigmoid(x: Number) -> Number:
     return 1 / (1 + exp(-x))
 
 
-def silu(x: Number) -> Number:
-    return x * sigmoid(x)
-
-
-def gelu(x: Number) -> Number:
-    """Return x/2*(1 + erf(x/sqrt(2))) (D. Hendrycks, K. Gimpel, arXiv 1606.08415)."""
-    return x * (1 + erf(x * math.sqrt(0.5))) * 0.5
-
-
 def gelu_tanh(x: Number) -> Number:
     return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))) * 0.5
 
@@ -192,42 +169,15 @@ def softplus(x: Number, beta: float = 1) -> Number:
     return scaled(log(1 + exp(scaled(x, beta))), 1 / beta)
 
 
-def mish(x: Number) -> Number:
-    return x * tanh(softplus(x))
-
-
-def softsign(x: Number) -> Number:
-    return x / (1 + abs(x))
-
-
-def hardswish(x: Number) -> Number:
-    """Return x*min(max(x + 3, 0), 6)/6."""
-    return x * clamp(x + 3, 0, 6) / 6
-
-
-def hardsigmoid(x: Number) -> Number:
-    """Return min(max(x + 3, 0), 6)/6."""
-    return clamp(x + 3, 0, 6) / 6
-
-
 def log_sigmoid(x: Number) -> Number:
     """Return min(x, 0) − log(1 + exp(−|x|)), which does not overflow."""
     return x.min(0) - log(1 + exp(-abs(x)))
-
-
-def hardshrink(x: Number, bound: float) -> Number:
-    """Return x, or 0 within the bound: a selection."""
-    return select(abs(x.value) > bound, x, x.tally.zero())
 
 
 def softshrink(x: Number, bound: float) -> Number:
     """Return x moved towards 0 by the bound."""
     moved = x - math.copysign(bound, x.value)
     return select(abs(x.value) > bound, moved, x.tally.zero())
-
-
-def tanhshrink(x: Number) -> Number:
-    return x - tanh(x)
 
 
 def threshold(x: Number, bound: float, value: float) -> Number:
@@ -246,15 +196,6 @@ def glu(x: Number, gate: Number) -> Number:
 
 
 # --- activations' derivatives, times the gradient g -------------------------------------------------------------------
-
-
-def sigmoid_backward(g: Number, y: Number) -> Number:
-    return g * (1 - y) * y
-
-
-def tanh_backward(g: Number, y: Number) -> Number:
-    """Return g*(1 − y^2), y being the tangent."""
-    return g * (1 - y * y)
 
 
 def threshold_backward(g: Number, x: Number, bound: float) -> Number:
@@ -277,7 +218,6 @@ def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]
 
 
 def gelu_backward(g: Number, x: Number) -> Number:
-    """Return g*(cdf + x*pdf) of the normal distribution."""
     cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
     pdf = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
     return g * (cdf + x * pdf)
@@ -292,7 +232,6 @@ def gelu_tanh_backward(g: Number, x: Number) -> Number:
 
 
 def silu_backward(g: Number, x: Number) -> Number:
-    """Return g*s*(1 + x*(1 − s)), s being sigmoid(x)."""
     s = sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
@@ -325,10 +264,6 @@ def hardswish_backward(g: Number, x: Number) -> Number:
     return select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value if x.value >= 3 else 0.0)
 
 
-def hardsigmoid_backward(g: Number, x: Number) -> Number:
-    return select(-3 < x.value < 3, g / 6, g.tally.zero())
-
-
 def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
     """Return g, or 0 within the bound: a selection."""
     return select(abs(x.value) > bound, g, g.tally.zero())
@@ -338,10 +273,6 @@ def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
     """Return g*(m ± b/(1 + b)), b being exp(−|x|) as the forward pass left it; m is 1 below 0, else 0."""
     part = buffer / (1 + buffer)
     return g * (1 - part if x.value < 0 else 0 + part)
-
-
-def logit_backward(g: Number, x: Number) -> Number:
-    return g / (x * (1 - x))
 
 
 def glu_backward(g: Number, x: Number, gate: Number) -> tuple[Number, Number]:

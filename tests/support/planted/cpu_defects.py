@@ -69,23 +69,19 @@ class Block(nn.Module):
 
 
 def fused(q, k, v):
-    """Attention in one op."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
 def separate(q, k, v):
-    """Attention of products and a softmax."""
     return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
 
 
 def masked(q, k, v):
-    """Attention of products, a mask and a softmax."""
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     return torch.softmax(scores + torch.full(scores.shape[-2:], -1e9).triu(1), -1) @ v
 
 
 def looped(q, k, v):
-    """Attention head by head."""
     heads = [fused(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(q.shape[1])]
     return torch.cat(heads, 1)
 
@@ -102,7 +98,6 @@ def train(
     after: Callable[[nn.Module], None] = lambda model: None,
     autocast: bool = False,
 ) -> Step:
-    """Return a training step of two blocks."""
     model = nn.Sequential(*(Block(attention, width, 4) for _ in range(2))).to(dtype)
     optimize = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, fused=True)))(list(model.parameters()))
     x = torch.randn(*shape, width, dtype=dtype)
@@ -122,8 +117,6 @@ def train(
 
 
 def infer(work: Callable[[], object]) -> Step:
-    """Return a step without gradients."""
-
     def step():
         with torch.no_grad():
             work()
@@ -131,57 +124,52 @@ def infer(work: Callable[[], object]) -> Step:
     return step
 
 
-def _products(dtype: torch.dtype) -> Maker:
-    def make() -> Step:
-        a, b = torch.randn(2, 512, 512, dtype=dtype)
-        return infer(lambda: [a @ b for _ in range(20)])
-
-    return make
+def _products(dtype: torch.dtype | None) -> Step:
+    a, b = torch.randn(2, 512, 512, dtype=dtype)
+    return infer(lambda: [a @ b for _ in range(20)])
 
 
-def _tokens_one_by_one(loop: bool) -> Maker:
-    def make() -> Step:
-        weight, x = torch.randn(64, 64), torch.randn(1024, 64)
-        return infer(lambda: [x[i : i + 1] @ weight for i in range(1024)] if loop else [x @ weight for _ in range(60)])
-
-    return make
+def _tokens_one_by_one(loop: bool) -> Step:
+    weight, x = torch.randn(64, 64), torch.randn(1024, 64)
+    return infer(lambda: [x[i : i + 1] @ weight for i in range(1024)] if loop else [x @ weight for _ in range(60)])
 
 
-def _experts(loop: bool) -> Maker:
-    def make() -> Step:
-        weights, x = torch.randn(32, 128, 128), torch.randn(4096, 128)
-        choice = torch.arange(4096).remainder(61).clamp(max=31)
-        parts = [int((choice == expert).sum()) for expert in range(32)]
-        equal = x.view(32, 128, 128)
+def _experts(loop: bool) -> Step:
+    weights, x = torch.randn(32, 128, 128), torch.randn(4096, 128)
+    choice = torch.arange(4096).remainder(61).clamp(max=31)
+    parts = [int((choice == expert).sum()) for expert in range(32)]
+    equal = x.view(32, 128, 128)
 
-        def route():
-            for _ in range(4):
-                for expert, part in enumerate(x.split(parts)):
-                    part[: part.shape[0] - expert] @ weights[0]
+    def route():
+        for _ in range(4):
+            for expert, part in enumerate(x.split(parts)):
+                part[: part.shape[0] - expert] @ weights[0]
 
-        return infer(route if loop else lambda: [torch.bmm(equal, weights) for _ in range(12)])
-
-    return make
+    return infer(route if loop else lambda: [torch.bmm(equal, weights) for _ in range(12)])
 
 
-def _copies(kind: str) -> Callable[[Tensor], Tensor]:
-    def copy(x):
-        for _ in range(50 if kind != "clone" else 150):
-            if kind == "contiguous":
-                x = x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()
-            elif kind == "clone":
-                x = x.clone()
-            elif kind == "pad":
-                x = F.pad(x, (0, 8))[..., :-8]
-            elif kind == "repeat":
-                x = x.repeat(1, 2, 1)[:, : x.shape[1]]
-            elif kind == "casts":
-                x = x.to(torch.float64).to(torch.float32)
-            elif kind == "half casts":
-                x = x.to(torch.bfloat16).to(torch.float32)
+def _repeated(copy: Callable[[Tensor], Tensor], times: int = 50) -> Callable[[Tensor], Tensor]:
+    def copies(x):
+        for _ in range(times):
+            x = copy(x)
         return x
 
-    return copy
+    return copies
+
+
+# Code of the finding → name → what copies.
+_COPIES = {
+    "copies": {
+        "contiguous": _repeated(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2).contiguous()),
+        "clone": _repeated(torch.clone, 150),
+        "pad": _repeated(lambda x: F.pad(x, (0, 8))[..., :-8]),
+        "repeat": _repeated(lambda x: x.repeat(1, 2, 1)[:, : x.shape[1]]),
+    },
+    "casts": {
+        "casts": _repeated(lambda x: x.to(torch.float64).to(torch.float32)),
+        "half casts": _repeated(lambda x: x.to(torch.bfloat16).to(torch.float32)),
+    },
+}
 
 
 class _Samples(Dataset[Tensor]):
@@ -297,10 +285,12 @@ CPU_DEFECTS = [
         of(separate, shape=(1, 1024), width=128),
         of(shape=(1, 1024), width=128),
     ),
-    CpuDefect("float64 products", "float64_products", _products(torch.float64), _products(torch.float32)),
+    CpuDefect(
+        "float64 products", "float64_products", partial(_products, torch.float64), partial(_products, torch.float32)
+    ),
     CpuDefect("float64 model", "float64_products", of(dtype=torch.float64), of(width=320)),
-    CpuDefect("token by token", "product_loop", _tokens_one_by_one(True), _tokens_one_by_one(False)),
-    CpuDefect("loop over experts", "product_loop", _experts(True), _experts(False)),
+    CpuDefect("token by token", "product_loop", partial(_tokens_one_by_one, True), partial(_tokens_one_by_one, False)),
+    CpuDefect("loop over experts", "product_loop", partial(_experts, True), partial(_experts, False)),
     CpuDefect("8 rows, head by head", "product_loop", partial(_heads, True), partial(_heads, False)),
     CpuDefect(
         "foreach optimizer off",
@@ -335,6 +325,9 @@ CPU_DEFECTS = [
     CpuDefect(".item() of each value", "item_calls", of(after=_read_items, shape=(1, 64)), of(shape=(1, 256))),
     CpuDefect("index_select", "indexing", of(around=_index), of(shape=(2, 448))),
     CpuDefect("filling", "zeroing", of(after=_zero, width=512, shape=(1, 32)), of(shape=(1, 512))),
-    *(CpuDefect(kind, "copies", of(around=_copies(kind)), train) for kind in ("contiguous", "clone", "pad", "repeat")),
-    *(CpuDefect(kind, "casts", of(around=_copies(kind)), train) for kind in ("casts", "half casts")),
+    *(
+        CpuDefect(name, code, of(around=copies), train)
+        for code, kinds in _COPIES.items()
+        for name, copies in kinds.items()
+    ),
 ]

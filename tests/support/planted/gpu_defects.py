@@ -1,9 +1,10 @@
 """Defects planted in the work of planned steps on GPUs, each with the finding that must come first."""
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.planted.planned_work import PRODUCTS, TYPES, work_of
 from tests.support.planted.synthetic_trace import Collective, Gap, Op, Sync, Wait, Work
@@ -25,17 +26,24 @@ class Defect(NamedTuple):
     change: Change
 
 
-def _each(change: Callable[[Op], list[Work]], wanted: str) -> Change:
-    """Return a change of each op whose name matches."""
+def _where(matches: Callable[[Work], bool], change: Callable[[Any], list[Work]]) -> Change:
+    """Return a change of each item that matches."""
 
     def apply(work: list[Work]) -> list[Work]:
-        changed = []
-        for item in work:
-            changed += change(item) if isinstance(item, Op) and re.search(wanted, item.op) else [item]
-        assert changed != work, wanted
+        changed = [new for item in work for new in (change(item) if matches(item) else [item])]
+        assert changed != work
         return changed
 
     return apply
+
+
+def _each(change: Callable[[Op], list[Work]], wanted: str) -> Change:
+    """Return a change of each op whose name matches."""
+    return _where(lambda item: isinstance(item, Op) and re.search(wanted, item.op), change)
+
+
+def _each_collective(wanted: str, change: Callable[[Collective], list[Work]]) -> Change:
+    return _where(lambda item: isinstance(item, Collective) and item.collective == wanted, change)
 
 
 def _every(number: int, added: Callable[[int], list[Work]], phase: str = "forward") -> Change:
@@ -189,23 +197,14 @@ def _unfuse_optimizer(name: str, number: int) -> Callable[[Op], list[Work]]:
 # --- the host -----------------------------------------------------------------------------------------------------
 
 
-def _slow_host(work: list[Work]) -> list[Work]:
+def _slow_host(op: Op) -> list[Work]:
     """A host that needs 60 us for an op, and kernels that are short."""
-    return [
-        item.slower(0.05) if isinstance(item, Op) else item
-        for item in (replace(item, launch=60e-6) if isinstance(item, Op) else item for item in work)
-    ]
+    return [replace(op, launch=60e-6).slower(0.05)]
 
 
-def _short(work: list[Work]) -> list[Work]:
+def _short(op: Op) -> list[Work]:
     """Thousands of launches of 4 us, as of an eager model of small tensors."""
-    found = []
-    for item in work:
-        if isinstance(item, Op) and item.kernels:
-            found += [replace(item, kernels=((item.kernels[0][0], 3e-6),), launch=8e-6)] * 10
-        else:
-            found.append(item)
-    return found
+    return [replace(op, kernels=((op.kernels[0][0], 3e-6),), launch=8e-6)] * 10 if op.kernels else [op]
 
 
 def _item(_: int, phase: str = "forward") -> list[Work]:
@@ -235,51 +234,29 @@ def _nonzero(_: int) -> list[Work]:
 
 def _not_overlapped(wanted: str) -> Change:
     """The compute stream waits for each collective right after its launch, which waits for the kernels before."""
+    return _each_collective(wanted, lambda item: [replace(item, gate=None), Wait(item.number)])
+
+
+def _longer(wanted: str, factor: float, every: int = 1) -> Change:
+    """Collectives that take longer, all or each so-many-th one; after each the compute stream waits."""
 
     def apply(work: list[Work]) -> list[Work]:
-        found = []
-        for item in work:
-            if isinstance(item, Collective) and item.collective == wanted:
-                found += [replace(item, gate=None), Wait(item.number)]
-            else:
-                found.append(item)
-        return found
-
-    return apply
-
-
-def _longer(wanted: str, factor: float, first: int | None = None) -> Change:
-    """Collectives that take longer, all or the first ones; after each the compute stream waits."""
-
-    def apply(work: list[Work]) -> list[Work]:
-        found = []
-        seen = 0
-        for item in work:
-            if isinstance(item, Collective) and item.collective == wanted:
-                seen += 1
-                if first is None or seen % first == 0:
-                    found += [replace(item, seconds=item.seconds * factor), Wait(item.number)]
-                    continue
-            found.append(item)
-        return found
+        seen = itertools.count(1)
+        longer = lambda item: [replace(item, seconds=item.seconds * factor), Wait(item.number)]  # noqa: E731
+        return _each_collective(wanted, lambda item: [item] if next(seen) % every else longer(item))(work)
 
     return apply
 
 
 def _bubble(factor: float) -> Change:
-    def apply(work: list[Work]) -> list[Work]:
-        return [
-            replace(item, seconds=item.seconds * factor)
-            if isinstance(item, Collective) and item.group == "pp"
-            else item
-            for item in work
-        ]
-
-    return apply
+    return _where(
+        lambda item: isinstance(item, Collective) and item.group == "pp",
+        lambda item: [replace(item, seconds=item.seconds * factor)],
+    )
 
 
 def _slower_kernels(factor: float) -> Change:
-    return lambda work: [item.slower(factor) if isinstance(item, Op) else item for item in work]
+    return _each(lambda op: [op.slower(factor)], "")
 
 
 def _exchange(work: list[Work]) -> list[Work]:
@@ -353,8 +330,8 @@ DEFECTS = (
     Defect(
         "foreach optimizer", "experts", "unfused_optimizer", _each(_unfuse_optimizer("_foreach_", 2), "_fused_adamw")
     ),
-    Defect("launch-bound", "one GPU", "launch_bound", _slow_host),
-    Defect("thousands of short kernels", "one GPU", "launch_bound", _short),
+    Defect("launch-bound", "one GPU", "launch_bound", _each(_slow_host, "")),
+    Defect("thousands of short kernels", "one GPU", "launch_bound", _each(_short, "")),
     Defect(".item() after each layer", "one GPU", "synchronisation", _every(10, _item)),
     Defect(
         ".item() in the backward pass",
@@ -376,7 +353,7 @@ DEFECTS = (
     Defect("all-reduce after the backward pass", "ddp llama", "exposed_all_reduce", _not_overlapped("all_reduce")),
     Defect("exposed all-to-all", "experts", "exposed_all_to_all", _exchange),
     Defect("pipeline bubble", "pipeline", "pipeline_bubble", _bubble(3)),
-    Defect("straggler", "fsdp", "straggler", _longer("all_gather", 12, first=5)),
+    Defect("straggler", "fsdp", "straggler", _longer("all_gather", 12, every=5)),
     Defect("slow network", "fsdp", "slow_network", _longer("all_gather", 6)),
     Defect("slow network of DDP", "ddp", "slow_network", _longer("all_reduce", 15)),
 )

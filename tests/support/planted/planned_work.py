@@ -183,7 +183,6 @@ def _tensors(signature: Signature) -> tuple[Any, ...]:
 
 
 def name_kernel(launch: Launch) -> str:
-    """Return a kernel's name as CUDA has it."""
     if launch.kernel.kind == "matmul":
         return PRODUCTS[launch.kernel.dtype]
     if launch.kernel.kind == "attention":
@@ -195,5 +194,4 @@ def name_kernel(launch: Launch) -> str:
 
 
 def with_module(op: Op, module: str) -> Op:
-    """Return the op as of a module."""
     return replace(op, module=module)

@@ -33,15 +33,12 @@ class Op:
 
     @property
     def seconds(self) -> float:
-        """The time of its kernels."""
         return sum(seconds for _, seconds in self.kernels)
 
     def slower(self, factor: float) -> Op:
-        """Return the op with kernels that take `factor` times as long."""
         return replace(self, kernels=tuple((name, seconds * factor) for name, seconds in self.kernels))
 
     def with_kernels(self, *kernels: tuple[str, float], **changes: Any) -> Op:
-        """Return the op with other kernels."""
         return replace(self, kernels=kernels, **changes)
 
 
@@ -288,6 +285,5 @@ def lay_out(
 
 
 def write(trace: dict[str, Any], path: Path) -> str:
-    """Write a trace and return its path."""
     path.write_text(json.dumps(trace))
     return str(path)

@@ -40,7 +40,6 @@ def arguments() -> list[tuple[float, str | None, int]]:
 
 
 def get_text(get_model_profile: Any, **options: Any) -> str:
-    """Return what a `get_model_profile` prints of LeNet-5."""
     text = StringIO()
     with redirect_stdout(text):
         get_model_profile(zoo.build("lenet5"), **options)

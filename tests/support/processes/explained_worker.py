@@ -22,7 +22,6 @@ def gather():
 
 
 def reduce_loss(model):
-    """Average one value."""
     dist.all_reduce(torch.ones(1))
 
 

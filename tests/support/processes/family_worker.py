@@ -25,6 +25,7 @@ from tests.support.processes.layout_worker import RANKS, Family, make_mesh, reco
 from tests.support.processes.layout_worker import TOKENS as MICROBATCH
 from tests.support.processes.rank_worker import keep_stage
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
+from tests.support.trace_comparison import transfers
 
 TOKENS = torch.arange(2 * 16).view(2, 16)
 
@@ -155,13 +156,9 @@ def describe_work(trace: Trace) -> dict[str, Any]:
     analysis = FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
     phases = analysis.by_phase()
     forward = {label: flops for label, flops in phases["forward"].items() if label not in REDUCTION}
-    transfers = [
-        [key.collective, key.size, key.dtype, *volume[:2]]
-        for key, volume in read_communication(trace).by_collective_and_group().items()
-        if key.dtype != "int32"  # the metadata of tensors
-    ]
+    moved = sorted([*key, *volume] for key, volume in transfers(read_communication(trace)).items())
     flops = sum(phases.values(), Counter())
-    return {"macs": analysis.macs(), "forward": forward, "flops": dict(flops), "transfers": sorted(transfers)}
+    return {"macs": analysis.macs(), "forward": forward, "flops": dict(flops), "transfers": moved}
 
 
 def sum_of(result):

@@ -30,7 +30,6 @@ def group_by_rank(name, tensor):
 
 
 def run_case(mesh, name, sequence):
-    """Return the loss, how far it and the gradients are from one process's, and the work of this rank."""
     model = build(name, **SIZES[name])
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,7 +58,6 @@ def run_case(mesh, name, sequence):
 
 
 def describe_work(trace):
-    """Return the multiply-adds and the payloads of a rank's Trace."""
     volumes = read_communication(trace).by_collective_and_group()
     return {
         "macs": FlopCountAnalysis.from_trace(trace, warn=False).macs(),

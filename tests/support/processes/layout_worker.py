@@ -102,7 +102,6 @@ def divide(model, mesh, device_mesh, options):
 
 
 def make_step(family, mesh, options):
-    """Return a function that runs a training step of this rank."""
     device_mesh = make_mesh(mesh)
     microbatches = options.get("microbatches", 1)
     torch.manual_seed(0)

@@ -92,7 +92,6 @@ def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
 
 
 def main(rank: int, folder: str) -> None:
-    """Run all cases, and write what each found."""
     results = {}
     for case in ("ddp", "compiled ddp", "fsdp2"):
         torch._dynamo.reset()

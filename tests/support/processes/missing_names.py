@@ -23,42 +23,27 @@ class CNN(Parts):
         return self.head(self.features(x).flatten(1)).logsumexp(1).mean()
 
 
-def count_shapes(model: nn.Module, x: torch.Tensor) -> int:
-    from fvflops import FlopCountAnalysis
+def count(model, x, *, step: bool, execution: str) -> int:
+    from fvflops import FlopCountAnalysis, TrainingStepAnalysis
 
-    return FlopCountAnalysis(model, x).total()
-
-
-def count_real(model: nn.Module, x: torch.Tensor) -> int:
-    from fvflops import FlopCountAnalysis
-
-    return FlopCountAnalysis(model, x, execution="real").total()
+    if step:
+        return TrainingStepAnalysis(model, x, optimizer=torch.optim.SGD, execution=execution).total()
+    return FlopCountAnalysis(model, x, execution=execution).total()
 
 
-def count_step_shapes(model: nn.Module, x: torch.Tensor) -> int:
-    from fvflops import TrainingStepAnalysis
-
-    return TrainingStepAnalysis(model, x, optimizer=torch.optim.SGD).total()
-
-
-def count_step_real(model: nn.Module, x: torch.Tensor) -> int:
-    from fvflops import TrainingStepAnalysis
-
-    return TrainingStepAnalysis(model, x, optimizer=torch.optim.SGD, execution="real").total()
-
-
-CASES = (count_shapes, count_real, count_step_shapes, count_step_real)
+CASES = {
+    "count_shapes": {"step": False, "execution": "auto"},
+    "count_real": {"step": False, "execution": "real"},
+    "count_step_shapes": {"step": True, "execution": "auto"},
+    "count_step_real": {"step": True, "execution": "real"},
+}
 
 
 def take_away(name: str) -> None:
     """Let the search for a name fail as on a torch that lacks it."""
     internal = INTERNALS[name]
-
-    if internal.name:
-        gone = dataclasses.replace(internal, name=f"{internal.name}_gone")
-    else:
-        gone = dataclasses.replace(internal, module=f"{internal.module}_gone")
-    INTERNALS[name] = gone  # type: ignore[index]
+    part = "name" if internal.name else "module"
+    INTERNALS[name] = dataclasses.replace(internal, **{part: f"{getattr(internal, part)}_gone"})
 
 
 def count_without(name: str) -> dict[str, int | str]:
@@ -66,17 +51,12 @@ def count_without(name: str) -> dict[str, int | str]:
     if name:
         take_away(name)
     said = {}
-    for case in CASES:
+    for case, options in CASES.items():
+        features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
         try:
-            said[case.__name__] = case(
-                CNN(
-                    features=nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
-                    head=nn.Linear(4, 5),
-                ),
-                torch.ones(2, 3, 8, 8),
-            )
+            said[case] = count(CNN(features=features, head=nn.Linear(4, 5)), torch.ones(2, 3, 8, 8), **options)
         except Exception as error:
-            said[case.__name__] = f"{type(error).__name__}: {error}"
+            said[case] = f"{type(error).__name__}: {error}"
     return said
 
 

@@ -133,7 +133,6 @@ def record(model, inputs, execution="real"):
 
 
 def train(model, inputs):
-    """Return the result of a step; FSDP2 lets go of the root's parameters in its backward."""
     result = model(inputs)
     result.sum().backward()
     model.zero_grad()  # what is there already would be added to

@@ -35,7 +35,6 @@ STEPS = 2
 
 
 def write_trace(path, model, parameters, x, **options):
-    """Write the chrome trace of STEPS training steps with AdamW."""
     optimizer = torch.optim.AdamW(parameters)
     steps = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=steps, **options) as profiler:
@@ -48,7 +47,6 @@ def write_trace(path, model, parameters, x, **options):
 
 
 def write_alone(folder):
-    """Write the traces of a single process."""
     for name, make in MODELS.items():
         model, x = make()
         options = {"record_shapes": name != "resnet50", "with_stack": name == "llama"}

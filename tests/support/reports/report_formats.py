@@ -5,13 +5,16 @@ import io
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fvflops.cli import main
 from fvflops.reports.display_width import display_width
+from fvflops.reports.formats import FORMATS
 from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
@@ -34,8 +37,8 @@ def output_of(capsys, *argv):
     return out
 
 
-def compute_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Let a module's function run once: a command that is repeated in other formats has the same result."""
+def write_all_formats(command: Sequence[str], folder: Path, module: Any, name: str) -> dict[str, str]:
+    """Return format → the report of a command, whose function `name` of a module runs once."""
     function, results = getattr(module, name), []
 
     def compute(*args, **kwargs):
@@ -43,7 +46,11 @@ def compute_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
             results.append(function(*args, **kwargs))
         return results[0]
 
-    patch.setattr(module, name, compute)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, compute)
+        for format in FORMATS:
+            assert main([*command, "--format", format, "--output", str(folder / format)]) == 0
+    return {format: (folder / format).read_text() for format in FORMATS}
 
 
 def take_cells(text: str) -> int:
