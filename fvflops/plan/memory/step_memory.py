@@ -50,10 +50,7 @@ class StepMemory:
 
 
 class _PassMemory(NamedTuple):
-    """Blocks that a pass allocates and frees, allocates and keeps, or frees; events count from its first.
-
-    The number of a kept or freed block is its `_Likeness`, from `_number`.
-    """
+    """Blocks that a pass allocates and frees, keeps, or frees, with numbers of `_Likeness`; events count from 0."""
 
     events: Sequence[Event]
     within: tuple[Block, ...]

@@ -278,11 +278,7 @@ def least_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int, timin
 
 
 def _pipeline_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int) -> float:
-    """Return the time of the kernels of all microbatches on the pipeline rank that ends last.
-
-    Its first pass waits for the stages before it, which also follow its last pass, unless the schedule fills that time
-    with other work.
-    """
+    """Return the time of all microbatches' kernels on the pipeline rank that ends last, with waits for others."""
     ranks = candidate.size("pp")
     stages = [cost.layer * count for count in divide_layers(layers, ranks * candidate.stages_per_rank)]
     stages[0] += cost.first

@@ -99,10 +99,7 @@ def with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
 
 
 def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
-    """Return the calls of an action of some kind for gradients, or for parameters that are gathered.
-
-    The last of each group and dtype is the collective.
-    """
+    """Return an action's calls for gradients or gathered parameters, last of each group and dtype the collective."""
     added: list[Call] = []
     if kind == "allreduce":  # of DDP: each gradient is scaled
         sizes = Counter[tuple[Value, str, str]]()

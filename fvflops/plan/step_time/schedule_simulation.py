@@ -17,10 +17,7 @@ _SENT = {"forward": ("forward", 1), "backward": ("backward", -1), "input_backwar
 
 
 class Span(NamedTuple):
-    """When an action ran on a rank's compute stream, in seconds from the start of the step.
-
-    `starved` is how long it waited for the host in it.
-    """
+    """When an action ran on a rank's compute stream, in seconds from the step's start, and `starved` for the host."""
 
     kind: str
     stage: int
