@@ -225,7 +225,7 @@ class _Search:
             return str(error).partition("\n")[0] or type(error).__name__
 
     def _list_pending(self) -> Iterator[Job | None]:
-        """Yield the recording or plan that the lowest bound needs, None while all run; settle layouts that are slower."""
+        """Yield the recording or plan that the lowest bound needs, None while all run; settle slower layouts."""
         started: set[int | str] = set()
         while unknown := [number for number in range(len(self._candidates)) if number not in self._results]:
             needed = {number: self._find_needed(number) for number in unknown if number not in started}
