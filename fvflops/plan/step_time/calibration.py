@@ -95,7 +95,10 @@ class Network:
         return self._ring(size - 1, nodes, size) + moved / bandwidth
 
     def span(self, group: ProcessGroupSpec) -> tuple[int, int]:
-        """Return how many nodes a group's ranks are in, and how many are in one node: one if not evenly spaced."""
+        """Return how many nodes a group's ranks are in, and how many of them are in one node.
+
+        Ranks that are not evenly spaced count as one in each node.
+        """
         if group.step is None:
             return group.size, 1
         last = group.first + group.step * (group.size - 1)
