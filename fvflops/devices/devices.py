@@ -120,11 +120,9 @@ class Device:
 
     def __str__(self) -> str:
         peaks: dict[str, Mapping[str, float]] = {kind: getattr(self, kind) for kind in _KINDS if getattr(self, kind)}
-        rows = [
-            [dtype, *(format_short(kind[dtype]) if dtype in kind else "" for kind in peaks.values())]
-            for dtype in DTYPES
-            if any(dtype in kind for kind in peaks.values())
-        ]
+        dtypes = [dtype for dtype in DTYPES if any(dtype in kind for kind in peaks.values())]
+        shown = ([format_short(kind[key]) if key in kind else "" for kind in peaks.values()] for key in dtypes)
+        rows = [[dtype, *values] for dtype, values in zip(dtypes, shown, strict=True)]
         sizes = [("bandwidth", self.bandwidth, "B/s"), ("memory", self.memory, "B")]
         notes = [f"{name} {format_short(value)}{unit}" for name, value, unit in sizes if value is not None]
         notes += [f"source: {self.source}"] * bool(self.source)
@@ -222,14 +220,10 @@ def _read_device(node: Node, name: str, names: dict[tuple[str, ...], str]) -> De
     if "source" not in fields:
         raise node.error(f"{name} has no source: name the document that its peaks are from")
     values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
-    for kind in _KINDS:
-        if kind in fields:
-            values[kind] = _read_peaks(fields[kind], f"{kind} of {name}")
-    for key in _NUMBERS:
+    readers = {**dict.fromkeys(_KINDS, _read_peaks), **dict.fromkeys(_NUMBERS, _read_number)}
+    for key, read in {**readers, "capability": _read_capability}.items():
         if key in fields:
-            values[key] = _read_number(fields[key], f"{key} of {name}")
-    if "capability" in fields:
-        values["capability"] = _read_capability(fields["capability"], f"capability of {name}")
+            values[key] = read(fields[key], f"{key} of {name}")
     if "aliases" in fields:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)

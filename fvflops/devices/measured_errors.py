@@ -127,8 +127,9 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
     rows = load_errors().runs
     unseen, unseen_runs = average((row.held_out, row.runs) for row in rows if row.held_out is not None)
     general = f"{_percent(unseen)} in the mean of {format_quantity(unseen_runs, 'run')} of sources left out of the fit"
-    own = [row for row in rows if row.software == software and row.device == device.name]
-    chosen = own or [row for row in rows if row.software == software and _is_alike(device, find_device(row.device))]
+    rows, generation = [row for row in rows if row.software == software], device.capability or "unknown"
+    own = [row for row in rows if row.device == device.name]
+    chosen = own or [row for row in rows if find_device(row.device).capability == generation]
     wanted = ONE_NODE if is_one_node else NODES
     chosen = [row for row in chosen if row.nodes == wanted] or chosen
     if not chosen:
@@ -139,11 +140,6 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
     alike = "" if own else f"not measured on {device.name}; of its generation "
     text = f"Error: {alike}{_percent(mean)} in the mean of {format_quantity(runs, 'run')} of {where}; {general}."
     return ErrorEstimate(text, mean, runs)
-
-
-def _is_alike(one: Device, other: Device) -> bool:
-    """Return whether two GPUs are of one generation."""
-    return one.capability is not None and one.capability == other.capability
 
 
 def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:

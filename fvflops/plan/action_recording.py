@@ -167,11 +167,9 @@ def record_actions(
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
-    trace, positions = expansion.trace, expansion.positions
-    return trace, [
-        {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
-        for walk in walks
-    ]
+    at = expansion.positions
+    passes = ({action: (at[step.begin], at[step.end]) for action, step in walk.items()} for walk in walks)
+    return expansion.trace, [{action: Pass(expansion.trace, *ends) for action, ends in own.items()} for own in passes]
 
 
 def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:

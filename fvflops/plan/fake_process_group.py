@@ -60,10 +60,7 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
 
 
 def _propagate_distinct(propagate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap DTensor's propagation of shardings, which takes milliseconds for each tensor of an op on lists of tensors.
-
-    For an optimizer's op, which treats the tensors alike, it is done once for equal shapes and placements.
-    """
+    """Wrap DTensor's slow propagation of shardings: in an optimizer's op, once for equal shapes and placements."""
 
     def propagate_distinct(propagator: Any, schema: Any) -> Any:
         lists = [arg for arg in schema.args_schema if _is_list_of_specs(arg)]

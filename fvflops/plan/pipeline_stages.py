@@ -103,11 +103,10 @@ def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | Non
 
     The first stage may have the embedding alone, and the last the head alone, as in Llama 3's training.
     """
-    if given is None and layers < stages:
-        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")
     if given is None:
-        return
-    if len(given) != stages or sum(given) != layers or min(given) < 0 or min(given[1:-1], default=1) < 1:
+        if layers < stages:
+            raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")
+    elif len(given) != stages or sum(given) != layers or min(given) < 0 or min(given[1:-1], default=1) < 1:
         raise ShardingError(
             f"{name} has {layers} layers for {stages} stages, and stage_layers gives {list(given)}, a sum of "
             f"{sum(given)}: give a number of at least 1 for each stage, or 0 for the first and the last"
@@ -118,9 +117,8 @@ def copy_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Seq
     """Return a copy of one stage of a model on the meta device; `counts` has the number of blocks of each stage."""
     module_list: Any = model.get_submodule(stages.blocks)
     start = sum(counts[:stage])
-    replaced: dict[nn.Module, nn.Module] = {
-        module_list: nn.ModuleList(list(module_list)[start : start + counts[stage]])
-    }
+    blocks: nn.Module = nn.ModuleList(list(module_list)[start : start + counts[stage]])
+    replaced = {module_list: blocks}
     for path in (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ())):
         replaced[model.get_submodule(path)] = nn.Identity()
     copied = copy_to_meta(model, replaced)
@@ -130,10 +128,9 @@ def copy_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Seq
 
 def _keep_layer_types(owner: Any, layers: int, start: int) -> None:
     """Rotate the types of layers to begin at `start`: transformers finds a layer's attention by its index."""
-    config = getattr(owner, "config", None)
-    types = getattr(config, "layer_types", None)
-    if config is not None and isinstance(types, Sequence) and len(types) == layers:
-        config.layer_types = [*types[start:], *types[:start]]
+    types = getattr(getattr(owner, "config", None), "layer_types", None)
+    if isinstance(types, Sequence) and len(types) == layers:
+        owner.config.layer_types = [*types[start:], *types[:start]]
 
 
 def name_in_stage(name: str, blocks: str, stage: int, counts: Sequence[int]) -> str:

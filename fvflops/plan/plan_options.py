@@ -161,7 +161,7 @@ class PlanOptions:
         coordinates = {}
         for axis, size in reversed(self.dense.items()):
             rank, coordinates[axis] = divmod(rank, size)
-        return {axis: coordinates[axis] for axis in self.dense}
+        return dict(reversed(coordinates.items()))
 
     def pipeline_rank(self, rank: int, index: int) -> int:
         """Return the rank at another index of the pipeline axis, with the other coordinates of `rank`."""
@@ -219,10 +219,9 @@ class PlanOptions:
     def _check_optimizer(self) -> None:
         """Raise PlanError where the optimizer cannot be sharded, or gradients have no buffers, as is asked for."""
         find_gradient_dtype(self.gradient_dtype)
-        if self.optimizer_sharding not in (None, *OPTIMIZER_SHARDINGS):
-            hint = suggest(self.optimizer_sharding or "", OPTIMIZER_SHARDINGS)
-            known = ", ".join(OPTIMIZER_SHARDINGS)
-            raise PlanError(f"no optimizer_sharding {self.optimizer_sharding!r}{hint}: known is {known}")
+        if (name := self.optimizer_sharding) is not None and name not in OPTIMIZER_SHARDINGS:
+            hint, known = suggest(name, OPTIMIZER_SHARDINGS), ", ".join(OPTIMIZER_SHARDINGS)
+            raise PlanError(f"no optimizer_sharding {name!r}{hint}: known is {known}")
         for name in ("optimizer_sharding", "gradient_dtype"):
             if getattr(self, name) is None:
                 continue
@@ -247,7 +246,9 @@ class PlanOptions:
 
     def settings(self, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
         """Return the assumptions of a plan that its Trace does not have, where they apply."""
-        precision, checkpoint = self.dtypes, self.checkpoint
+        precision, checkpointing = self.dtypes, self.checkpoint
+        if not isinstance(checkpointing, str):
+            checkpointing = describe_checkpointed(checkpointed_modules(model, checkpointing))
         of_model = settings_of_model(model, None if precision is None else precision.compute)
         weights = of_model["weights"] if precision is None else dtype_name(precision.parameters)
         reduction = weights if precision is None or not self.is_fully_sharded else dtype_name(precision.reduce)
@@ -261,9 +262,7 @@ class PlanOptions:
             microbatches=self.microbatches,
             **{**of_model, "weights": weights},
             gradient_reduction=reduction if count_shares(self.mesh, "tokens") > 1 else None,
-            checkpointing=checkpoint
-            if isinstance(checkpoint, str)
-            else describe_checkpointed(checkpointed_modules(model, checkpoint)),
+            checkpointing=checkpointing,
             schedule=schedule if self.is_pipelined else None,
             stages_per_rank=stages_per_rank if self.is_pipelined else None,
             stage_layers=None if self.stage_layers is None else list(self.stage_layers),

@@ -29,13 +29,13 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     notes += [f"Not included: {part}." for part in plan.left_out]
     notes += [f"{text}." for text in plan.describe_offload()]
-    verdict = _need(plan.memory().peak, plan.settings)
-    texts, about = lead(verdict, plan.settings, command)
+    unsupported = dict(flops.counts().ledger()[Status.UNSUPPORTED].most_common())
+    texts, about = lead(_need(plan.memory().peak, plan.settings), plan.settings, command)
     parts: list[Part] = [
         *texts,
         f"Inputs of this rank: {plan.trace.about['inputs']}.",
         _list_costs(plan, flops, table.name),
-        *_list_unsupported(flops),
+        *([f"Unsupported, so not in the FLOPs: {list_ops(unsupported)}."] if unsupported else []),
         *communication_parts(plan.communication()),
         Items("", notes),
     ]
@@ -48,32 +48,20 @@ def step_report(plan: StepPlan) -> Document:
     first = plan.ranks[0]
     table = resolve_table(first.table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in first.mesh.items())
-    columns = (
-        number_column("rank"),
-        text_column("stages"),
-        number_column("parameters", form=format_thousands),
-        number_column("macs", "MACs", form=format_thousands),
-        number_column("payload", "payload (B)", form=format_thousands),
-        number_column("memory", "peak memory (B)", form=format_thousands),
-    )
-    rows = [
-        (
-            item.rank,
-            ", ".join(map(str, item.step.stages)),
-            item.parameters,
-            item.flops(table).macs(),
-            item.communication().total().payload,
-            item.memory().peak,
-        )
-        for item in plan.ranks
-    ]
+    exact = {"parameters": "", "macs": "MACs", "payload": "payload (B)", "memory": "peak memory (B)"}
+    figures = (number_column(key, heading, form=format_thousands) for key, heading in exact.items())
+    columns = (number_column("rank"), text_column("stages"), *figures)
+    rows = []
+    for item in plan.ranks:
+        macs, payload = item.flops(table).macs(), item.communication().total().payload
+        stages = ", ".join(map(str, item.step.stages))
+        rows.append((item.rank, stages, item.parameters, macs, payload, item.memory().peak))
     notes = [note for item in plan.ranks for note in list_run_notes(item.trace.about, plain_name)]
     notes += [f"Estimated: {rule}." for item in plan.ranks for rule in item.derived]
     notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(first.trace.modules.root.class_name)} on {mesh}{schedule}"
-    verdict = _need(max(row[-1] for row in rows), first.settings)
-    texts, about = lead(verdict, first.settings)
+    texts, about = lead(_need(max(row[-1] for row in rows), first.settings), first.settings)
     parts: list[Part] = [*texts, Table("ranks", columns, rows, noun="rank"), Items("", notes)]
     return Document("plan", title, parts, main="ranks", about=about)
 
@@ -88,11 +76,6 @@ def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Ta
         *((f"FLOPs, {phase}", sum(labels.values())) for phase, labels in flops.by_phase().items()),
     ]
     return Table("costs", (text_column("metric"), number_column("value", form=format_thousands)), rows, noun="metric")
-
-
-def _list_unsupported(flops: FlopCountAnalysis) -> list[str]:
-    unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
-    return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."] if unsupported else []
 
 
 def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -67,7 +66,7 @@ class RankModel:
         self, model: nn.Module, inputs: Inputs, options: PlanOptions, short: dict[Hashable, ShortStage] | None = None
     ) -> None:
         precision = options.dtypes
-        if precision is not None and precision.compute == precision.parameters:
+        if precision is not None and precision.is_uniform:
             inputs = cast_floats(inputs, precision.compute)
         self.model = model
         self._inputs = inputs
@@ -103,16 +102,13 @@ class RankModel:
         return stages_of_rank(self._schedule, index, self._ranks, self._stages_per_rank)
 
     def describe_stages(self, rank: int) -> tuple[tuple[Any, ...], ...]:
-        """Return a key, equal for equal stages: whether each is the first or the last, and its layers.
-
-        The first layers of a mixture of experts may be dense, some layers may have attention in windows, and some may
-        be checkpointed by name.
-        """
+        """Return a key, equal for equal stages."""
         return () if self._stages is None else tuple(map(self._describe_stage, self.stages_of(rank)))
 
     def _describe_stage(self, stage: int) -> tuple[Any, ...]:
-        starts = [0, *accumulate(self.layers)]
-        kinds = tuple(self._kinds[starts[stage] : starts[stage + 1]]) if self.layers else ()
+        """Return whether a stage is the first or the last, the kinds of its layers, and which are checkpointed."""
+        begin = sum(self.layers[:stage])
+        kinds = tuple(self._kinds[begin : begin + self.layers[stage]]) if self.layers else ()
         return stage == 0, stage == len(self.layers) - 1, kinds, self._name_checkpointed(stage)
 
     def _name_checkpointed(self, stage: int) -> tuple[str, ...]:
@@ -160,9 +156,8 @@ class RankModel:
             return StageModule(self.model, *self._inputs, loss=self._loss)
         is_last = number == len(self.layers) - 1
         received = self._hidden if number > 0 else None
-        args, kwargs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=is_last)
-        loss = self._loss if is_last else None
-        return StageModule(self.model, args, kwargs, self._stages.hidden_argument, received, loss)
+        inputs = make_stage_inputs(self.model, self._inputs, self._stages, received, is_last=is_last)
+        return StageModule(self.model, *inputs, self._stages.hidden_argument, received, self._loss if is_last else None)
 
     def _copy(self, number: int) -> nn.Module:
         stages = self._stages
@@ -176,9 +171,8 @@ class RankModel:
         checkpoint = self.options.checkpoint
         policy = checkpoint if isinstance(checkpoint, str) else ""
         key = (*self._describe_stage(number), policy, specs, received)
-        known = self._short.get(key)
-        if known is not None:
-            return known.copy_into(stage)
+        if key in self._short:
+            return self._short[key].copy_into(stage)
         module = self._copy(number)
         stage = replace(stage, module=module, checkpointed=self._find_checkpointed(module, number))
         stage = self._shorten(stage, received)
@@ -264,8 +258,7 @@ class RankModel:
         options = self.options
         if options.is_fully_sharded:
             mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
-            if options.size("dp") > 1:
-                mesh = device_mesh["dp", mesh.mesh_dim_names[0]]
+            mesh = device_mesh["dp", mesh.mesh_dim_names[0]] if options.size("dp") > 1 else mesh
             again, precision = options.reshards, self._precision
             shard_fully(model, mesh, reshard_after_forward=again, precision=precision, experts=experts)
             materialise(model)
@@ -338,8 +331,7 @@ class ShardedSequence(TorchFunctionMode):
 
     def _gathering(self, attention: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = self._gather(args, kwargs)
-            self._has_gathered = True
+            arguments, self._has_gathered = self._gather(args, kwargs), True
             try:
                 return attention(**arguments)
             finally:

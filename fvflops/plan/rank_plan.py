@@ -239,10 +239,7 @@ def _record(
     *,
     shortened: bool,
 ) -> tuple[list[dict[Action, Pass]], dict[str, Any]] | None:
-    """Record ranks with equal stages; return the passes of each, and what their plans have in common.
-
-    If `shortened`, few of equal layers are run; None if these differ.
-    """
+    """Return the passes of ranks with equal stages, and what their plans share; None if `shortened` layers differ."""
     options, numbers = rank_model.options, [rank_model.stages_of(rank) for rank in ranks]
     stages = rank_model.make_stages(ranks[0], device_mesh, shortened=shortened)
     tensors = [parameter for stage in stages for parameter in stage.parameters()]

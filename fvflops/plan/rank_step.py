@@ -121,10 +121,7 @@ class RankStep:
         return self.passes[action]
 
     def count(self, kind: str) -> Counter[tuple[int, int, str]]:
-        """Return (item, stack, phase) → number of events of a kind in the whole step, as `Pass.count`.
-
-        All passes of a rank are slices of one Trace.
-        """
+        """Return (item, stack, phase) → number of events of a kind in the whole step, as `Pass.count`."""
         total: Counter[tuple[int, int, str]] = Counter()
         for item, times in self._repetitions():
             for key, count in item.count(kind).items():

@@ -98,14 +98,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
 
-    mlp_class: Callable[[Any], nn.Module] = MLP
-
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = type(self).mlp_class(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)

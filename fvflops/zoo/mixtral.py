@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo import llama
-from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
-from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Llama, LlamaConfig
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, KVCache, change_styles
+from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Attention, Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +108,19 @@ class Mixture(nn.Module):
         return torch.zeros_like(tokens).index_add(0, rows, results).view_as(x)
 
 
-class Block(llama.Block):
-    """A layer of a Llama with a mixture in place of its MLP."""
+class Block(nn.Module):
+    """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
 
-    mlp_class = Mixture
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = Mixture(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 # As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.

@@ -12,8 +12,6 @@ from fvflops.text import record_repr
 _LL = 8 / 15
 # Fraction of the speed with fences that GPUs reach whose switch adds; H100 and B200 have the same.
 _SWITCHED = 0.75
-# Passes of a ring over the payload, where there is not one.
-_PASSES = {"all_reduce": 2}
 
 
 class Collective(NamedTuple):
@@ -79,7 +77,7 @@ def collective_seconds(collective: Collective, fabric: Fabric, figures: Collecti
     kind, ranks, nbytes, floats = collective
     if ranks < 2:
         return 0.0
-    steps = float(_PASSES.get(kind, 1) * (ranks - 1))
+    steps = float((2 if kind == "all_reduce" else 1) * (ranks - 1))  # passes of a ring over the payload
     speed = _speed(fabric, ranks, figures.sharing)
     moving = nbytes * (steps + figures.local) / ranks / speed
     flagged = figures.flagged

@@ -148,9 +148,8 @@ def _name_devices(devices: Mapping[str, str]) -> str:
     kinds: dict[str, list[str]] = {}
     for kind, name in _STEPS.items():
         kinds.setdefault(devices[kind], []).append(name)
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    return " and ".join(f"{name} ({', '.join(classes)})" for name, classes in kinds.items())
+    parts = (f"{name} ({', '.join(classes)})" for name, classes in kinds.items())
+    return " and ".join(kinds if len(kinds) == 1 else parts)
 
 
 def _find_nearest(device: Device, entries: Mapping[str, KernelFigures], is_of_chip: bool) -> list[str]:
@@ -184,9 +183,8 @@ def _average(figures: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for dtype in dict.fromkeys(dtype for by_dtype in figures for dtype in by_dtype):
         given = [by_dtype[dtype] for by_dtype in figures if dtype in by_dtype]
         values = {item.name: [getattr(each, item.name) for each in given] for item in fields(given[0])}
-        means[dtype] = type(given[0])(
-            **{name: (mode if name in _CHOICES else geometric_mean)(each) for name, each in values.items()}
-        )
+        mean = {name: (mode if name in _CHOICES else geometric_mean)(each) for name, each in values.items()}
+        means[dtype] = type(given[0])(**mean)
     return means
 
 

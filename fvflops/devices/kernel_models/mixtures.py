@@ -118,8 +118,7 @@ def _chances(experts: int, topk: int, spread: float) -> list[float]:
     """Return how likely a token chooses an expert, of equally large groups of experts."""
     if not spread:
         return [topk / experts]
-    levels = [NormalDist().inv_cdf((index + 0.5) / _GROUPS) for index in range(_GROUPS)]
-    weights = [math.exp(spread * level) for level in levels]
+    weights = [math.exp(spread * NormalDist().inv_cdf((index + 0.5) / _GROUPS)) for index in range(_GROUPS)]
     mean = topk / experts * _GROUPS / sum(weights)
     return [min(1.0, mean * weight) for weight in weights]
 
@@ -169,8 +168,7 @@ def _busiest(loads: list[float], own: int, seed: int) -> list[float]:
 
 def _rounded(loads: list[float]) -> list[int]:
     """Return integers with the sum of loads, by carrying the rounding error from the heaviest to the lightest."""
-    found = []
-    carried = 0.0
+    found, carried = [], 0.0
     for load in sorted(loads, reverse=True):
         rows = round(load + carried)
         carried += load - rows

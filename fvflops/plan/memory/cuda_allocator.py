@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -107,14 +108,12 @@ def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = Fal
     streams = find_buffers(timeline.trace).streams
     blocks = [block for block in timeline.blocks if block.nbytes]
     sizes = [max(-(-block.nbytes // _UNIT) * _UNIT, _UNIT) for block in blocks]
-    pools: dict[tuple[str, bool], _Pool] = {}
-    pool_of = [
-        pools.setdefault(
-            ("" if block.storage is None else streams.get(block.storage, ""), size <= _SMALL),
-            _Pool(size <= _SMALL, expandable_segments),
-        )
+    keys = [
+        ("" if block.storage is None else streams.get(block.storage, ""), size <= _SMALL)
         for block, size in zip(blocks, sizes, strict=True)
     ]
+    pools = {key: _Pool(key[1], expandable_segments) for key in dict.fromkeys(keys)}
+    pool_of = [pools[key] for key in keys]
     held: dict[int, tuple[int, int]] = {}
     reserved = highest = allocated = at_highest = 0
     for begins, number in _changes(blocks):
@@ -129,10 +128,10 @@ def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = Fal
         allocated += size
         if reserved > highest:
             highest, at_highest = reserved, allocated
-    by_stream: dict[str, int] = {}
+    by_stream = Counter[str]()
     for (stream, _), pool in pools.items():
-        by_stream[stream] = by_stream.get(stream, 0) + pool.reserved
-    return ReservedMemory(highest, at_highest, by_stream)
+        by_stream[stream] += pool.reserved
+    return ReservedMemory(highest, at_highest, dict(by_stream))
 
 
 def _changes(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:

@@ -174,7 +174,9 @@ def memory_report(
         parts.append(_tabulate_savings(savings))
         # Formats for people omit an empty table with its notes.
         parts += [] if savings.changes else [Items("", [*_note(savings)])]
-    parts.append(Items("", [*notes, *_list_gaps(timeline)]))
+    unseen = list_ops(dict(timeline.unseen.most_common()))
+    gaps = [f"Unknown workspace, so not included: {unseen}."] if timeline.unseen else []
+    parts.append(Items("", [*notes, *gaps, *list_run_notes(timeline.trace.about, plain_name)]))
     column = data_only((text_column("location"),), ["location"])
     for kind, locations in reads_of(timeline.trace.info).items():
         parts.append(Table(kind, column, [(location,) for location in locations]))
@@ -351,12 +353,6 @@ def _note(savings: MemorySavings) -> Iterator[str]:
     if savings.untried:
         yield f"Not tried: {', '.join(map(plain_name, savings.untried))}."
     yield f"FLOPs: convention {plain_name(savings.table)}."
-
-
-def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
-    if timeline.unseen:
-        yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
-    yield from list_run_notes(timeline.trace.about, plain_name)
 
 
 class MemorySaving(NamedTuple):

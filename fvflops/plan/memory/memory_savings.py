@@ -50,11 +50,8 @@ class PredictedStep(NamedTuple):
     flops: int
 
 
-class _Attempt(NamedTuple):
-    change: str
-    name: str
-    modules: tuple[str, ...]
-    make: Callable[[], PredictedStep]
+# A change, its name and its modules, and the prediction of the changed step.
+_Attempt = tuple[tuple[str, str, tuple[str, ...]], Callable[[], PredictedStep]]
 
 
 @explaining_arguments
@@ -126,26 +123,26 @@ def find_savings(
     classes = _rank_by_activations(base.memory, repeated_modules(base.memory.trace, read_modules(model)))
     first_paths = {id(module): name for name, module in reversed(module_paths(model))}
     present = {first_paths[id(module)] for module in checkpointed}
-    attempts = [
-        _Attempt("checkpoint", name, names, partial(predict, checkpoint=names))
+    attempts: list[_Attempt] = [
+        (("checkpoint", name, names), partial(predict, checkpoint=names))
         for name, names in classes[:CLASSES]
         if set(names) != present
     ]
     attempts += _other_dtypes(predict, model, inputs, optimizers, in_autocast)
     attempts += _other_optimizers(predict, optimizers, assume)
     tried, failed = [], {}
-    for attempt in attempts:
+    for change, make in attempts:
         with deferred():
             try:
-                changed = attempt.make()
+                changed = make()
             except Exception as error:
                 if is_interrupt(error):
                     raise
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                failed[f"{attempt.change} {attempt.name}"] = " ".join(f"{kind}{error}".split())
+                failed[" ".join(change[:2])] = " ".join(f"{kind}{error}".split())
             else:
                 peak = changed.memory.peak
-                tried.append(MemorySaving(*attempt[:3], peak, base.memory.peak - peak, changed.flops - base.flops))
+                tried.append(MemorySaving(*change, peak, base.memory.peak - peak, changed.flops - base.flops))
     tried.sort(key=lambda saving: (-saving.saved, saving.flops))
     return MemorySavings(
         peak=base.memory.peak,
@@ -171,10 +168,9 @@ def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, 
         if module.name and module.name in called and module.has_forward and has_children:
             original = modules.by_name.get(module.name, module)
             by_class.setdefault(original.class_name, []).append(module.name)
-    outermost = {
-        class_name: tuple(name for name in names if not set(names).intersection(modules_above(name)))
-        for class_name, names in by_class.items()
-    }
+    outermost = {}
+    for class_name, names in by_class.items():
+        outermost[class_name] = tuple(name for name in names if not set(names).intersection(modules_above(name)))
     return {name: modules for name, modules in outermost.items() if len(modules) > 1}
 
 
@@ -206,9 +202,9 @@ def _other_dtypes(
         copied = copy_to_meta(model).to(torch.bfloat16)
         return predict(model=copied, inputs=args, kwargs=kwargs, optimizer=makers, autocast=None)
 
-    yield _Attempt("dtype", "bfloat16", (), make)
+    yield ("dtype", "bfloat16", ()), make
     if not in_autocast:
-        yield _Attempt("autocast", "bfloat16", (), partial(predict, autocast=torch.bfloat16))
+        yield ("autocast", "bfloat16", ()), partial(predict, autocast=torch.bfloat16)
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
@@ -233,17 +229,16 @@ def _other_optimizers(
         if "fused" in parameters and not parameters["fused"].default:
             create: Any = maker
             name = f"{getattr(classes[0], '__name__', 'optimizer')}(fused=True)"
-            yield _Attempt("optimizer", name, (), partial(predict, optimizer=partial(create, fused=True)))
+            yield ("optimizer", name, ()), partial(predict, optimizer=partial(create, fused=True))
     assumed = {**ADAFACTOR_ASSUMES, **(assume or {})}
     for name, maker in OPTIMIZERS.items():
         if _class_of(maker) not in classes:
-            yield _Attempt("optimizer", name, (), partial(predict, optimizer=maker, assume=assumed))
+            yield ("optimizer", name, ()), partial(predict, optimizer=maker, assume=assumed)
 
 
 def _class_of(maker: OptimizerMaker) -> Any:
-    if isinstance(maker, Optimizer):
-        return type(maker)
-    return maker.func if isinstance(maker, partial) else maker
+    made = type(maker) if isinstance(maker, Optimizer) else maker
+    return made.func if isinstance(made, partial) else made
 
 
 CHUNKED = "chunked"

@@ -42,11 +42,8 @@ def offloaded(timeline: MemoryTimeline, offload: Collection[str]) -> MemoryTimel
         blocks = [_sent(block) for block in blocks]
     if "optimizer" in offload:
         events = timeline.trace.events or ()
-        blocks = [
-            block
-            for block in blocks
-            if block.kind != "optimizer state" and (block.begin < 0 or events[block.begin].phase != "optimizer")
-        ]
+        blocks = [block for block in blocks if block.begin < 0 or events[block.begin].phase != "optimizer"]
+        blocks = [block for block in blocks if block.kind != "optimizer state"]
     return replace(timeline, blocks=tuple(blocks))
 
 
@@ -90,14 +87,11 @@ def _list_uses(timeline: MemoryTimeline) -> dict[int | None, list[int]]:
 
 def _without_wait(block: Block, events: Sequence[Event], uses: Mapping[int | None, list[int]]) -> Iterator[Block]:
     """Yield a block, of an activation without the time from its last op in the forward pass to its first after that."""
-    if block.kind != "activation" or block.storage is None or block.begin < 0:
-        yield block
-        return
     end = len(events) if block.end is None else block.end
     within = [index for index in uses.get(block.storage, ()) if block.begin <= index < end]
     first = next((index for index in within if events[index].phase in _BACKWARD), end)
     last = max((index for index in within if index < first), default=block.begin)
-    if first - last <= 1:
+    if block.kind != "activation" or block.storage is None or block.begin < 0 or first - last <= 1:
         yield block
         return
     yield block._replace(end=last + 1)

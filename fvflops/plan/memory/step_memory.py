@@ -1,8 +1,4 @@
-"""Memory of a rank's training step: a walk over its actions, which repeat the allocations and frees of their passes.
-
-A pass that several actions share was recorded once: each action has storages of its own, and frees the oldest storages
-like the ones its pass freed. So every microbatch in flight holds the activations that its forward pass left.
-"""
+"""Memory of a rank's training step: a walk over its actions, which repeat the allocations and frees of their passes."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ class StepMemory:
 
 
 class _PassMemory(NamedTuple):
-    """Blocks that a pass allocates and frees, allocates and keeps, or frees; events count from its first.
-
-    The number of a kept or freed block is its `_Likeness`, from `_number`.
-    """
+    """Blocks that a pass allocates and frees, keeps, or frees, with numbers of `_Likeness`; events count from 0."""
 
     events: Sequence[Event]
     within: tuple[Block, ...]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fvflops.devices.devices import Device
 from fvflops.devices.measured_errors import ErrorEstimate, expect_step_error
-from fvflops.plan.memory.step_settings import NO_CHECKPOINTING
+from fvflops.plan.memory.step_settings import NO_CHECKPOINTING, given
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule
 from fvflops.plan.plan_options import OPTIMIZER_SHARDINGS, PlanError
@@ -79,17 +79,17 @@ class Candidate:
         >>> Candidate({"fsdp": 8}, 2, 4, checkpoint="full").settings()["reshard_after_forward"]
         True
         """
-        pipeline = {"schedule": self.schedule, "stages_per_rank": self.stages_per_rank} if self.schedule else {}
-        return {
-            "mesh": dict(self.mesh),
-            "batch": self.micro_batch,
-            "microbatches": self.microbatches,
-            "checkpointing": self.checkpoint,
-            **pipeline,
-            **({"reshard_after_forward": self.reshard} if self.size("fsdp") > 1 else {}),
-            **({} if self.optimizer_sharding == "none" else {"optimizer_sharding": self.optimizer_sharding}),
-            **({"sequence_parallel": self.sequence_parallel} if self.size("tp") > 1 else {}),
-        }
+        return given(
+            mesh=dict(self.mesh),
+            batch=self.micro_batch,
+            microbatches=self.microbatches,
+            checkpointing=self.checkpoint,
+            schedule=self.schedule or None,
+            stages_per_rank=self.stages_per_rank if self.schedule else None,
+            reshard_after_forward=self.reshard if self.size("fsdp") > 1 else None,
+            optimizer_sharding=None if self.optimizer_sharding == "none" else self.optimizer_sharding,
+            sequence_parallel=self.sequence_parallel if self.size("tp") > 1 else None,
+        )
 
     def plan_options(self) -> dict[str, Any]:
         """Return the arguments of `plan_step` for the candidate."""

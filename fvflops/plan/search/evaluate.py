@@ -139,14 +139,9 @@ class Workload:
         forward = plan.step.pass_of(Action("forward", 0, 0))
         length = forward.end - forward.begin  # the step's first events
         at_end = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
-        kept = sum(
-            block.nbytes
-            for block in timeline.blocks
-            if block.kind == "activation"
-            and block.module.startswith(f"{self.blocks}.")
-            and 0 <= block.begin < length
-            and (block.end is None or block.end >= length)
-        )
+        after_forward = [block for block in timeline.blocks if 0 <= block.begin < length and block.is_alive(length - 1)]
+        activations = [block for block in after_forward if block.kind == "activation"]
+        kept = sum(block.nbytes for block in activations if block.module.startswith(f"{self.blocks}."))
         first, layers, last = self._time_parts(alone)
         return MicrobatchCost(
             seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
@@ -283,11 +278,7 @@ def least_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int, timin
 
 
 def _pipeline_seconds(candidate: Candidate, cost: MicrobatchCost, layers: int) -> float:
-    """Return the time of the kernels of all microbatches on the pipeline rank that ends last.
-
-    Its first pass waits for the stages before it, which also follow its last pass, unless the schedule fills that time
-    with other work.
-    """
+    """Return the time of all microbatches' kernels on the pipeline rank that ends last, with waits for others."""
     ranks = candidate.size("pp")
     stages = [cost.layer * count for count in divide_layers(layers, ranks * candidate.stages_per_rank)]
     stages[0] += cost.first

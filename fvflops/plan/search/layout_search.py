@@ -225,10 +225,7 @@ class _Search:
             return str(error).partition("\n")[0] or type(error).__name__
 
     def _list_pending(self) -> Iterator[Job | None]:
-        """Yield what the layout with the lowest bound needs: a recording or a plan; None while all of it is running.
-
-        Once the lowest bound is above the time of the best layouts, settle the others.
-        """
+        """Yield the recording or plan that the lowest bound needs, None while all run; settle slower layouts."""
         started: set[int | str] = set()
         while unknown := [number for number in range(len(self._candidates)) if number not in self._results]:
             needed = {number: self._find_needed(number) for number in unknown if number not in started}
@@ -266,10 +263,7 @@ class _Search:
         return seconds, self._candidates[number].micro_batch, peak
 
     def _add_cost(self, layout: Candidate, cost: MicrobatchCost | str) -> None:
-        """Bound the layouts of a recording, and layouts with larger microbatches or more recomputation.
-
-        Settle layouts whose recording failed or whose memory cannot fit.
-        """
+        """Bound layouts by a recording, also with larger microbatches or more recomputation; settle what cannot fit."""
         self._costs[layout.command()] = cost
         if isinstance(cost, str):
             for number, key in enumerate(self._keys):

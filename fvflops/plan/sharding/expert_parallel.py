@@ -116,11 +116,8 @@ def without_experts(model: nn.Module, sharding: Sharding, mesh: Mapping[str, int
         return sharding
     mixture = _pattern_of(model)
     patterns = [f"{mixture}.experts"] if mixture else list(getattr(model, "_ep_plan", None) or {})
-    styles = {
-        name: style
-        for name, style in sharding.styles.items()
-        if not any(name == pattern or name.startswith(f"{pattern}.") for pattern in patterns)
-    }
+    within = tuple(f"{pattern}." for pattern in patterns)
+    styles = {name: style for name, style in sharding.styles.items() if not f"{name}.".startswith(within)}
     return replace(sharding, styles=styles)
 
 
@@ -179,11 +176,8 @@ def loops_over_experts(model: nn.Module) -> bool:
 def _mixtures(model: nn.Module) -> dict[str, Any]:
     """Return name of its experts → mixture, for the mixtures of a zoo model."""
     pattern = _pattern_of(model)
-    return {
-        f"{path}.experts": module
-        for path, module in model.named_modules()
-        if matches(path, pattern) and not isinstance(module, nn.Identity)
-    }
+    named = ((path, module) for path, module in model.named_modules() if matches(path, pattern))
+    return {f"{path}.experts": module for path, module in named if not isinstance(module, nn.Identity)}
 
 
 def _pattern_of(model: nn.Module) -> str:
@@ -205,13 +199,13 @@ def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapp
 
     etp, tp = mesh.get("etp", 1), mesh.get("tp", 1)
     for mixture in _mixtures(model).values():
+        experts = mixture.experts
         if etp > 1:
-            check_width(mixture.experts, "etp", etp)
-            distribute_parameters(
-                mixture.experts, expert_mesh["ep", "etp"], lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])]
-            )
+            check_width(experts, "etp", etp)
+            both = expert_mesh["ep", "etp"]
+            distribute_parameters(experts, both, lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])])
         else:
-            distribute_parameters(mixture.experts, expert_mesh["ep"], lambda name: [Shard(0)])
+            distribute_parameters(experts, expert_mesh["ep"], lambda name: [Shard(0)])
         if tp > etp:
             mixture.order.forward = slicing_tokens(mixture.order.forward, device_mesh["tp"])
         mixture.experts.forward = dispatching(mixture.experts, expert_mesh.get_group("ep"))
@@ -275,9 +269,8 @@ def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, in
 
 def describe_routing(routing: Routing) -> str:
     """Return a plan's assumption on the tokens of each expert."""
-    if routing is None:
-        return "balanced routing: all experts get equally many tokens"
-    return "routing by the given numbers of tokens of each expert"
+    balanced = "balanced routing: all experts get equally many tokens"
+    return balanced if routing is None else "routing by the given numbers of tokens of each expert"
 
 
 def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:

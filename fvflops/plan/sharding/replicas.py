@@ -48,7 +48,10 @@ class Replicas:
         estimated: dict[Action, dict[str, Any]] = {}
         for index, stage in enumerate(stages):
             gradients, parameters = (
-                tuple(_reduced(items[index], device)) for items in (self.gradients, self.parameters)
+                tuple(
+                    item._replace(spec=replace(item.spec, device=device)) for item in items[index] if item.replicas > 1
+                )
+                for items in (self.gradients, self.parameters)
             )
             buffers = () if is_sharded else broadcast_buffers(stage.buffers(), device, describe(self.group))
             added = (*buffers, *calls_of(kind, gradients))
@@ -95,17 +98,8 @@ def with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
     return spec if dtype is None else replace(spec, dtype=dtype_name(dtype))
 
 
-def _reduced(gradients: Iterable[Gradient], device: str) -> Iterator[Gradient]:
-    for gradient in gradients:
-        if gradient.replicas > 1:
-            yield gradient._replace(spec=replace(gradient.spec, device=device))
-
-
 def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
-    """Return the calls of an action of some kind for gradients, or for parameters that are gathered.
-
-    The last of each group and dtype is the collective.
-    """
+    """Return an action's calls for gradients or gathered parameters, last of each group and dtype the collective."""
     added: list[Call] = []
     if kind == "allreduce":  # of DDP: each gradient is scaled
         sizes = Counter[tuple[Value, str, str]]()

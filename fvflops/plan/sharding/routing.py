@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -47,11 +48,9 @@ def count_tokens(routing: Routing, name: str, *, experts: int, pairs: Sequence[i
     histogram = routing[name] if isinstance(routing, Mapping) else routing
     if histogram is None:
         # Round-robin over the tokens of all ranks.
-        starts = [sum(pairs[:rank]) for rank in range(len(pairs))]
-        return [
-            [(start + count - 1 - expert) // experts - (start - 1 - expert) // experts for expert in range(experts)]
-            for start, count in zip(starts, pairs, strict=True)
-        ]
+        ends = [0, *accumulate(pairs)]
+        before = [[(end - 1 - expert) // experts for expert in range(experts)] for end in ends]
+        return [[b - a for a, b in zip(*rows, strict=True)] for rows in pairwise(before)]
     rows: Sequence[Any] = histogram
     if not rows or not isinstance(rows[0], Sequence):
         rows = [histogram] * len(pairs)
@@ -120,20 +119,16 @@ class RoutedTokens:
             size = -(-tokens // self.slices)  # as torch.chunk divides them
             sizes = [max(0, min(size, tokens - size * part)) for part in range(self.slices)]
             pairs = [sizes[rank % self.slices] * top_k for rank in range(self.ranks)]
-            self._counts[self.batch] = count_tokens(
-                self.routing, self.name, experts=self.experts, pairs=pairs, top_k=top_k
-            )
+            counts = count_tokens(self.routing, self.name, experts=self.experts, pairs=pairs, top_k=top_k)
+            self._counts[self.batch] = counts
         return self._counts[self.batch]
 
     def chosen(self) -> torch.Tensor:
         """Return the experts of each token of this rank's batch, (tokens, experts of a token)."""
         first = self.rank - self.rank % self.slices
-        return self._constant(
-            "chosen",
-            lambda: torch.cat(
-                [choose_experts(part, self.batch[1]) for part in self.counts()[first : first + self.slices]]
-            ),
-        )
+        own = slice(first, first + self.slices)
+        parts = (choose_experts(part, self.batch[1]) for part in self.counts()[own])
+        return self._constant("chosen", lambda: torch.cat(list(parts)))
 
     def received(self) -> torch.Tensor:
         """Return the tokens that this rank's experts get from each rank, (ranks, experts of a rank)."""

@@ -105,8 +105,7 @@ class Network:
         if group.step is None:
             return group.size, 1
         last = group.first + group.step * (group.size - 1)
-        nodes = last // self.gpus_per_node - group.first // self.gpus_per_node + 1
-        nodes = min(nodes, group.size)
+        nodes = min(last // self.gpus_per_node - group.first // self.gpus_per_node + 1, group.size)
         return nodes, math.ceil(group.size / nodes)
 
     def bandwidth(self, nodes: int, members: int) -> float:
@@ -251,8 +250,6 @@ class KernelTimer:
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
 _NUMBERS = tuple(item.name for item in fields(Efficiency) if item.type == "float")
-# Of devices whose kernels are not known, in the shipped file.
-_PEAKS = "fractions of peaks"
 
 
 @explaining_arguments
@@ -283,7 +280,7 @@ def find_efficiency(
         return efficiency if given else replace(efficiency, source=f"{name}: {efficiency.source}")
     kernels = find_figures(device)
     if kernels is None:
-        peaks, _ = load_efficiencies()[_PEAKS]
+        peaks, _ = load_efficiencies()["fractions of peaks"]
         return replace(peaks, source=f"not measured for {device.name}: {peaks.source}")
     source = f"{name}: {efficiency.source}; kernels: {kernels.source}"
     return replace(efficiency, kernels=kernels, software=name * (file == EFFICIENCIES), source=source)
@@ -315,17 +312,13 @@ def load_networks(file: str = NETWORKS) -> Mapping[str, Network]:
 
 
 def _read_efficiency(node: Node, name: str) -> tuple[Efficiency, bool]:
-    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, _OF, "source"), ("source",))
+    found = node.fields(f"the efficiency of {name}", (*_NUMBERS, "of", "source"), ("source",))
     numbers: dict[str, Any] = {key: found[key].number(f"{key} of {name}") for key in _NUMBERS if key in found}
-    of = found[_OF].text(f"{_OF} of {name}") if _OF in found else _REFERENCES[0]
-    if of not in _REFERENCES:
-        raise found[_OF].error(f"{_OF} of {name} must be {' or '.join(_REFERENCES)}; got {truncate(of)!r}")
+    of = found["of"].text(f"of of {name}") if "of" in found else "peaks"
+    if of not in ("peaks", "kernels"):
+        raise found["of"].error(f"of of {name} must be peaks or kernels; got {truncate(of)!r}")
     source = found["source"].text(f"source of {name}")
-    return node.make(lambda: Efficiency(source=source, **numbers), name), of == _REFERENCES[1]
-
-
-# The reference of fractions, in a file.
-_OF, _REFERENCES = "of", ("peaks", "kernels")
+    return node.make(lambda: Efficiency(source=source, **numbers), name), of == "kernels"
 
 
 def _read_network(node: Node, name: str) -> Network:
@@ -344,24 +337,20 @@ def _read_network(node: Node, name: str) -> Network:
 
 def _read_inside(node: Node, what: str) -> Link | NodeLink:
     """Return a link inside a node: its speed in collectives, or its nominal speed with figures of its collectives."""
-    if _COLLECTIVES not in node.fields(what):
+    if "collectives" not in node.fields(what):
         return _read_link(node, what)
-    keys = ("bandwidth", "adds", _COLLECTIVES)
+    keys = ("bandwidth", "adds", "collectives")
     found = node.fields(what, (*keys, "links"), keys)
-    adds, name = (found[key].text(f"{key}, {what}") for key in ("adds", _COLLECTIVES))
-    if adds not in _TRUTH:
-        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write {' or '.join(_TRUTH)}")
+    adds, name = (found[key].text(f"{key}, {what}") for key in keys[1:])
+    if adds not in ("true", "false"):
+        raise found["adds"].error(f"adds, {what}, is {truncate(adds)!r}: write true or false")
     measured = {gpu: item for gpu, item in load_figures().items() if "collective" in item.by_class}
     if name not in measured:
         hint = suggest(name, measured) or f": measured were {', '.join(measured)}"
-        raise found[_COLLECTIVES].error(f"collectives of {truncate(name)!r} are not known{hint}")
+        raise found["collectives"].error(f"collectives of {truncate(name)!r} are not known{hint}")
     links = _integer(found["links"], f"links, {what}") if "links" in found else 1
-    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), _TRUTH[adds], links)
+    fabric = Fabric(found["bandwidth"].number(f"bandwidth, {what}"), adds == "true", links)
     return NodeLink(fabric, measured[name].of("collective", ""))
-
-
-_COLLECTIVES = "collectives"
-_TRUTH = {"true": True, "false": False}
 
 
 def _read_link(node: Node, what: str) -> Link:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from fvflops.formulas.schema import suggest_op
 from fvflops.plan.step_time.calibration import PEAK, Efficiency, KernelTimer
 from fvflops.plan.step_time.kernel_times import UNKNOWN, Kernel, kernel_of
 from fvflops.reports.display import Displayed
-from fvflops.reports.document import Document, Items, Table, data_only, number_column, text_column
+from fvflops.reports.document import Document, Items, Table, number_column, text_column
 from fvflops.text import explaining_arguments, short_repr, shown, truncate
 from fvflops.torch_internals import FakeTensorMode
 from fvflops.trace import Signature
@@ -125,15 +125,9 @@ def _run(overload: Any, values: Sequence[Any], arguments: Mapping[str, Any]) -> 
 
 def op_report(estimate: OpEstimate) -> Document:
     """Return the report of an estimated time: its bound, figures and error."""
-    columns = (
-        text_column("op"),
-        text_column("kind"),
-        number_column("seconds"),
-        number_column("bound_seconds"),
-        text_column("source"),
-        number_column("error_percent"),
-        text_column("error"),
-    )
+    seconds = (number_column("seconds"), number_column("bound_seconds"))
+    error = (number_column("error_percent"), text_column("error"))
+    columns = (text_column("op"), text_column("kind"), *seconds, text_column("source"), *error)
     names = [column.key for column in columns[:-2]]
     row = (*(getattr(estimate, name) for name in names), estimate.error.mean, estimate.error.text)
     share = format_percent(estimate.bound_seconds / estimate.seconds, 1)
@@ -144,5 +138,5 @@ def op_report(estimate: OpEstimate) -> Document:
         f"figures: {estimate.source}",
         f"error: {estimate.error.text}",
     ]
-    table = Table("times", data_only(columns, [column.key for column in columns]), [row], noun="op")
+    table = Table("times", [replace(column, only_for="data") for column in columns], [row], noun="op")
     return Document("op time", f"{estimate.op} on {estimate.device.name}", [Items("", lines), table])

@@ -153,14 +153,12 @@ class _Compiler:
                 self._last_read.update(dict.fromkeys(event.reads, position))
         self._delayed += beside.get(0, ())
         for self._position, event in enumerate(events):
-            if self._position in awaited:
-                self._end_group()
-                self._end_run()
-                self._items += awaited[self._position]
+            for wait in awaited.get(self._position, ()):
+                self._add_item(wait)
             if event.kind == "op":
                 self._add_op(event)
             self._delayed += beside.get(self._position + 1, ())
-            if self._group is None:
+            if self._delayed and self._group is None:
                 self._add_delayed()
         self._end_group()
         self._add_delayed()
@@ -230,8 +228,7 @@ class _Compiler:
         """Return the reduction of FSDP2 whose result an op of a backward pass reads, None if it reads none."""
         if event.phase == "optimizer" or not self._reductions:
             return None
-        numbers = (self._writers.get(storage) for storage in event.reads)
-        return max((number for number in numbers if number in self._reductions), default=None)
+        return max(self._reductions.intersection(map(self._writers.get, event.reads)), default=None)
 
     def _end_group(self) -> None:
         group, self._group = self._group, None
@@ -239,6 +236,11 @@ class _Compiler:
             kernel = Kernel("memory", 0, group.nbytes(self._last_read), group.dtype)
             self._launch(Launch(kernel, group.phase, group.module, "fused"))
             self._add_delayed()
+
+    def _add_item(self, item: Item) -> None:
+        self._end_group()
+        self._end_run()
+        self._items.append(item)
 
     def _end_run(self) -> None:
         if self._run:
@@ -251,17 +253,13 @@ class _Compiler:
         for storage in (*event.reads, *event.writes):
             number = self._writers.get(storage)
             if number is not None:
-                self._end_group()
-                self._end_run()
-                self._items.append(Wait(number))
+                self._add_item(Wait(number))
                 self._writers = {key: value for key, value in self._writers.items() if value != number}
 
     def _add_delayed(self) -> None:
-        if self._delayed:
-            delayed, self._delayed = self._delayed, []
-            first = self._collectives
-            self._add_calls(delayed, waits=False)
-            self._beside += range(first, self._collectives)
+        delayed, self._delayed, first = self._delayed, [], self._collectives
+        self._add_calls(delayed, waits=False)
+        self._beside += range(first, self._collectives)
 
     def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
         """Add calls that were not run; with `waits` later items wait for each collective."""
@@ -295,7 +293,7 @@ class _Compiler:
         is_reduction = packet == _REDUCTION
         if is_reduction:
             # FSDP2 keeps the input of one reduction at a time.
-            self._items += [Wait(self._last_reduction)] if self._last_reduction is not None else []
+            self._items += [] if self._last_reduction is None else [Wait(self._last_reduction)]
             self._last_reduction = number
         if is_reduction or after is not None:
             self._reductions.add(number)

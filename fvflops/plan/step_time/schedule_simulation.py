@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,10 +17,7 @@ _SENT = {"forward": ("forward", 1), "backward": ("backward", -1), "input_backwar
 
 
 class Span(NamedTuple):
-    """When an action ran on a rank's compute stream, in seconds from the start of the step.
-
-    `starved` is how long it waited for the host in it.
-    """
+    """When an action ran on a rank's compute stream, in seconds from the step's start, and `starved` for the host."""
 
     kind: str
     stage: int
@@ -64,35 +62,31 @@ def simulate(
     clocks = [Clocks(log=[] if log else None) for _ in ranks]
     spans: list[list[Span]] = [[] for _ in ranks]
     arrivals: dict[tuple[str, int, int], float] = {}
-    done = [0] * len(ranks)
     progress = True
     while progress:
         progress = False
-        for rank, actions in enumerate(ranks):
-            while done[rank] < len(actions):
-                action, program = actions[done[rank]]
-                arrival = _arrival_of(action, arrivals, stages)
+        for actions, own_spans, own_clocks in zip(ranks, spans, clocks, strict=True):
+            while len(own_spans) < len(actions):
+                action, program = actions[len(own_spans)]
+                what, step = _SENT.get(action.kind, ("", 0))
+                source, destination = action.stage - step, action.stage + step
+                has_source = bool(what) and 0 <= source < stages
+                arrival = arrivals.get((what, source, action.microbatch)) if has_source else 0.0
                 if arrival is None:
                     break
-                spans[rank].append(_run(action, program, clocks[rank], arrival, host_waits))
-                _send(action, clocks[rank], arrivals, transfer, stages)
-                done[rank] += 1
+                own_spans.append(_run(action, program, own_clocks, arrival, host_waits))
+                if what and 0 <= destination < stages:
+                    own_clocks.compute += transfer(action.stage, destination)
+                    arrivals[what, action.stage, action.microbatch] = own_clocks.compute
                 progress = True
     for rank, actions in enumerate(ranks):
-        if done[rank] < len(actions):
-            action, _ = actions[done[rank]]
+        if len(spans[rank]) < len(actions):
+            action, _ = actions[len(spans[rank])]
             raise ScheduleError(
                 f"pipeline rank {rank} waits forever for the input of {action.kind} of stage {action.stage}, "
                 f"microbatch {action.microbatch}: the schedule's orders of the ranks do not fit together"
             )
     return Simulation(tuple(map(tuple, spans)), tuple(clocks))
-
-
-def _arrival_of(action: Action, arrivals: dict[tuple[str, int, int], float], stages: int) -> float | None:
-    """Return when the input of an action is there, None if it is not known yet."""
-    what, step = _SENT.get(action.kind, ("", 0))
-    source = action.stage - step
-    return arrivals.get((what, source, action.microbatch)) if what and 0 <= source < stages else 0.0
 
 
 def _run(action: Action, program: TimedProgram, clocks: Clocks, arrival: float, host_waits: bool) -> Span:
@@ -106,19 +100,6 @@ def _run(action: Action, program: TimedProgram, clocks: Clocks, arrival: float, 
     if action.kind == GATHERING:
         clocks.gathered[action.stage] = begun
     return Span(*action, start, clocks.compute, clocks.starved - starved)
-
-
-def _send(
-    action: Action,
-    clocks: Clocks,
-    arrivals: dict[tuple[str, int, int], float],
-    transfer: Callable[[int, int], float],
-    stages: int,
-) -> None:
-    what, step = _SENT.get(action.kind, ("", 0))
-    if what and 0 <= action.stage + step < stages:
-        clocks.compute += transfer(action.stage, action.stage + step)
-        arrivals[what, action.stage, action.microbatch] = clocks.compute
 
 
 # The host launches their ops in `Efficiency.launch`, others in `launch_backward`.
@@ -171,10 +152,10 @@ class Clocks:
 
 def by_axis(by_stream: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of streams of collectives by mesh axis."""
-    sums: dict[str, float] = {}
+    sums = defaultdict[str, float](float)
     for stream, seconds in by_stream.items():
-        sums[_axis_of(stream)] = sums.get(_axis_of(stream), 0.0) + seconds
-    return sums
+        sums[_axis_of(stream)] += seconds
+    return dict(sums)
 
 
 def _axis_of(stream: str) -> str:
@@ -230,10 +211,8 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
     """Return a program with its times; a collective without a network raises ValueError."""
     efficiency = timer.efficiency
     seconds = [timer.seconds(launch.kernel) for launch in program.launches]
-    hosts = [
-        efficiency.launch if launch.phase in FORWARD_PHASES else efficiency.launch_backward
-        for launch in program.launches
-    ]
+    is_forward = (launch.phase in FORWARD_PHASES for launch in program.launches)
+    hosts = [efficiency.launch if forward else efficiency.launch_backward for forward in is_forward]
     runs: dict[tuple[int, ...], tuple[float, float, float]] = {}
     streams: dict[int, str] = {}
     items: list[tuple[Item, str, float, float, float]] = []
