@@ -93,13 +93,7 @@ def _run_in_python(
     return handler(op_call, *args, **kwargs)
 
 
-def _run_uncompiled(
-    recorder: Recorder,
-    compiled: Callable[..., Any],
-    function: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-) -> Any:
+def _run_uncompiled(recorder: Recorder, compiled: Any, function: Any, args: Any, kwargs: Any = None) -> Any:
     """Call a function that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
     return function(*args, **(kwargs or {})) if recorder.is_recording_thread() else compiled(function, args, kwargs)
 
@@ -119,12 +113,7 @@ def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, oper
 
 
 def _while_loop(
-    op_call: HigherOrderCall,
-    cond_fn: Any,
-    body_fn: Any,
-    carried: Sequence[Any],
-    additional: Sequence[Any] = (),
-    **_: Any,
+    op_call: HigherOrderCall, cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **_: Any
 ) -> Any:
     """Run the body while the condition holds; once if the condition is unknown from the start."""
     values, result = list(carried), None

@@ -243,11 +243,8 @@ class ShapeResults(SubclassAwareMode):
             # A kernel that this machine lacks. One that refuses its arguments raises in a real run too.
             if isinstance(error, NotImplementedError) or "not implemented for" in str(error):  # torch 2.6 only says so
                 # On the CPU it may be a kernel of the GPU whose kernels a plan chooses.
-                name, is_on_cpu = call.func.name(), self.device.type == "cpu"
-                is_missing = not is_available(self.device) or (
-                    is_on_cpu and not has_computed_kernel_for_key(name, "CPU")
-                )
-                if not is_missing or outcome.written or not outcome.outputs:
+                has_kernel = self.device.type != "cpu" or has_computed_kernel_for_key(call.func.name(), "CPU")
+                if (is_available(self.device) and has_kernel) or outcome.written or not outcome.outputs:
                     raise
                 args, kwargs = call.with_replaced(self._without_values, self.concrete.device_for)
                 with self:
