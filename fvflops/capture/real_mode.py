@@ -360,7 +360,6 @@ class SignatureCache:
         storages: list[torch.UntypedStorage],
         origin: str,
     ) -> None:
-        """Append the keys of arguments or results, and the storages of their tensors."""
         storage_indices, rows = self._storage_indices, self._recorder.storages
         for value in values:
             kind = type(value)

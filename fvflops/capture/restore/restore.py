@@ -223,7 +223,6 @@ class Snapshot:
         return list(zip(kinds, now, befores, strict=True))
 
     def _changed_tensors(self) -> list[int]:
-        """Return the indices of tensors with changed data, metadata, hooks or gradient."""
         model_index = self._model_index
         tensors = model_index.tensors
         columns: tuple[tuple[list[Any], list[Any]], ...] = (

@@ -72,7 +72,6 @@ class ShapeParameters:
         owners.update({id(shape_copy): owners[key] for key, shape_copy in self._copies.items() if key in owners})
 
     def _rebuild(self, tensor: Any) -> torch.Tensor:
-        """Return a wrapper subclass (DTensor, quantized weight) rebuilt around shape tensors."""
         rebuilt = rebuild(tensor, self.of)
         rebuilt.requires_grad_(tensor.requires_grad)
         rebuilt._is_param = isinstance(tensor, nn.Parameter)

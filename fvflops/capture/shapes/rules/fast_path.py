@@ -169,7 +169,6 @@ def native_batch_norm(training: bool | None, input: Tensor, weight: Any, bias: A
 
 
 def _gradients(input: Tensor, shape: Sequence[int], output_mask: Sequence[bool]) -> Any:
-    """Return the gradients of an input, and of a weight and a bias of a shape, where requested."""
     pairs = zip((input.shape, shape, shape), output_mask, strict=True)
     return tuple(_new(shape, input) if requested else None for shape, requested in pairs)
 
