@@ -17,11 +17,11 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
-from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
+from fvflops.capture.shapes.metadata import as_lazy, is_available
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
 from fvflops.capture.shapes.rules.missing_rules import completed_work, is_work
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, ShapeCall, settings_of, unpack_result
+from fvflops.capture.shapes.shape_cache import CachedResult, Output, ShapeCall, settings_of, unpack_result
 from fvflops.capture.shapes.shape_inference import OpInference
 from fvflops.capture.shapes.shape_tensor import (
     DataDependentError,
@@ -151,7 +151,14 @@ class ShapeResults(SubclassAwareMode):
             if type(tensors[index]) is not ShapeTensor:
                 self.concrete.invalidate(tensors[index])
         for index, resized in outcome.resized:
-            self._resize(call.op, tensors[index], resized)
+            tensor = tensors[index]
+            if type(tensor) is not ShapeTensor:
+                raise UnsupportedError(
+                    f"{call.op.schema.name} changes the shape of a tensor that exists outside the run"
+                )
+            with disable_torch_dispatch():
+                torch.Tensor.set_(tensor, make_shape_tensor(resized, tensor.storage_ref))  # type: ignore[call-overload]
+            tensor.metadata = resized
         results: list[Any] = []
         writes: list[int] = []
         real_views: list[Any] = []
@@ -276,13 +283,6 @@ class ShapeResults(SubclassAwareMode):
             return tensor
         _, metadata, index = self.concrete.resolve(tensor)
         return make_shape_tensor(without_values(metadata), StorageRef(self, index), tensor.requires_grad)
-
-    def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
-        if type(tensor) is not ShapeTensor:
-            raise UnsupportedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
-        with disable_torch_dispatch():
-            torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
-        tensor.metadata = metadata
 
     def _begin_op(self, reads: Sequence[int] = ()) -> bool:
         """Attribute work outside the dispatcher, and new tensors, to the op that is running, if it is the outermost.
