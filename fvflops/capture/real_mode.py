@@ -208,7 +208,7 @@ class RecordingMode(SubclassAwareMode):
         decomposes = schema.composite and schema.name not in recorder.stops_at
         # Sparse and nested tensors have other kernels than the composite one.
         if decomposes and all(
-            tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs))
+            item.layout is torch.strided and not item.is_nested for item in tensors_of((args, kwargs))
         ):
             recorder.decompose(schema.name)
             with self:

@@ -151,11 +151,9 @@ class ShapeResults(SubclassAwareMode):
             if type(tensors[index]) is not ShapeTensor:
                 self.concrete.invalidate(tensors[index])
         for index, resized in outcome.resized:
-            tensor = tensors[index]
+            tensor, name = tensors[index], call.op.schema.name
             if type(tensor) is not ShapeTensor:
-                raise UnsupportedError(
-                    f"{call.op.schema.name} changes the shape of a tensor that exists outside the run"
-                )
+                raise UnsupportedError(f"{name} changes the shape of a tensor that exists outside the run")
             with disable_torch_dispatch():
                 torch.Tensor.set_(tensor, make_shape_tensor(resized, tensor.storage_ref))  # type: ignore[call-overload]
             tensor.metadata = resized

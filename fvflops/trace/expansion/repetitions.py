@@ -36,8 +36,8 @@ class ListCall:
         self.elements = [item for item in self.reads if item.end <= self.length]
         outputs = signature.outputs
         spec = lists[0][0] if lists else None
-        is_list = signature.op == "aten::stack" and isinstance(spec, TensorSpec)
-        is_stack = is_list and outputs == (replace(spec, shape=(self.length,)),)
+        vector = (replace(spec, shape=(self.length,)),) if isinstance(spec, TensorSpec) else None
+        is_stack = signature.op == "aten::stack" and outputs == vector
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
