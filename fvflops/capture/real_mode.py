@@ -207,9 +207,7 @@ class RecordingMode(SubclassAwareMode):
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
         # Sparse and nested tensors have other kernels than the composite one.
-        if decomposes and all(
-            item.layout is torch.strided and not item.is_nested for item in tensors_of((args, kwargs))
-        ):
+        if decomposes and all(x.layout is torch.strided and not x.is_nested for x in tensors_of((args, kwargs))):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:
