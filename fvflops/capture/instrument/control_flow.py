@@ -152,16 +152,8 @@ def _scan(
     return pytree.tree_unflatten([*carry, *stacked], pytree.tree_structure(result)) if nested else (*carry, *stacked)
 
 
-def _run_first(op_call: HigherOrderCall, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    return subgraph(*operands)
-
-
 def _run_named(op_call: HigherOrderCall, subgraph: Any, identifier: str, *operands: Any) -> Any:
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
-
-
-def _run_on_list(op_call: HigherOrderCall, subgraph: Any, operands: Sequence[Any]) -> Any:
-    return subgraph(*operands)
 
 
 def _run_kernel(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
@@ -211,8 +203,11 @@ _DECOMPOSED: dict[str, Callable[..., Any]] = {
     "while_loop": _while_loop,
     "scan": _scan,
     "invoke_subgraph": _run_named,
-    **dict.fromkeys(("foreach_map", "invoke_quant", "invoke_quant_packed", "local_map_hop"), _run_first),
-    **dict.fromkeys(("run_const_graph", "strict_mode"), _run_on_list),
+    **dict.fromkeys(
+        ("foreach_map", "invoke_quant", "invoke_quant_packed", "local_map_hop"),
+        lambda _, subgraph, *operands, **__: subgraph(*operands),
+    ),
+    **dict.fromkeys(("run_const_graph", "strict_mode"), lambda _, subgraph, operands: subgraph(*operands)),
     **dict.fromkeys(("map_impl", "associative_scan", "hints_wrapper", "out_dtype", "with_effects"), _run_kernel),
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), _run_kernel),
 }
