@@ -90,7 +90,7 @@ SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     *(pair for name in ("enabled", "strategy") for pair in _opt_einsum(name)),
     _attribute(quantized, "engine"),
-    *((partial(torch.is_autocast_enabled, name), partial(torch.set_autocast_enabled, name)) for device in _AUTOCAST),
+    *((partial(torch.is_autocast_enabled, name), partial(torch.set_autocast_enabled, name)) for name in _AUTOCAST),
     *((partial(torch.get_autocast_dtype, name), partial(torch.set_autocast_dtype, name)) for name in _AUTOCAST),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (lambda: dict(vars(print_options())), lambda options: vars(print_options()).update(options)),
