@@ -135,10 +135,11 @@ class ModelIndex:
 
     def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
         for tensor, label in zip(self.tensors, labels, strict=True):
-            for inner in inner_tensors(tensor) if is_wrapper_subclass(tensor) else ():
-                storage = inner.untyped_storage()
-                self.inner_storages.append(storage)
-                self.inner_rows.append((storage.nbytes(), str(inner.device), *label))
+            if is_wrapper_subclass(tensor):
+                for inner in inner_tensors(tensor):
+                    storage = inner.untyped_storage()
+                    self.inner_storages.append(storage)
+                    self.inner_rows.append((storage.nbytes(), str(inner.device), *label))
 
     def module_of_tensor(self) -> dict[int, str]:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""

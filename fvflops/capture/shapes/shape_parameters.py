@@ -35,7 +35,7 @@ class ShapeParameters:
         if shape_copy is None:
             if is_wrapper_subclass(tensor):  # DTensor, quantized weight
                 shape_copy = rebuild(tensor, self.of).requires_grad_(tensor.requires_grad)
-                shape_copy._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]
+                shape_copy._is_param = isinstance(tensor, nn.Parameter)
             elif type(tensor) not in _PLAIN and not tensor.requires_grad:
                 return tensor  # such as bitsandbytes' Params4bit, whose attributes the forward reads
             elif self._mode.concrete.resolve(tensor)[1].known:
