@@ -89,14 +89,11 @@ class ModelCall:
         """Call a model with these arguments, and its loss."""
         autocast, unseen_work = self.autocast or nullcontext(), recorder.unseen
         assert unseen_work is not None
-        token = None
-        if isinstance(model, nn.DataParallel) or (
-            isinstance(model, nn.parallel.DistributedDataParallel) and self.loss is None
-        ):
+        token, called = None, model
+        is_forward_of_ddp = isinstance(model, nn.parallel.DistributedDataParallel) and self.loss is None
+        if isinstance(model, nn.DataParallel) or is_forward_of_ddp:
             # The wrapper's forward scatters its inputs; a forward pass counts the wrapped model.
-            called: Model = model.module
-        else:
-            called = model
+            called = model.module  # type: ignore[union-attr, assignment]
         if called is not model or not isinstance(model, nn.Module):  # else the module's call is the outermost region
             unseen_work.enter((args, kwargs))
             token = recorder.enter(recorder.region(Region("module", "")), (args, kwargs))

@@ -207,9 +207,7 @@ class RecordingMode(SubclassAwareMode):
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
         # Sparse and nested tensors have other kernels than the composite one.
-        if decomposes and all(
-            tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs))
-        ):
+        if decomposes and all(x.layout is torch.strided and not x.is_nested for x in tensors_of((args, kwargs))):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:
@@ -360,7 +358,6 @@ class SignatureCache:
         storages: list[torch.UntypedStorage],
         origin: str,
     ) -> None:
-        """Append the keys of arguments or results, and the storages of their tensors."""
         storage_indices, rows = self._storage_indices, self._recorder.storages
         for value in values:
             kind = type(value)

@@ -139,10 +139,7 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     try:
         with session.recording():
             session.recorder.pause()  # some optimizers create their state in the constructor, not in a step
-            for _, module in module_paths(session.model):  # model.parameters() skips modules that compare equal
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        parameter.grad = None
+            _clear_gradients(session.model)
             about = copy_context().run(run, session)
         complete = True
     except Exception as error:
@@ -156,6 +153,14 @@ def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) 
     trace = session.trace()
     del session  # exceptions of signal handlers inside a finalizer are lost
     return replace(trace, about={**trace.about, **about, "inputs": input_text})
+
+
+def _clear_gradients(model: nn.Module) -> None:
+    # A function, so that no frame keeps a shape tensor alive; model.parameters() skips modules that compare equal.
+    for _, module in module_paths(model):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameter.grad = None
 
 
 def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:

@@ -168,5 +168,6 @@ def lacks_values(trace: Trace, stops_at: StopsAt) -> bool:
 
 
 def _lacks_values(value: Value) -> bool:
-    is_list = isinstance(value, TensorSpec) and value.ndim <= 1 and not (value.is_floating_point or value.is_complex)
-    return is_list and value.values is None
+    if not isinstance(value, TensorSpec) or value.values is not None:
+        return False
+    return value.ndim <= 1 and not (value.is_floating_point or value.is_complex)

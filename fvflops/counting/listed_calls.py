@@ -17,9 +17,6 @@ from fvflops.trace.calls import LineCount, ModuleCall, OpCall, packet_of
 from fvflops.trace.module_tree import innermost
 from fvflops.trace.timeline import Callee, Span
 
-# Origins of storages with a name.
-_NAMED_ORIGINS = ("parameter", "buffer")
-
 
 def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
     """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
@@ -91,18 +88,13 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     by_line: dict[str, list[OpCall]] = {}
     for call in calls:
         by_line.setdefault(call.line, []).append(call)
-    lines = [
-        LineCount(
-            line,
-            len(line_calls),
-            sum(call.flops or 0 for call in line_calls),
-            sum(call.macs or 0 for call in line_calls),
-            None if line_calls[0].activations is None else sum(call.activations or 0 for call in line_calls),
-            sum(call.nbytes or 0 for call in line_calls),
-            sum(call.flops is None for call in line_calls),
-        )
-        for line, line_calls in by_line.items()
-    ]
+    lines = []
+    for line, of_line in by_line.items():
+        names = ("flops", "macs", "activations", "nbytes")
+        flops, macs, activations, nbytes = (sum(getattr(call, name) or 0 for call in of_line) for name in names)
+        counted = None if of_line[0].activations is None else activations
+        unsupported = sum(call.flops is None for call in of_line)
+        lines.append(LineCount(line, len(of_line), flops, macs, counted, nbytes, unsupported))
     return tuple(sorted(lines, key=lambda line: -line.flops))
 
 
@@ -129,7 +121,7 @@ def _follow(
     A call that returns a view does not write to the storage.
     """
     storages = trace.storages
-    named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]
+    named = [storages[index].name for index in event.reads if storages[index].origin in ("parameter", "buffer")]
     after = sorted({writers[index] for index in event.reads if index in writers})
     writes_in_place = "!" in trace.signatures[event.item].schema
     for index in event.writes:
@@ -139,7 +131,6 @@ def _follow(
 
 
 def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
-    """Return `op`, `target` and `name` for the calls of a callee."""
     if item.kind == "module":
         module = trace.modules.by_name[item.name]
         return module.class_name, module.classes[0] if module.classes else module.class_name, module.class_name

@@ -288,10 +288,10 @@ class Times:
         return short_repr(self, "", *phases)
 
     def __str__(self) -> str:
-        sums: dict[str, Timing] = {}
+        sums: defaultdict[str, Timing] = defaultdict(Timing)
         for timings in self.operators.values():
             for op, timing in timings.items():
-                sums[op] = sums.get(op, Timing()) + timing
+                sums[op] += timing
         longest = sorted(sums.items(), key=lambda item: -item[1].own)
         rows = [
             [op, f"{item.calls:,}", format_seconds(item.total / 1e9), format_seconds(item.own / 1e9)]

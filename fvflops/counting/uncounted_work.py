@@ -41,7 +41,6 @@ def find_unknown_masks(trace: Trace, table: FormulaTable) -> dict[str, Counter[s
 
 
 def _locate(trace: Trace, signatures: list[int]) -> dict[str, Counter[str]]:
-    """Return op → location → calls of some signatures."""
     wanted, scopes = set(signatures), trace.scopes()
     locations: dict[str, Counter[str]] = {}
     for (index, stack, _), calls in trace.calls.items() if wanted else ():

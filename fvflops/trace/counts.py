@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import add, and_, eq, or_, sub
+from operator import add, and_, attrgetter, eq, or_, sub
 from typing import Any, NamedTuple
 
 from fvflops.text import short_repr, shown_by_fields
@@ -86,8 +86,7 @@ class Counts:
         return short_repr(self, self.modules.root.class_name, f"{self.total():,} {self.metric}", f"{calls:,} op calls")
 
     def __str__(self) -> str:
-        calls: Counter[tuple[str, str]] = Counter()
-        values: Counter[tuple[str, str]] = Counter()
+        calls, values = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for entry in self.entries:
             key = entry.label, "zero-FLOP" if entry.status is Status.ZERO_FLOP else entry.status.value
             calls[key] += entry.calls
@@ -154,9 +153,8 @@ class Counts:
     def ledger(self) -> Mapping[Status, Counter[str]]:
         """Return status → Counter of op → calls over the whole model."""
         ledger: dict[Status, Counter[str]] = {status: Counter() for status in Status}
-        for entry in self.entries:
-            if entry.calls:
-                ledger[entry.status][entry.op] += entry.calls
+        for entry in filter(attrgetter("calls"), self.entries):
+            ledger[entry.status][entry.op] += entry.calls
         return ledger
 
     def unsupported_elements(self) -> Counter[str]:

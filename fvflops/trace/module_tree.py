@@ -145,7 +145,9 @@ class ModuleTree:
         return ModuleTree(
             {
                 record["name"]: ModuleInfo(
-                    *(record[name] for name in ("name", "canonical", "class_name")),
+                    name=record["name"],
+                    canonical=record["canonical"],
+                    class_name=record["class_name"],
                     classes=tuple(record["classes"]),
                     extra_repr=record["extra_repr"],
                     has_forward=record["has_forward"],

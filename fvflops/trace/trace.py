@@ -126,21 +126,17 @@ class Trace(TraceFields):
         parts = list(traces)
         if not parts:
             raise TraceError("merging needs at least one trace")
-        first = parts[0]
+        first, problem = parts[0], ""
         for index, part in enumerate(parts[1:], start=1):
             if _classes(part) != _classes(first):
-                raise TraceError(
-                    f"traces of different models cannot be merged: trace {index} has other modules than trace 0"
-                )
-            if part.stops_at != first.stops_at:
-                raise TraceError(f"trace {index} was recorded with another stops_at than trace 0: record both with one")
-        regions: dict[Region, int] = {}
-        stacks: dict[tuple[int, ...], int] = {}
-        signatures: dict[Signature, int] = {}
-        region_signatures: dict[RegionSignature, int] = {}
-        calls: _Calls = Counter()
-        region_calls: _Calls = Counter()
-        active: set[int] = set()
+                problem = f"traces of different models cannot be merged: trace {index} has other modules than trace 0"
+            elif part.stops_at != first.stops_at:
+                problem = f"trace {index} was recorded with another stops_at than trace 0: record both with one"
+            if problem:
+                raise TraceError(problem)
+        regions, stacks = dict[Region, int](), dict[tuple[int, ...], int]()
+        signatures, region_signatures = dict[Signature, int](), dict[RegionSignature, int]()
+        calls, region_calls, active = _Calls(), _Calls(), set[int]()
         for part in parts:
             region_indexes = _intern(part.regions, regions)
             stack_indexes = _intern((tuple(region_indexes[index] for index in stack) for stack in part.stacks), stacks)
@@ -166,7 +162,6 @@ class Trace(TraceFields):
 
 
 def _intern(items: Iterable[T], indexes: dict[T, int]) -> list[int]:
-    """Return the index of each item, assigning the next free index to new ones."""
     return [indexes.setdefault(item, len(indexes)) for item in items]
 
 

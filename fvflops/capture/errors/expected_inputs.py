@@ -56,7 +56,6 @@ def find_mismatch(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expecta
 
 
 def _check_axes(axes: Sequence[_Axis], module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    """Return the first mismatch of the inputs with one axis each."""
     for index, (axis, tensor) in enumerate(zip(axes, tensors, strict=False)):
         shape, size = list(tensor.shape), getattr(module, axis.size)
         what = format_quantity(size, axis.noun)
@@ -152,7 +151,6 @@ def _check_indices(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation 
 
 
 def _check_dtype(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    """Return the dtype of a layer's weights, if the first input has another."""
     if isinstance(module, _EMBEDDINGS):
         return None
     weight = next(module.parameters(recurse=False), None)

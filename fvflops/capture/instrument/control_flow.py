@@ -93,13 +93,7 @@ def _run_in_python(
     return handler(op_call, *args, **kwargs)
 
 
-def _run_uncompiled(
-    recorder: Recorder,
-    compiled: Callable[..., Any],
-    function: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-) -> Any:
+def _run_uncompiled(recorder: Recorder, compiled: Any, function: Any, args: Any, kwargs: Any = None) -> Any:
     """Call a function that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
     return function(*args, **(kwargs or {})) if recorder.is_recording_thread() else compiled(function, args, kwargs)
 
@@ -119,12 +113,7 @@ def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, oper
 
 
 def _while_loop(
-    op_call: HigherOrderCall,
-    cond_fn: Any,
-    body_fn: Any,
-    carried: Sequence[Any],
-    additional: Sequence[Any] = (),
-    **_: Any,
+    op_call: HigherOrderCall, cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **_: Any
 ) -> Any:
     """Run the body while the condition holds; once if the condition is unknown from the start."""
     values, result = list(carried), None
@@ -163,16 +152,8 @@ def _scan(
     return pytree.tree_unflatten([*carry, *stacked], pytree.tree_structure(result)) if nested else (*carry, *stacked)
 
 
-def _run_first(op_call: HigherOrderCall, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    return subgraph(*operands)
-
-
 def _run_named(op_call: HigherOrderCall, subgraph: Any, identifier: str, *operands: Any) -> Any:
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
-
-
-def _run_on_list(op_call: HigherOrderCall, subgraph: Any, operands: Sequence[Any]) -> Any:
-    return subgraph(*operands)
 
 
 def _run_kernel(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
@@ -222,8 +203,11 @@ _DECOMPOSED: dict[str, Callable[..., Any]] = {
     "while_loop": _while_loop,
     "scan": _scan,
     "invoke_subgraph": _run_named,
-    **dict.fromkeys(("foreach_map", "invoke_quant", "invoke_quant_packed", "local_map_hop"), _run_first),
-    **dict.fromkeys(("run_const_graph", "strict_mode"), _run_on_list),
+    **dict.fromkeys(
+        ("foreach_map", "invoke_quant", "invoke_quant_packed", "local_map_hop"),
+        lambda _, subgraph, *operands, **__: subgraph(*operands),
+    ),
+    **dict.fromkeys(("run_const_graph", "strict_mode"), lambda _, subgraph, operands: subgraph(*operands)),
     **dict.fromkeys(("map_impl", "associative_scan", "hints_wrapper", "out_dtype", "with_effects"), _run_kernel),
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), _run_kernel),
 }

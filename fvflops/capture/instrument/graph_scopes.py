@@ -137,7 +137,6 @@ class _Call:
 
 
 def _find_calls(nodes: Sequence[fx.Node]) -> list[_Call]:
-    """Return the module calls of a graph, in the order in which they begin."""
     positions = {node: position for position, node in enumerate(nodes)}
     calls: list[_Call] = []
     opened: list[_Call] = []

@@ -58,11 +58,8 @@ class Probe:
     """
 
     def __init__(self, measure: Collection[str], device: torch.device | None = None) -> None:
-        if (
-            isinstance(measure, str)
-            or not isinstance(measure, Collection)
-            or any(item not in MEASURES for item in measure)
-        ):
+        is_collection = isinstance(measure, Collection) and not isinstance(measure, str)
+        if not is_collection or any(item not in MEASURES for item in measure):
             raise ValueError(f'measure must be {{"time"}}, {{"memory"}} or {{"time", "memory"}}; got {shown(measure)}')
         self._time = "time" in measure
         self._memory = "memory" in measure

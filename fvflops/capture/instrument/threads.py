@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from types import FrameType
 from typing import Any
 
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
@@ -77,14 +76,7 @@ def _start_raw(
 
 
 def _submit(
-    recorder: Recorder,
-    enter: Enter,
-    original: Callable[..., Any],
-    pool: Any,
-    function: Callable[..., Any],
-    /,
-    *args: Any,
-    **kwargs: Any,
+    recorder: Recorder, enter: Enter, original: Any, pool: Any, function: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     if not recorder.is_recording_thread() or recorder.paused:
         return original(pool, function, *args, **kwargs)
@@ -104,15 +96,9 @@ def _is_complete(reference: weakref.ref[Any]) -> bool:
     return bool(result.ready()) if hasattr(result, "ready") else result._index == result._length
 
 
-def _add_task(
-    recorder: Recorder,
-    function: Any,
-    is_done: Callable[[], bool],
-    frame: FrameType,
-    thread: threading.Thread | None = None,
-) -> None:
+def _add_task(recorder: Recorder, function: Any, is_done: Callable[[], bool], *starter: Any) -> None:
     if recorder.unseen is not None:
-        recorder.unseen.unfinished.add_task(function, is_done, frame, thread)
+        recorder.unseen.unfinished.add_task(function, is_done, *starter)
 
 
 def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:

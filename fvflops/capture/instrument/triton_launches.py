@@ -81,7 +81,6 @@ def _run(
 
 
 def _function_of(kernel: Any) -> Any:
-    """Return the Python function of a kernel, through autotuner and heuristics."""
     while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
         kernel = kernel.fn
     return kernel

@@ -90,7 +90,6 @@ def _lengths(low: Tensor, high: Tensor) -> list[int]:
 
 
 def _divide(owners: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Divide boxes along their two longest dimensions."""
     if not owners.numel():
         return owners, low, high
     lengths = _lengths(low, high)

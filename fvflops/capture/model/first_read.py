@@ -117,7 +117,6 @@ class FirstRead:
         return description, absent, indexed, indexed_buffers, names
 
     def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
-        """Sort a module's values by mutability."""
         containers = plan.pick_containers(values)
         if any(containers):
             for value in containers:

@@ -78,7 +78,10 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         module: Any = modules[position]
         path = names[module]
         children = {prefix_path(path, name): child for name, child in module.named_children()}
-        passed = _passed_bodies(module)
+        # Graphs that it passes to ops, such as the branches of torch.cond.
+        targets = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+        inside = dict(module.named_modules(remove_duplicate=False))
+        passed = {name: inside[name] for name in targets if isinstance(inside.get(name), fx.GraphModule)}
         # torch.export checks a program's inputs in a module of this class.
         hidden |= {name for name, child in children.items() if type(child).__name__ == "GuardsFn"}
         hidden |= {
@@ -198,10 +201,3 @@ def _clean(path: str) -> str:
     while (shorter := _GETATTR.sub(r"\1.\2", path)) != path:
         path = shorter
     return _SUBSCRIPT.sub(r".\1", _CALL.sub("", _ROOTS.sub("", path))).lstrip(".")
-
-
-def _passed_bodies(module: fx.GraphModule) -> dict[str, nn.Module]:
-    """Return the graphs that a graph passes to ops, such as the branches of torch.cond, by name."""
-    targets = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
-    modules = dict(module.named_modules(remove_duplicate=False))
-    return {name: modules[name] for name in targets if isinstance(modules.get(name), fx.GraphModule)}

@@ -58,10 +58,8 @@ def read_sizes(sizes: Any, *, dtype: str = "float32") -> tuple[InputSpec, ...]:
         items = [("", sizes)]
     else:
         items = [("", size) for size in (sizes if isinstance(sizes, (tuple, list)) else [None])]
-    if not items:
-        items = [("", None)]
-    texts = [_write_size(size, sizes) for _, size in items]
-    named = [f"{name}={text}" if name else text for (name, _), text in zip(items, texts, strict=True)]
+    texts = [(name, _write_size(size, sizes)) for name, size in items or [("", None)]]
+    named = [f"{name}={text}" if name else text for name, text in texts]
     return tuple(parse_input(text, option="input_size=", dtype=dtype) for text in named)
 
 

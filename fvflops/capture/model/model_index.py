@@ -55,8 +55,12 @@ class ModelIndex:
         self.is_fake = False
         labels = layout.labels
         self.has_scripts = bool(layout.script_positions)
-        if self.has_scripts:
-            found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
+        # TorchScript modules' parameters and buffers are in no dict.
+        found: dict[int, tuple[torch.Tensor, tuple[str, str]]] = {}
+        for index in layout.script_positions:
+            for kind, name, tensor in named_tensors(self.modules[index]):
+                found.setdefault(id(tensor), (tensor, (kind, prefix_path(layout.paths[index], name))))
+        if found:
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]
         layouts = set(map(attrgetter("layout"), self.tensors))
@@ -130,12 +134,12 @@ class ModelIndex:
         return not LOW_PRECISION.isdisjoint([metadata.dtype for metadata in self.metadata])
 
     def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
-        for tensor, (kind, name) in zip(self.tensors, labels, strict=True):
+        for tensor, label in zip(self.tensors, labels, strict=True):
             if is_wrapper_subclass(tensor):
                 for inner in inner_tensors(tensor):
                     storage = inner.untyped_storage()
                     self.inner_storages.append(storage)
-                    self.inner_rows.append((storage.nbytes(), str(inner.device), kind, name))
+                    self.inner_rows.append((storage.nbytes(), str(inner.device), *label))
 
     def module_of_tensor(self) -> dict[int, str]:
         """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
@@ -235,32 +239,19 @@ class _Layout:
         if keys != self._keys:
             return None
         empty = self._pick_empty(values)
-        if (
-            list(map(type, empty)) != self._empty_types
-            or any(empty)
-            or not all(map(is_, self._pick_immutable(values), self._immutable))
-        ):
+        if list(map(type, empty)) != self._empty_types or any(empty):
+            return None
+        if not all(map(is_, self._pick_immutable(values), self._immutable)):
             return None
         inner = self._pick_mappings(values)
         inner_keys, inner_values = keys_and_values(inner)
         mappings = [*attributes, *inner]
-        if (
-            inner_keys != self._inner_keys
-            or list(map(id, inner_values)) != self._inner_ids
-            or list(map(len, mappings)) != self._sizes
-        ):
+        if inner_keys != self._inner_keys or list(map(id, inner_values)) != self._inner_ids:
+            return None
+        if list(map(len, mappings)) != self._sizes:
             return None
         others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
         return Contents(modules, mappings, keys + inner_keys, values + inner_values, empty, others, tensors)
-
-
-def _script_tensors(modules: Iterable[tuple[nn.Module, str]]) -> dict[int, tuple[torch.Tensor, tuple[str, str]]]:
-    """Return id → tensor, kind and name of TorchScript modules' parameters and buffers, which are in no dict."""
-    found: dict[int, tuple[torch.Tensor, tuple[str, str]]] = {}
-    for module, path in modules:
-        for kind, name, tensor in named_tensors(module):
-            found.setdefault(id(tensor), (tensor, (kind, prefix_path(path, name))))
-    return found
 
 
 def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list[nn.Module]]:

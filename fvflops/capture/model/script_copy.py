@@ -32,13 +32,9 @@ def define_ops() -> tuple[Any, Any]:
     for op, arguments in ((ENTER, "str name, Tensor[] inputs"), (LEAVE, "Tensor[] outputs")):
         name = op.partition("::")[2]
         library.define(f"{name}({arguments}) -> ()", alias_analysis="CONSERVATIVE")
-        library.impl(name, _do_nothing, "CompositeExplicitAutograd")
+        library.impl(name, lambda *_: None, "CompositeExplicitAutograd")  # where nothing is recorded
     define_ops.library = library  # type: ignore[attr-defined]  # an op exists as long as its library
     return getattr(torch.ops, NAMESPACE).enter_module.default, getattr(torch.ops, NAMESPACE).leave_module.default
-
-
-def _do_nothing(*_: Any) -> None:
-    """Run where nothing is recorded, such as in an interrupted run."""
 
 
 # Methods that calls of a module run: a traced module has one for each call (forward, forward1, ...).

@@ -77,16 +77,12 @@ class ValueReader:
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
         if not isinstance(tensor, torch.Tensor):
             return None
-        if is_mask and (tensor.dtype is torch.bool or tensor.is_floating_point()):
+        is_float = tensor.is_floating_point()
+        is_list = tensor.ndim <= 1 and tensor.numel() <= _MAX_LENGTH and not (is_float or tensor.is_complex())
+        if is_mask and (tensor.dtype is torch.bool or is_float):
             if (mask := expression_of(tensor)) is not None:
                 return None if (count := count_unmasked(mask, tensor.dtype)) is None else (count,)
-        elif (
-            is_mask
-            or tensor.ndim > 1
-            or tensor.numel() > _MAX_LENGTH
-            or tensor.is_floating_point()
-            or tensor.is_complex()
-        ):
+        elif is_mask or not is_list:
             return None
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return None

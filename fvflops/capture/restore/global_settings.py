@@ -48,11 +48,6 @@ def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
     return _attribute(own["m"], name), (lambda: own.get(name, _NOT_ASSIGNED), restore)
 
 
-def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
-    enabled = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
-    return enabled, (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device))
-
-
 def _set_default_device(context: Any) -> None:
     torch.set_default_device(None if context is None else context.device)
     if context is None:  # torch.get_default_device of torch 2.9 and older fails on None
@@ -95,7 +90,8 @@ SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
     *(pair for name in ("enabled", "strategy") for pair in _opt_einsum(name)),
     _attribute(quantized, "engine"),
-    *(pair for device in _AUTOCAST for pair in _autocast(device)),
+    *((partial(torch.is_autocast_enabled, name), partial(torch.set_autocast_enabled, name)) for name in _AUTOCAST),
+    *((partial(torch.get_autocast_dtype, name), partial(torch.set_autocast_dtype, name)) for name in _AUTOCAST),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (lambda: dict(vars(print_options())), lambda options: vars(print_options()).update(options)),
     (sys.getrecursionlimit, sys.setrecursionlimit),

@@ -201,7 +201,6 @@ def _names_of(code: CodeType) -> _Names:
 
 
 def _read_code(code: CodeType) -> _Names:
-    """Return the names in code, including nested functions."""
     names = code.co_names
     used: set[str] = set()
     imported: set[str] = set()

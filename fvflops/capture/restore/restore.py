@@ -213,25 +213,16 @@ class Snapshot:
         model_index = self._model_index
         now = model_index.mappings
         iterator_copies = self._contents.advanced_iterators()
-        if (
-            not iterator_copies
-            and list(map(len, now)) == model_index.sizes
-            and list(chain.from_iterable(now)) == model_index.keys
-            and all(map(is_, chain.from_iterable([mapping.values() for mapping in now]), model_index.values))
-        ):
+        has_same_keys = list(map(len, now)) == model_index.sizes and list(chain.from_iterable(now)) == model_index.keys
+        values = chain.from_iterable([mapping.values() for mapping in now])
+        if not iterator_copies and has_same_keys and all(map(is_, values, model_index.values)):
             return []
         pairs = chain.from_iterable(zip(model_index.keys, model_index.values, strict=True))
-        return [
-            (
-                ORDERED_DICT if isinstance(mapping, OrderedDict) else DICT,
-                mapping,
-                with_copies(list(islice(pairs, 2 * size)), iterator_copies),
-            )
-            for mapping, size in zip(now, model_index.sizes, strict=True)
-        ]
+        befores = [with_copies(list(islice(pairs, 2 * size)), iterator_copies) for size in model_index.sizes]
+        kinds = (ORDERED_DICT if isinstance(mapping, OrderedDict) else DICT for mapping in now)
+        return list(zip(kinds, now, befores, strict=True))
 
     def _changed_tensors(self) -> list[int]:
-        """Return the indices of tensors with changed data, metadata, hooks or gradient."""
         model_index = self._model_index
         tensors = model_index.tensors
         columns: tuple[tuple[list[Any], list[Any]], ...] = (

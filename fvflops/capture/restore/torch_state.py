@@ -251,10 +251,6 @@ def _lower(level_of: Callable[[], int], leave: Callable[[], object], level: int)
         leave()
 
 
-def _undo_transform() -> None:
-    _UNDO_TRANSFORM[peek_interpreter().key().name]()
-
-
 def _pop_saved_hooks(hooks: Any) -> None:
     while (top := top_saved_hooks(True)) is not None and top != hooks:
         pop_saved_hooks()
@@ -282,7 +278,7 @@ def _get_nesting() -> int:
 
 # (getter, setter) of each part of a thread's state, in the order in which they can be restored.
 _THREAD_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (transform_depth, partial(_lower, transform_depth, _undo_transform)),
+    (transform_depth, partial(_lower, transform_depth, lambda: _UNDO_TRANSFORM[peek_interpreter().key().name]())),
     (forward_ad_level, partial(_lower, forward_ad_level, forward_ad.exit_dual_level)),
     (partial(top_saved_hooks, True), _pop_saved_hooks),
     (function_mode_stack, _set_function_modes),

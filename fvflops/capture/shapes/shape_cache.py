@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -100,6 +101,7 @@ class Output(NamedTuple):
     offset: int = 0
 
 
+@dataclass(eq=False)
 class CachedResult:
     """The outcome of an op call: its signature and how to build its results.
 
@@ -112,23 +114,17 @@ class CachedResult:
     depends.
     """
 
-    def __init__(
-        self,
-        signature: Signature | None,
-        outputs: tuple[Output, ...] = (),
-        build: Callable[[list[Any]], Any] | None = None,
-        resized: tuple[tuple[int, Metadata], ...] = (),
-        written: tuple[int, ...] = (),
-    ) -> None:
-        self.signature = signature
-        self.outputs = outputs
-        self.build = build
-        self.resized = resized
-        self.written = written
-        self.concrete = False
-        self.lazy = False
-        self.cacheable = True
-        self.promoted: torch.dtype | None = None
+    signature: Signature | None
+    outputs: tuple[Output, ...] = ()
+    build: Callable[[list[Any]], Any] | None = None
+    resized: tuple[tuple[int, Metadata], ...] = ()
+    written: tuple[int, ...] = ()
+    concrete: bool = False
+    lazy: bool = False
+    cacheable: bool = True
+    promoted: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
         self.find_shortcuts()
 
     def find_shortcuts(self) -> None:

@@ -57,8 +57,7 @@ class OpInference:
                 raise
             computable = known and tensors and isinstance(func, OpOverload)
             if computable or (depends_on_values(name) and self._concrete.have_values(tensors)):
-                outcome, cacheable = CachedResult(None), bool(computable)
-                outcome.concrete = True
+                outcome, cacheable = CachedResult(None, concrete=True), bool(computable)
             else:
                 outcome, cacheable = self._infer_from_values(call, metadata, rule, error), False
         if known and all(item.metadata is None or _is_computed(item.metadata, op) for item in outcome.outputs):
@@ -142,10 +141,9 @@ class OpInference:
 
 def _meta_tensor_of(metadata: Metadata) -> torch.Tensor:
     meta_tensor = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
-    if metadata.is_conjugate:
-        set_conjugate(meta_tensor, True)
-    if metadata.is_negative:
-        set_negative(meta_tensor, True)
+    if metadata.bits:
+        set_conjugate(meta_tensor, metadata.is_conjugate)
+        set_negative(meta_tensor, metadata.is_negative)
     return meta_tensor
 
 
@@ -205,17 +203,14 @@ def _is_lazy(func: Any, op: OpCache, inputs: Sequence[Metadata], outcome: Cached
     name = base_name(op.schema.name)
     if name in COUNTS and inputs and inputs[0].lazy:
         return True
-    if (
-        op.random
-        or len(outcome.outputs) != 1
-        or outcome.outputs[0].metadata is None
-        or outcome.outputs[0].source is not None
-    ):
+    if op.random or len(outcome.outputs) != 1:
         return False
+    (output,) = outcome.outputs
+    if output.metadata is None or output.source is not None:
+        return False
+    is_value = all(item.known or item.lazy for item in inputs)
     if name in INDEPENDENT:  # not the states of an optimizer
-        is_value = name.startswith("new_") or outcome.outputs[0].metadata.dtype in INTEGRAL
-    else:
-        is_value = all(item.known or item.lazy for item in inputs)
+        is_value = name.startswith("new_") or output.metadata.dtype in INTEGRAL
     return is_value and is_supported(func, op.schema.name)
 
 

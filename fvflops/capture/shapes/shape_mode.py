@@ -202,7 +202,6 @@ class ShapeMode(ShapeResults):
         return extra
 
     def _run_nested(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call hidden from the enclosing run with shape execution."""
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
         self.nested = False
         try:
@@ -290,7 +289,6 @@ class ShapeMode(ShapeResults):
         return tensor
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this run's shape tensor for one of the enclosing run."""
         if type(tensor) is not ShapeTensor or tensor.storage_ref.mode is self:
             return tensor
         if id(tensor) not in self._adopted:

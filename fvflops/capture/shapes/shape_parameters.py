@@ -33,8 +33,9 @@ class ShapeParameters:
             return tensor
         shape_copy = self._copies.get(id(tensor))
         if shape_copy is None:
-            if is_wrapper_subclass(tensor):
-                shape_copy = self._rebuild(tensor)
+            if is_wrapper_subclass(tensor):  # DTensor, quantized weight
+                shape_copy = rebuild(tensor, self.of).requires_grad_(tensor.requires_grad)
+                shape_copy._is_param = isinstance(tensor, nn.Parameter)
             elif type(tensor) not in _PLAIN and not tensor.requires_grad:
                 return tensor  # such as bitsandbytes' Params4bit, whose attributes the forward reads
             elif self._mode.concrete.resolve(tensor)[1].known:
@@ -70,10 +71,3 @@ class ShapeParameters:
                 ]
         owners = self._mode.recorder.module_of_tensor
         owners.update({id(shape_copy): owners[key] for key, shape_copy in self._copies.items() if key in owners})
-
-    def _rebuild(self, tensor: Any) -> torch.Tensor:
-        """Return a wrapper subclass (DTensor, quantized weight) rebuilt around shape tensors."""
-        rebuilt = rebuild(tensor, self.of)
-        rebuilt.requires_grad_(tensor.requires_grad)
-        rebuilt._is_param = isinstance(tensor, nn.Parameter)
-        return rebuilt

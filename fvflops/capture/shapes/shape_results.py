@@ -17,11 +17,11 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
-from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
+from fvflops.capture.shapes.metadata import as_lazy, is_available
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
 from fvflops.capture.shapes.rules.missing_rules import completed_work, is_work
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, ShapeCall, settings_of, unpack_result
+from fvflops.capture.shapes.shape_cache import CachedResult, Output, ShapeCall, settings_of, unpack_result
 from fvflops.capture.shapes.shape_inference import OpInference
 from fvflops.capture.shapes.shape_tensor import (
     DataDependentError,
@@ -151,7 +151,12 @@ class ShapeResults(SubclassAwareMode):
             if type(tensors[index]) is not ShapeTensor:
                 self.concrete.invalidate(tensors[index])
         for index, resized in outcome.resized:
-            self._resize(call.op, tensors[index], resized)
+            tensor, name = tensors[index], call.op.schema.name
+            if type(tensor) is not ShapeTensor:
+                raise UnsupportedError(f"{name} changes the shape of a tensor that exists outside the run")
+            with disable_torch_dispatch():
+                torch.Tensor.set_(tensor, make_shape_tensor(resized, tensor.storage_ref))  # type: ignore[call-overload]
+            tensor.metadata = resized
         results: list[Any] = []
         writes: list[int] = []
         real_views: list[Any] = []
@@ -243,11 +248,8 @@ class ShapeResults(SubclassAwareMode):
             # A kernel that this machine lacks. One that refuses its arguments raises in a real run too.
             if isinstance(error, NotImplementedError) or "not implemented for" in str(error):  # torch 2.6 only says so
                 # On the CPU it may be a kernel of the GPU whose kernels a plan chooses.
-                name, is_on_cpu = call.func.name(), self.device.type == "cpu"
-                is_missing = not is_available(self.device) or (
-                    is_on_cpu and not has_computed_kernel_for_key(name, "CPU")
-                )
-                if not is_missing or outcome.written or not outcome.outputs:
+                has_kernel = self.device.type != "cpu" or has_computed_kernel_for_key(call.func.name(), "CPU")
+                if (is_available(self.device) and has_kernel) or outcome.written or not outcome.outputs:
                     raise
                 args, kwargs = call.with_replaced(self._without_values, self.concrete.device_for)
                 with self:
@@ -279,13 +281,6 @@ class ShapeResults(SubclassAwareMode):
             return tensor
         _, metadata, index = self.concrete.resolve(tensor)
         return make_shape_tensor(without_values(metadata), StorageRef(self, index), tensor.requires_grad)
-
-    def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
-        if type(tensor) is not ShapeTensor:
-            raise UnsupportedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
-        with disable_torch_dispatch():
-            torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
-        tensor.metadata = metadata
 
     def _begin_op(self, reads: Sequence[int] = ()) -> bool:
         """Attribute work outside the dispatcher, and new tensors, to the op that is running, if it is the outermost.

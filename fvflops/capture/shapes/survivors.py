@@ -137,13 +137,11 @@ def _name_of(item: Any) -> str:
 
 
 def _rank(referrer: Any) -> int:
-    """Return the priority of a referrer in a name, lowest first."""
     kinds = (nn.Module, ModuleType, type, FunctionType, GeneratorType, dict)
     return next((rank for rank, kind in enumerate(kinds) if isinstance(referrer, kind)), len(kinds))
 
 
 def _step_into(referrer: Any, item: Any) -> str:
-    """Return the path segment from a referrer to an object."""
     if isinstance(referrer, dict):
         key = next((key for key, value in dict.items(referrer) if value is item), None)
         return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from operator import length_hint
 from threading import Thread
+from traceback import walk_stack
 from types import (
     AsyncGeneratorType,
     CodeType,
@@ -159,7 +161,10 @@ class UnfinishedWork:
         for work in unfinished:
             site = self._reporter.site(_source_of(work, owner))
             if not self._runs_results:
-                self._watch(work, site)
+                self._results = [row for row in self._results if not is_finished(row[0])]
+                if len(self._results) >= _MAX_RESULTS:
+                    self._reporter.report(self._results.pop(0)[1])
+                self._results.append((work, site, self._recorder.length))
             elif not self._run(work, owner):
                 self._reporter.report(site)
         return numbers
@@ -185,12 +190,6 @@ class UnfinishedWork:
         if hasattr(kind, "__anext__") or hasattr(kind, "__await__"):
             return complete(work, take, lambda: self._recorder.length, _MAX_ITEMS)
         return False
-
-    def _watch(self, work: Any, site: Site) -> None:
-        self._results = [row for row in self._results if not is_finished(row[0])]
-        if len(self._results) >= _MAX_RESULTS:
-            self._reporter.report(self._results.pop(0)[1])
-        self._results.append((work, site, self._recorder.length))
 
     def end(self) -> None:
         """Wait for the model's threads; report unfinished work, and work elsewhere without a known effect."""
@@ -224,21 +223,16 @@ class UnfinishedWork:
 
 
 def _source_of(work: Any, owner: Any) -> SourceLine:
-    code = code_of(work)
-    if code is not None:
+    if (code := code_of(work)) is not None:
         return line_of_code(code, getattr(work, "__qualname__", code.co_name))
     return SourceLine(source_line_of(owner).line, type(work).__name__)
 
 
 def _waits_for_tasks(thread: Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
-    for _ in range(3):
-        if frame is None:
-            return False
-        if (os.path.basename(frame.f_code.co_filename), frame.f_code.co_name) in _IDLE:
-            return True
-        frame = frame.f_back
-    return False
+    frames = () if frame is None else islice(walk_stack(frame), 3)
+    codes = [inner.f_code for inner, _ in frames]
+    return any((os.path.basename(code.co_filename), code.co_name) in _IDLE for code in codes)
 
 
 # Objects in a result that are looked at.
@@ -317,11 +311,8 @@ def code_of(work: Any) -> CodeType | None:
     """Return the code that unfinished work runs, None if it is not Python's."""
     while isinstance(work, (MethodType, partial)):
         work = work.__func__ if isinstance(work, MethodType) else work.func
-    for name in ("gi_code", "cr_code", "ag_code", "__code__"):
-        code = getattr(work, name, None)
-        if isinstance(code, CodeType):
-            return code
-    return None
+    codes = (getattr(work, name, None) for name in ("gi_code", "cr_code", "ag_code", "__code__"))
+    return next((code for code in codes if isinstance(code, CodeType)), None)
 
 
 def is_finished(work: Any) -> bool | None:

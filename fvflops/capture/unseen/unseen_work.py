@@ -240,7 +240,10 @@ class UnseenWork(UnseenReporter):
             return
         if not self.is_inside():
             self.forget_contents()  # work between two calls of the model is not the model's
-            self._sample_preexisting()
+            indices = self._recorder.storage_indices
+            alive = [storage for reference in self._preexisting if (storage := reference()) is not None]
+            known = [storage for storage in alive if id(storage) in indices]
+            self.store([indices[id(storage)] for storage in known], known)
             self._recorder.storages_of(tensors_of(values))
             if any(type(tensor) not in PLAIN_TENSORS for tensor in tensors_of(values)):
                 self.record_subclass()
@@ -302,12 +305,6 @@ class UnseenWork(UnseenReporter):
         for tensor, storage in with_storages(inputs):
             if tensor.is_floating_point():
                 self.exported.add(self._index(tensor), storage, describe_tensor(tensor), None)
-
-    def _sample_preexisting(self) -> None:
-        indices = self._recorder.storage_indices
-        alive = [storage for reference in self._preexisting if (storage := reference()) is not None]
-        alive = [storage for storage in alive if id(storage) in indices]
-        self.store([indices[id(storage)] for storage in alive], alive)
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if type(values) is torch.Tensor and self._has_values and not self._uninitialised:

@@ -27,7 +27,6 @@ def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
     identities: dict[tuple[int, int], int] = {}
 
     def number(tensor: ParameterInfo, periods: int) -> ParameterInfo:
-        """Return a parameter or buffer under its name and with its number in the full model."""
         period = run.period_of(tensor.name)
         # A tied tensor has one number under each of its names; layers do not share tensors.
         key = tensor.identity, 0 if period is None else periods
@@ -186,18 +185,12 @@ class ExpandedEvents:
         return range(at, at + stride * len(moves), stride)
 
     def _expand_list_call(self, event: Event, call: ListCall, *, high: bool) -> Row:
-        rows = self._rows
         kind, item, stack, phase, thread, reads, writes, raised = event[:8]
-        return (
-            kind,
-            self._tables.list_call(item, call.elements, rows.vectors.get(writes[0]) if writes else None),
-            self._tables.index("stack", stack, 0),
-            phase,
-            thread,
-            tuple(self._expand_list(reads, call.reads, high=high)),
-            tuple(self._expand_list(writes, call.writes, high=high)),
-            raised,
-        )
+        vector = self._rows.vectors.get(writes[0]) if writes else None
+        item, stack = self._tables.list_call(item, call.elements, vector), self._tables.index("stack", stack, 0)
+        reads = tuple(self._expand_list(reads, call.reads, high=high))
+        writes = tuple(self._expand_list(writes, call.writes, high=high))
+        return kind, item, stack, phase, thread, reads, writes, raised
 
     def _expand_list(self, storages: Sequence[int], repetitions: Sequence[Repetition], *, high: bool) -> Iterator[int]:
         position = 0

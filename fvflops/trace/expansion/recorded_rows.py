@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 from fvflops.trace.calls import RegionSignature, Signature
@@ -234,9 +234,8 @@ class RecordedRows:
         Indexes are in the order of creation: storages below one that was read or written existed then. One that no
         event has named yet counts as created later, in each period alike.
         """
-        counts = [count_registered(self.storages)]
-        for event in self.events:
-            counts.append(max(counts[-1], 1 + max(storages_of(event), default=-1)))
+        highest = (1 + max(storages_of(event), default=-1) for event in self.events)
+        counts = list(accumulate(highest, max, initial=count_registered(self.storages)))
         counts[-1] = len(self.storages)
         return counts
 

@@ -36,8 +36,8 @@ class ListCall:
         self.elements = [item for item in self.reads if item.end <= self.length]
         outputs = signature.outputs
         spec = lists[0][0] if lists else None
-        is_list = signature.op == "aten::stack" and isinstance(spec, TensorSpec)
-        is_stack = is_list and outputs == (replace(spec, shape=(self.length,)),)
+        vector = (replace(spec, shape=(self.length,)),) if isinstance(spec, TensorSpec) else None
+        is_stack = signature.op == "aten::stack" and outputs == vector
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
@@ -196,18 +196,14 @@ class _Finder:
             if period is not None and period < KEPT and self._events[position][0] != "free":
                 self._positions[period].append(position)
 
-    def _next(self, period: int, after: int) -> int | None:
-        positions = self._positions[period]
-        index = bisect_right(positions, after)
-        return positions[index] if index < len(positions) else None
-
     def _calls_at(self, first: int) -> Repetition | None:
         """Return the repetition that begins at an event: each of its periods begins with its first call."""
         step = 1 if self._periods[first] == FIRST else -1
-        second = self._next(SECOND if step > 0 else FIRST, first)
-        if second is None or 2 * second - first > len(self._events):
+        others = self._positions[SECOND if step > 0 else FIRST]
+        index = bisect_right(others, first)
+        if index == len(others) or 2 * others[index] - first > len(self._events):
             return None
-        end = 2 * second - first
+        second, end = others[index], 2 * others[index] - first
         repetition = Repetition(first, second, end, step)
         counts = self._rows.storages_before
         created = Repetition(counts[first], counts[second], counts[end], step)

@@ -124,12 +124,8 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters:
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if (
-        not supported
-        or not _contiguous_format_same_float_dtype(input, weight, bias)
-        or not _row_major(input, weight)
-        or 0 in input.shape
-    ):
+    supported = supported and _contiguous_format_same_float_dtype(input, weight, bias)
+    if not (supported and _row_major(input, weight)) or 0 in input.shape:
         return NotImplemented
     axes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     sizes = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, gap in axes]
@@ -173,7 +169,6 @@ def native_batch_norm(training: bool | None, input: Tensor, weight: Any, bias: A
 
 
 def _gradients(input: Tensor, shape: Sequence[int], output_mask: Sequence[bool]) -> Any:
-    """Return the gradients of an input, and of a weight and a bias of a shape, where requested."""
     pairs = zip((input.shape, shape, shape), output_mask, strict=True)
     return tuple(_new(shape, input) if requested else None for shape, requested in pairs)
 

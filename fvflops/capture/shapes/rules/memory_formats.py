@@ -93,7 +93,6 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
 
 
 def _wrap_rules(wrapper: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
-    """Return rules by op name, each of which wraps torch's own rule."""
     rules: dict[str, Callable[..., Any]] = {}
     for name in names:
         packet, _, overload = name.partition(".")
