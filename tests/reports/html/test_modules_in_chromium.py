@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fvflops.reports.html.run_data import pack
+from fvflops.reports.html import pack
 from fvflops.reports.html.script import join_scripts
 from tests.support.reports.breakdowns import unpack
 

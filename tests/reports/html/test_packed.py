@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from fvflops.reports.html.run_data import pack
+from fvflops.reports.html import pack
 from tests.support.reports.breakdowns import unpack
 
 KINDS = [0, 1, 7, 2**52, str(2**60), 1.5]
