@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fvflops import __version__, paths
 from fvflops.reports import REPORTS
@@ -69,20 +69,26 @@ class AnalysisOutputs:
         >>> FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
         {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
         """
-        from fvflops.analysis.analysis_display import make_columns
-
-        columns: dict[str, Any] = make_columns(self._list_rows(by, depth, "to_dict()")[0])
-        return columns
+        return self._list_columns(by, depth, "to_dict()")[0]
 
     def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
         """Return the columns of `to_dict` as a data frame; its `attrs` have model, inputs, convention and versions.
 
         Without pandas (the extra `pandas`) it raises ImportError before the model is run.
         """
-        from fvflops.analysis.analysis_display import import_pandas, make_frame
-
-        import_pandas()
-        return make_frame(*self._list_rows(by, depth, "to_pandas()"))
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            if error.name != "pandas":
+                raise  # pandas is installed, but one of its dependencies is missing
+            raise ImportError("pandas is not installed: pip install 'fvflops[pandas]', or use to_dict()") from None
+        columns, about = self._list_columns(by, depth, "to_pandas()")
+        # Without dtype=object pandas would convert a column with unknown numbers to floats.
+        types = {heading: "object" if None in cells else None for heading, cells in columns.items()}
+        series: Any = {heading: pandas.Series(cells, dtype=types[heading]) for heading, cells in columns.items()}
+        frame: Any = pandas.DataFrame(series)
+        frame.attrs.update(about)
+        return cast("pandas.DataFrame", frame)
 
     def to_picture(self, path: str | os.PathLike[str], *, measure: str | None = None, depth: int | None = None) -> None:
         """Write an icicle chart of the module tree, in which widths are shares of a metric, as .svg or .png.
@@ -106,11 +112,16 @@ class AnalysisOutputs:
         paths.write_bytes(os.fspath(path), picture_bytes)
 
     def __str__(self) -> str:
-        """Return a table of the largest modules at 80 columns; runs the model if necessary."""
-        from fvflops.analysis.analysis_display import write_table
+        """Return a table of the largest modules at 80 columns, within a screen; runs the model if necessary."""
+        from fvflops.reports.count_report import write_text
+        from fvflops.reports.display import WIDTH
+        from fvflops.reports.terminal.collapse import collapse
 
         with self._warnings_disabled():
-            return write_table(make_summary(with_columns(self._analysed_run())))
+            summary = collapse(make_summary(with_columns(self._analysed_run())))
+        texts = (write_text(summary, depth=depth, width=WIDTH) for depth in (3, 2))
+        short = (text for text in texts if text.count("\n") < 50)
+        return next(short, "") or write_text(summary, depth=1, width=WIDTH)
 
     def _repr_html_(self) -> str:
         from fvflops.reports import notebook_page
@@ -121,17 +132,19 @@ class AnalysisOutputs:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self)}
 
-    def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
-        """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""
+    def _list_columns(self, by: str, depth: int | None, report: str) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Return the columns of a view and the run's metadata; a ValueError for an unknown view names `report`."""
         from fvflops.reports.call_tables import CALL_VIEWS
         from fvflops.reports.count_report import exact_table
         from fvflops.views.summary_rows import read_view
 
         if by in CALL_VIEWS:
-            rows = self._list_call_rows(by, depth)
-            return rows, {"fvflops": __version__, **describe_run(self._analysed_run())}
-        summary = make_summary(with_columns(self._analysed_run()))
-        return exact_table(summary, read_view({"by": by, "depth": depth}, report)), summary.about
+            table = self._list_call_rows(by, depth).readable_by("data")
+            about = {"fvflops": __version__, **describe_run(self._analysed_run())}
+        else:
+            summary = make_summary(with_columns(self._analysed_run()))
+            table, about = exact_table(summary, read_view({"by": by, "depth": depth}, report)), dict(summary.about)
+        return {column.key: [row[index] for row in table.rows] for index, column in enumerate(table.columns)}, about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
         from fvflops.reports.call_tables import CALL_VIEWS

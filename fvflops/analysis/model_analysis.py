@@ -23,6 +23,7 @@ from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.cost_models import lacks_values
+from fvflops.counting.metrics import METRICS
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
@@ -31,6 +32,7 @@ from fvflops.text import Unpack, explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.calls import packet_of
 from fvflops.trace.counts import ModuleCounts
+from fvflops.units import format_quantity, format_short
 from fvflops.views.analysed_run import AnalysedRun, find_uncalled, find_unused
 
 Self = TypeVar("Self", bound="ModelAnalysis")
@@ -278,8 +280,6 @@ class ModelAnalysis(AnalysisOutputs):
 
     def __repr__(self) -> str:
         """Return one line, without running or counting anything."""
-        from fvflops.analysis.analysis_display import list_facts
-
         table = "" if self._table is None else f"convention {self._table.name}"
         return short_repr(self, self._name_model(), *list_facts(self._trace, self._counts), table)
 
@@ -377,6 +377,16 @@ class ModelAnalysis(AnalysisOutputs):
                     "No op was seen in the modules %s, and none reads their parameters: they are unused, or run unseen",
                     _list_eight(list(map(printable_short, uncalled))),
                 )
+
+
+def list_facts(trace: Trace | None, counts: Counts | None) -> list[str]:
+    """Return the known facts of a run, without computing more: its total, and the op calls that have no formula."""
+    if counts is None:
+        return ["not run yet" if trace is None else f"{format_quantity(sum(trace.calls.values()), 'op call')} recorded"]
+    title = METRICS[counts.metric].short if counts.metric in METRICS else counts.metric
+    unsupported = sum(entry.calls for entry in counts.entries if entry.status is Status.UNSUPPORTED)
+    missing = f"{format_quantity(unsupported, 'op call')} unsupported" if unsupported else ""
+    return [f"{format_short(counts.total())} {title}", missing]
 
 
 def _list_eight(names: Sequence[str]) -> str:

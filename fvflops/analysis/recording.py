@@ -15,8 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from fvflops.analysis.analysis_display import list_facts
-from fvflops.analysis.model_analysis import estimate_by
+from fvflops.analysis.model_analysis import estimate_by, list_facts
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.steps import ACTIVE, PerStep, Schedule, StepCount, action_at, count_step, summarise_steps
 from fvflops.capture.model.read_module_tree import is_compiled

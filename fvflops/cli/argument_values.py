@@ -26,7 +26,7 @@ def refuse(arguments: argparse.Namespace, *rules: tuple[object, Iterable[str], s
     """Raise ValueError for the first chosen option of a rule that applies: (whether it does, options, message)."""
     for applies, names, message in rules:
         if applies and (option := find_chosen(arguments, names)):
-            raise ValueError(message.format(option))
+            raise ValueError(message.replace("{}", option, 1))
 
 
 def check_model_given(arguments: argparse.Namespace, own: Iterable[str]) -> None:

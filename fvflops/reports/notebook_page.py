@@ -13,9 +13,7 @@ from fvflops.units import format_percent, format_quantity
 from fvflops.views.breakdown import Breakdown, format_value, sum_measures
 from fvflops.views.summary_rows import depth_of
 
-_DEPTH = 2  # levels below the root
 _MAX_ROWS = 20
-_MAX_TABLES = 3
 # Characters of a page, at most: a notebook keeps every output, and GitHub shows no notebook above a few megabytes.
 MAX_PAGE = 1_500_000
 _TALL, _SHORT, _ROW = 620, 160, 29  # pixels of a frame, and of a row of a table
@@ -45,9 +43,9 @@ def render_document(document: Document) -> str:
 
 
 def write_tables(document: Document) -> str:
-    """Return the first tables of a report as HTML without styles."""
+    """Return the first three tables of a report as HTML without styles."""
     tables = [table for table in document.readable_by("people").tables() if table.rows]
-    return "".join(_write_table(table, document.title) for table in tables[:_MAX_TABLES])
+    return "".join(_write_table(table, document.title) for table in tables[:3])
 
 
 def put_in_frame(page: str, table: str, *, title: str, height: int = _TALL) -> str:
@@ -77,7 +75,7 @@ def render_table(breakdown: Breakdown) -> str:
     """Return a table of at most twenty modules, down to two levels below the root, with every measure."""
     totals = {key: sum_measures(measure.values) for key, measure in breakdown.measures.items()}
     first = next(iter(totals.values()), Counter())
-    modules = [module for module in breakdown.modules.modules() if depth_of(module.name) <= _DEPTH]
+    modules = [module for module in breakdown.modules.modules() if depth_of(module.name) <= 2]
     largest = {module.name for module in sorted(modules, key=lambda module: -first[module.name])[:_MAX_ROWS]}
     rows = [
         [

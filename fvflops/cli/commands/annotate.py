@@ -122,8 +122,6 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
         subject = load_model(arguments.model, shared_options.model_options(arguments))
     subject.train(arguments.train, option="--train")
     settings: dict[str, Any] = {"assume": read_assumptions(arguments), "device": device}
-    loss = backward_loss(arguments)
-    if loss is not None:
-        settings["optimizer"] = () if optimizer is None else (optimizer,)
-        settings["micro_batches"] = arguments.micro_batches or 1
+    if (loss := backward_loss(arguments)) is not None:
+        settings |= {"optimizer": optimizer or (), "micro_batches": arguments.micro_batches or 1}
     return record_model(arguments.model, subject, table, loss, **settings).trace()

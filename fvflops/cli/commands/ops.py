@@ -129,7 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
     """List a table, explain or time one op, or check the examples; return 1 where one fails, else 0."""
     import_modules(arguments.imports)
     if arguments.time or arguments.device:
-        write_report(_time(arguments), arguments)
+        if not (arguments.time and arguments.device and arguments.name) or arguments.check:
+            example = "fvflops ops aten::mm --time '8 16, 16 4' --device H100"
+            raise ValueError(f"--time and --device are for one op: {example}")
+        op = arguments.name if "::" in arguments.name else f"aten::{arguments.name}"
+        signature = sign_example(op, f"{arguments.time} = 0")
+        write_report(op_report(estimate_signature(signature, load_peaks(arguments.device, "--device"))), arguments)
         return 0
     table = load_table(arguments.table)
     if arguments.check and arguments.name:
@@ -141,12 +146,3 @@ def run(arguments: argparse.Namespace) -> int:
         return int(any(problem is not None for _, problem in results))
     write_report(row_report(table, arguments.name) if arguments.name else rows_report(table), arguments)
     return 0
-
-
-def _time(arguments: argparse.Namespace) -> Document:
-    """Return the estimated time of the call that --time describes."""
-    if not (arguments.time and arguments.device and arguments.name) or arguments.check:
-        raise ValueError("--time and --device are for one op: fvflops ops aten::mm --time '8 16, 16 4' --device H100")
-    op = arguments.name if "::" in arguments.name else f"aten::{arguments.name}"
-    signature = sign_example(op, f"{arguments.time} = 0")
-    return op_report(estimate_signature(signature, load_peaks(arguments.device, "--device")))

@@ -143,13 +143,13 @@ def _check(arguments: argparse.Namespace) -> None:
         (is_search, ("pp", "rate", "requests", "price", "watts"), "{} is about one layout: omit it, or --search"),
         (not is_load, ("hit_rate", "draft_tokens", "price", "watts"), "{} is about --concurrency or --rate: add one"),
         (is_file, ("hit_rate",), "{} is about requests drawn at random: write prefix_tokens into the file"),
+        (not arguments.images, ("image_size",), "{} is about --images: add it"),
+        (arguments.draft_tokens is None, ("acceptance",), "{} is about --draft-tokens: add it"),
     )
 
 
 def _load(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with the inputs of a call with an image where prompts have some."""
-    if arguments.image_size and not arguments.images:
-        raise ValueError("--image-size is about --images: add it")
     options = shared_options.building_options(arguments, device="meta", dtype="bf16")
     if not arguments.images:  # the model runs on prompts of its own, so none is made for it
         loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
@@ -164,6 +164,7 @@ def _load(arguments: argparse.Namespace) -> LoadedModel:
 
 
 def _read_load(arguments: argparse.Namespace, loaded: LoadedModel) -> ServingLoad:
+    acceptance = 0.7 if arguments.acceptance is None else arguments.acceptance
     return ServingLoad(
         input_tokens=arguments.input_len or 1024,
         output_tokens=arguments.output_len or 256,
@@ -173,18 +174,10 @@ def _read_load(arguments: argparse.Namespace, loaded: LoadedModel) -> ServingLoa
         hit_rate=arguments.hit_rate or 0.0,
         longest=arguments.max_model_len,
         utilisation=0.9 if arguments.utilisation is None else arguments.utilisation,
-        speculation=_read_speculation(arguments),
+        speculation=arguments.draft_tokens and Speculation(arguments.draft_tokens, acceptance),
         images=arguments.images or 0,
         image=loaded.kwargs if arguments.images else None,
     )
-
-
-def _read_speculation(arguments: argparse.Namespace) -> Speculation | None:
-    if arguments.draft_tokens is None:
-        if arguments.acceptance is not None:
-            raise ValueError("--acceptance is about --draft-tokens: add it")
-        return None
-    return Speculation(arguments.draft_tokens, 0.7 if arguments.acceptance is None else arguments.acceptance)
 
 
 def _search(arguments: argparse.Namespace, model: nn.Module, device: Device, load: ServingLoad) -> Document:

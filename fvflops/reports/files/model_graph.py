@@ -17,7 +17,6 @@ from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_short
 
 _MAX_LENGTH = 60  # characters of a name
-_HUE = "0.08"  # orange; the saturation shows the FLOPs relative to the largest node
 _HEAD = """\
   rankdir=TB
   node [shape=box style="rounded,filled" fillcolor=white fontname="Helvetica" fontsize=10]
@@ -106,7 +105,8 @@ def _write(root: _Cluster, modules: ModuleTree, total: int, largest: int) -> Ite
             yield cluster
             continue
         for node in cluster.nodes:
-            colour = f"{_HUE} {0.8 * node.flops / largest if largest else 0:.2f} 1.00"
+            # The saturation of orange shows the FLOPs relative to the largest node.
+            colour = f"0.08 {0.8 * node.flops / largest if largest else 0:.2f} 1.00"
             # In DOT \n is a line break, and \\ a backslash.
             label = "\\n".join(map(_escape, _describe(node, total)))
             yield f'  n{node.number} [label="{label}" fillcolor="{colour}"]'
@@ -118,10 +118,7 @@ def _write(root: _Cluster, modules: ModuleTree, total: int, largest: int) -> Ite
 
 
 def _describe(node: _Node, total: int) -> Iterator[str]:
-    if node.name:
-        yield _shorten(node.name)
-    if node.class_name:
-        yield _shorten(node.class_name)
+    yield from map(_shorten, filter(None, (node.name, node.class_name)))
     if outputs := node.calls[-1].outputs:
         yield list_shapes(outputs[0])
     unsupported = dict.fromkeys(_shorten(call.op) for call in node.calls if call.flops is None)

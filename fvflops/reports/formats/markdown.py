@@ -41,8 +41,7 @@ def _write_table(table: Table) -> list[str]:
     headings = [escape_markdown(column.heading) for column in table.columns]
     rules = [":---" if column.is_text else "---:" for column in table.columns]
     rows = [list(map(escape_markdown, row)) for row in table.texts()]
-    strong = [rows[index] for index in table.strong] + rows[-1:] * (table.total is not None)
-    for row in strong:
+    for row in [rows[index] for index in table.strong] + rows[-1:] * (table.total is not None):
         first = next((index for index, cell in enumerate(row) if cell), None)
         if first is not None:
             row[first] = f"**{row[first]}**"

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 PADDING = (0.03, 0.025)  # inches around a label, horizontal and vertical
 RADIUS = 0.032  # inches around a point in which there is no label
-_LEADER = 0.12  # inches from which a leader leads from a label to its point
-_CLOSE = 0.08  # inches between a label and a point to which it seems to belong
 _SQUARE = 0.06  # inches between places of a line on which no label may be
 
 Point = tuple[float, float]
@@ -54,9 +52,9 @@ def _along(line: Line) -> list[Frame]:
 
 
 def leader_of(point: Point, label: Frame) -> Line | None:
-    """Return the line from a point to its label, None where they are close."""
+    """Return the line from a point to its label, None where they are at most 0.12 inches apart."""
     end = _nearest(label, point)
-    return (point, end) if math.dist(end, point) > _LEADER else None
+    return (point, end) if math.dist(end, point) > 0.12 else None
 
 
 def _nearest(label: Frame, point: Point) -> Point:
@@ -115,8 +113,8 @@ def _is_free(label: Frame, point: Point, page: Frame, taken: Sequence[Frame], bl
 
 
 def _room(label: Frame, others: Sequence[Point]) -> float:
-    """Return how far the nearest other point is, up to a distance from which none seems to have the label."""
-    return min([_CLOSE, *(math.dist(other, _nearest(label, other)) for other in others)])
+    """Return how far the nearest other point is, up to 0.08 inches, from which none seems to have the label."""
+    return min([0.08, *(math.dist(other, _nearest(label, other)) for other in others)])
 
 
 def _frame_at(point: Point, size: tuple[float, float], offset: tuple[float, float], page: Frame) -> Frame:

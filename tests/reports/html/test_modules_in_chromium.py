@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fvflops.reports.html.run_data import pack
+from fvflops.reports.html import pack
 from fvflops.reports.html.script import join_scripts
 from tests.support.reports.breakdowns import unpack
 

@@ -3,7 +3,7 @@
 import random
 import time
 
-from fvflops.reports.html.run_data import pack
+from fvflops.reports.html import pack
 from tests.support.reports.breakdowns import unpack
 
 KINDS = [0, 1, 7, 2**52, str(2**60), 1.5]
