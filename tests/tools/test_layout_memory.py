@@ -48,3 +48,10 @@ def test_the_best_layout_of_13b_on_32_gpus_fits_and_twice_its_batch_does_not(row
     text = layouts.describe_verdicts([fits, larger._replace(fits=True)])
     assert "llama-13B" in text and "50.0%" in text and "refused: none" in text
     assert "micro batch 1, tp 1" in layouts.describe_verdicts([fits._replace(fits=False)]).partition("refused")[2]
+
+
+def test_trials_are_read_with_their_layout():
+    trials = layouts.read_trials(layouts.FOLDER / "measured_runs.csv")
+    assert len(trials) == 14
+    assert {trial.tp * trial.pp * trial.replicas for trial in trials} == {384}
+    assert trials[0].config.padded_vocab_size % (128 * trials[0].tp) == 0

@@ -16,7 +16,7 @@ from fvflops import zoo
 from goldens import clock, nets
 from goldens.counts import break_lines, quieten, sections
 from goldens.features import add_up
-from goldens.jobs import ROOT, Folder, Job
+from goldens.jobs import ROOT, Folder, Job, captured
 from goldens.showing import show, shown
 from tests.support.reports.timed_traces import measure
 
@@ -25,7 +25,12 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def jobs() -> list[Job]:
-    return [Job("timed/traces", _write_traces), Job("timed/loops", _write_loops), Job("timed/kernels", _write_kernels)]
+    return [
+        Job("timed/traces", _write_traces),
+        Job("timed/loops", _write_loops),
+        Job("timed/deepspeed", _write_deepspeed),
+        Job("timed/kernels", _write_kernels),
+    ]
 
 
 def _write_traces(folder: Folder) -> None:
@@ -123,6 +128,30 @@ def _write_loops(folder: Folder) -> None:
 
 def _tell_times(profile: Any) -> str:
     return show(profile.times())
+
+
+def _write_deepspeed(folder: Folder) -> None:
+    """Write DeepSpeed's report of a run by the clock that ticks."""
+
+    def profile(**options: Any) -> str:
+        torch.manual_seed(0)
+        model, inputs = nets.net()
+        profiler = fvflops.FlopsProfiler(model)
+        with clock.ticking():
+            profiler.start_profile()
+            add_up(model(*inputs)).backward()
+            profiler.stop_profile()
+        _, out, _ = captured(lambda: profiler.print_model_profile(**options))
+        _, top, _ = captured(lambda: profiler.print_model_aggregated_profile(top_modules=3))
+        profiler.end_profile()
+        return f"{out}\n{top}"
+
+    texts: dict[str, Callable[[], Any]] = {
+        "report": profile,
+        "not detailed": partial(profile, detailed=False),
+        "cut": partial(profile, module_depth=1, top_modules=2, profile_step=10),
+    }
+    folder.write("deepspeed.txt", sections(texts))
 
 
 def _write_kernels(folder: Folder) -> None:

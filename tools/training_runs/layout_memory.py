@@ -1,4 +1,4 @@
-"""Compare predicted memory with runs under ZeRO-1: layouts that ran or did not fit.
+"""Compare predicted memory with runs under ZeRO-1: layouts that ran or did not fit, and BigScience's figures.
 
 Run it in tools/, with the checkout on PYTHONPATH: python -m training_runs.layout_memory [--model llama-13B]
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import re
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,14 +33,17 @@ from fvflops.plan.plans import plan_step
 from fvflops.plan.rank_plan import RankPlan
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import Llama
-from fvflops.zoo.megatron_gpt import UnfusedMaskedSoftmax
+from fvflops.zoo.megatron_gpt import MegatronGPT, MegatronGPTConfig, UnfusedMaskedSoftmax
 from training_runs.measured_llama import MeasuredBlock, MeasuredLlamaConfig, SeparateRMSNorm
 from training_runs.rows import FOLDER
-from training_runs.run_record import FILES, TrainingRun
+from training_runs.run_record import TrainingRun
 from training_runs.study_rows import SIZES, read_layout
 
 DEVICE = find_device("A100 SXM 80GB")
 _ADAMW = partial(torch.optim.AdamW, foreach=True)
+
+
+# --- ZeRO-1 -----------------------------------------------------------------------------------------------------------
 
 
 def shard_optimizer(timeline: MemoryTimeline, ranks: int) -> MemoryTimeline:
@@ -86,6 +90,7 @@ def read_needed(plans: Sequence[RankPlan], replicas: int, *, outputs: int = 0) -
     return max(known.values(), key=lambda needed: needed.reserved)
 
 
+# --- layout study -----------------------------------------------------------------------------------------------------
 # Hagemann et al., "Efficient Parallelization Layouts for Large-Scale Distributed Model Training" (arXiv:2311.05610).
 # Its saved tensors follow Aleph-Alpha/scaling on GitHub, by the same authors: bfloat16 gradients, float32 weights and
 # moments divided by ZeRO-1, logits gathered over tp, and the outputs of two microbatches on the last stage. Assumed are
@@ -276,16 +281,97 @@ def _best(judged: Iterable[Judged]) -> list[Judged]:
     return list(best.values())
 
 
+# --- BigScience -------------------------------------------------------------------------------------------------------
+# Trials of 2022 for the 176B model (bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md), by
+# Megatron-DeepSpeed: bfloat16 with gradients accumulated in float32, full checkpointing.
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A trial: `memory` in GB of a GPU."""
+
+    config: MegatronGPTConfig
+    tp: int
+    pp: int
+    replicas: int
+    micro_batch: int
+    memory: float
+
+
+_TRIAL = re.compile(r"gpt (\d+)x(\d+),\d+,tp(\d+) pp(\d+) dp(\d+) mb(\d+) heads(\d+)")
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """Return BigScience's runs with memory."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["memory_gb"] and row["source"].startswith("BigScience")]
+    trials = []
+    for row in rows:
+        found = _TRIAL.fullmatch(",".join(row[name] for name in ("model", "gpus", "layout")))
+        if found is None:
+            raise ValueError(f"{path}: the model or layout of {row} is not known")
+        layers, hidden, tp, pp, replicas, micro_batch, heads = map(int, found.groups())
+        config = MegatronGPTConfig(
+            vocab_size=50_257,
+            vocab_multiple=128 * tp,
+            hidden_size=hidden,
+            layers=layers,
+            heads=heads,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+        )
+        trials.append(Trial(config, tp, pp, replicas, micro_batch, float(row["memory_gb"])))
+    return trials
+
+
+def compare_trial(trial: Trial) -> tuple[str, ...]:
+    """Return a row of the table: the trial, predicted and measured GB, and the error."""
+    with torch.device("meta"):
+        model = MegatronGPT(trial.config).bfloat16()
+    tokens = torch.ones(trial.micro_batch, trial.config.positions, dtype=torch.int64)
+    plan = plan_step(
+        model,
+        (tokens, tokens),
+        mesh={"pp": trial.pp, "tp": trial.tp},
+        microbatches=trial.pp + 1,
+        checkpoint="full",
+        optimizer=partial(MasterWeights, make=_ADAMW),
+        gradient_dtype="fp32",
+        device="cuda",
+    )
+    needed = read_needed(plan.ranks, trial.replicas)
+    name = f"{trial.config.layers} x {trial.config.hidden_size}, {trial.config.heads} heads"
+    mesh = f"pp {trial.pp}, dp {trial.replicas}, tp {trial.tp}, micro batch {trial.micro_batch}"
+    total = needed.reserved + DEVICE.reserve({"pp": trial.pp, "dp": trial.replicas, "tp": trial.tp})
+    return (
+        f"{name}: {mesh}",
+        f"{needed.allocated / 1e9:.1f}",
+        f"{needed.reserved / 1e9:.1f}",
+        f"{total / 1e9:.1f}",
+        f"{trial.memory:.0f}",
+        f"{total / 1e9 / trial.memory - 1:+.1%}",
+    )
+
+
+_TRIAL_HEADS = ["trial", "allocated, GB", "reserved", "with context and NCCL", "measured", "error"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the files (tests/data/training_times)")
     parser.add_argument("--model", choices=SIZES, action="append", help="only layouts of this model; may be repeated")
     parser.add_argument("--write", action="store_true", help="write the number of right verdicts, which reports show")
+    parser.add_argument("--trials", action="store_true", help="only BigScience's trials")
     arguments = parser.parse_args()
-    layouts = read_layouts(FOLDER / FILES["layout study"])
-    judged = list(judge_layouts(item for item in layouts if item.run.name in (arguments.model or SIZES)))
-    print(describe_verdicts(judged))
-    if arguments.write:
-        write_errors("memory", [count_verdicts(judged)])
+    if not arguments.trials:
+        layouts = read_layouts(arguments.data / "layout_study_a100.csv")
+        chosen = [layout for layout in layouts if arguments.model is None or layout.run.name in arguments.model]
+        judged = list(judge_layouts(chosen))
+        print(describe_verdicts(judged), end="\n\n")
+        if arguments.write:
+            write_errors("memory", [count_verdicts(judged)])
+    trials = dict.fromkeys(read_trials(arguments.data / "measured_runs.csv"))
+    print(tabulate(map(compare_trial, trials), _TRIAL_HEADS))
 
 
 if __name__ == "__main__":
