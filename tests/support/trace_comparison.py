@@ -121,11 +121,16 @@ def differences(
     return lines
 
 
-def transfers(communication):
-    """Return (collective, ranks, dtype) → calls and payload, without metadata of tensors and masks (int32)."""
+def volumes(communication):
+    """Return (collective, ranks, dtype) → calls and bytes, without metadata of tensors and masks (int32)."""
     found = {}
     for key, volume in communication.by_collective_and_group().items():
         if key.dtype != "int32":
             short = key.collective, key.size, key.dtype
             found[short] = found.get(short, Volume()).plus(volume)
-    return {key: volume[:2] for key, volume in found.items()}
+    return found
+
+
+def transfers(communication):
+    """Return the calls and the payload of `volumes`."""
+    return {key: volume[:2] for key, volume in volumes(communication).items()}

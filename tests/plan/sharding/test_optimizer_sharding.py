@@ -17,7 +17,7 @@ from fvflops.trace import Trace
 from fvflops.zoo import build
 from tests.support.processes.start import run_ranks
 from tests.support.processes.zero_worker import ADAMW, CASES, WHOLE, cases_of
-from tests.support.trace_comparison import transfers
+from tests.support.trace_comparison import volumes
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 # Bytes of the number that AdamW adds to its count of steps on the CPU: as int64, and as the count's float32. Clipping
@@ -69,8 +69,8 @@ def test_a_plan_equals_the_processes(runs, ranks, name):
         planned, trace = plan_case(name, ranks, rank), Trace.from_json(found[name]["trace"])
         theirs = FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
         assert flops_of(planned.flops("exact")) == flops_of(theirs) > 0
-        ours = transfers(planned.communication())
-        assert ours == transfers(read_communication(trace))
+        ours = volumes(planned.communication())
+        assert ours == volumes(read_communication(trace))
         assert ("reduce_scatter" in {key[0] for key in ours}) == name.startswith("own")
         later = planned.memory()
         held = later.at(len(later.trace.events) - 1).by_kind
@@ -93,7 +93,7 @@ def plan(mesh, layers=6, hidden_size=64, **options):
     return plan_step(model, (TOKENS, TOKENS), mesh=mesh, **{"optimizer": partial(MasterWeights, make=ADAMW), **options})
 
 
-def volumes_of(planned):
+def transfers_of(planned):
     """Return collective → calls and bytes over dp, without the norm of the gradients."""
     return {
         (key.collective, key.dtype): (volume.calls, volume.payload)
@@ -114,7 +114,7 @@ def test_bytes_of_mixed_precision(mesh, gradients):
         held = planned.memory().at(-1).by_kind
         assert held["parameter"] == 2 * padded and held["gradient"] == size * padded
         assert held["optimizer state"] == 12 * padded // replicas + 4  # and its count of steps
-        assert volumes_of(planned) == {
+        assert transfers_of(planned) == {
             ("all_gather", "bfloat16"): (1, 2 * padded),
             ("reduce_scatter", "float32" if size == 4 else "bfloat16"): (1, size * padded),
         }
@@ -136,7 +136,7 @@ def test_stages_and_interleaved_stages_gather_and_scatter_once_each():
     for planned in step.ranks:
         kinds = Counter(action.kind for action in planned.step.actions)
         assert kinds["all_gather"] == kinds["reduce_scatter"] == 2 and kinds["optimizer"] == 1
-        assert {key: calls for key, (calls, _) in volumes_of(planned).items()} == dict.fromkeys(volumes_of(planned), 2)
+        assert {key: calls for key, (calls, _) in transfers_of(planned).items()} == dict.fromkeys(transfers_of(planned), 2)
 
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "1f1b"])
