@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a result of pytest into the table of docs/reference/versions.md: tools/matrix_table.py --torch X.Y.Z FILE.
 
-FILE is written by `pytest --junitxml`. The row of this Python and that torch is replaced or added; the others stay.
+FILE is written by `pytest --junitxml`. The row of this Python and that torch is replaced or added; other rows are kept.
 Prints the tests that failed.
 """
 
@@ -24,7 +24,7 @@ _ROW = re.compile(r"^\| (3\.\d+) \| (\d[\w.+]*) \| ([\d,]+) \| ([\d,]+) \| ([\d,
 
 
 class Result(NamedTuple):
-    """Numbers of tests of one Python ("3.11") and one torch ("2.13.0")."""
+    """Numbers of tests by outcome, for a version of Python ("3.11") and of torch ("2.13.0")."""
 
     python: str
     torch: str
@@ -61,7 +61,7 @@ def read_rows(page: str) -> list[Result]:
 
 
 def write_rows(rows: Iterable[Result]) -> str:
-    """Return the table in Markdown, sorted by versions, each row the last one of its versions."""
+    """Return the table in Markdown, sorted by versions, with the last row given for each pair of them."""
     latest = {(row.python, row.torch): row for row in rows}
     lines = [
         f"| {row.python} | {row.torch} | {row.passed:,} | {row.skipped:,} | {row.failed:,} |\n"

@@ -89,6 +89,6 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
     """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
-    others = require_analysis(flops) if activations is None else require_analysis(activations)
-    with require_analysis(flops)._warnings_disabled(), others._warnings_disabled():
+    second = require_analysis(flops) if activations is None else require_analysis(activations)
+    with require_analysis(flops)._warnings_disabled(), second._warnings_disabled():
         return summarise(flops, activations)

@@ -11,7 +11,7 @@ from fvflops import paths
 from fvflops.trace import Trace, TraceError
 
 MAX_CHARACTERS = 1 << 28  # characters; a forward pass through 50,000 modules takes an eighth
-ENDINGS = (".json", ".json.gz")  # of the names of saved Traces
+ENDINGS = (".json", ".json.gz")  # suffixes of saved Traces
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -25,7 +25,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> Trace:
-    """Return the Trace saved as JSON at a path or URI, compressed or not; others raise TraceError with its name."""
+    """Return the Trace saved as JSON at a path or URI, compressed or not; any other file raises TraceError."""
     name = os.fspath(path)
     try:
         # The JSON of a saved Trace is ASCII: a character is a byte.

@@ -154,7 +154,7 @@ def read_plot(arguments: argparse.Namespace, joined: Join | None) -> ParetoPlot 
         if getattr(arguments, option) is not None and arguments.plot is None:
             raise ValueError(f"--{option} is an axis of a plot: add --plot models.svg")
     if arguments.lower and arguments.join is None:
-        raise ValueError(f"--lower {arguments.lower[0]} is about a joined column: add --join FILE")
+        raise ValueError(f"--lower {arguments.lower[0]} applies to a joined column: add --join FILE")
     numbers = _list_joined(joined)
     for key in arguments.lower:
         if key not in numbers:

@@ -37,8 +37,8 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
         op, target, name = _name_call(trace, item)
         scope = scopes[span.event.stack] + ((item.name,) if item.kind == "module" else ())
         columns: dict[str, Any] = {}
-        if event is not None:  # time and memory of a region are listed at its ops
-            reads, producers = _follow(trace, event, len(calls), writers)
+        if event is not None:  # a region's time and memory are listed at its ops
+            reads, producers = _find_producers(trace, event, len(calls), writers)
             columns = {"duration_ns": event.duration_ns, "nbytes": item.nbytes, "parameters": reads, "after": producers}
             if event.line is not None:
                 columns["line"] = trace.lines[event.line]
@@ -46,10 +46,10 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
                 names = ("memory_before", "memory_after", "memory_peak")
                 columns |= {name: getattr(event, name) for name in names}
         unique_name = f"{name}_{calls_of_op[op]}" if calls_of_op[op] else name
-        of_call = len(calls), unique_name, op, target, innermost(scope), span.event.phase
+        first_fields = len(calls), unique_name, op, target, innermost(scope), span.event.phase
         counted = ("covered", 0, 0, 0) if covered else (item.status, item.flops, item.macs, activated)
         status, flops, columns["macs"], columns["activations"] = counted
-        calls.append(OpCall(*of_call, item.inputs, item.outputs, item.dtype, status, flops, **columns))
+        calls.append(OpCall(*first_fields, item.inputs, item.outputs, item.dtype, status, flops, **columns))
         calls_of_op[op] += 1
     return tuple(calls)
 
@@ -75,9 +75,9 @@ def list_module_calls(
         if item.kind == "module":
             enclosing.append((len(calls), span.depth))
             class_name, depth = trace.modules.by_name[item.name].class_name, len(enclosing) - 1
-            of_call = len(calls), item.name, class_name, span.event.phase, depth, item.inputs, item.outputs
+            first_fields = len(calls), item.name, class_name, span.event.phase, depth, item.inputs, item.outputs
             sums = span.flops, span.macs, activations_inside, span.nbytes, span.unsupported
-            calls.append(ModuleCall(*of_call, elements[item.name], 0, *sums))
+            calls.append(ModuleCall(*first_fields, elements[item.name], 0, *sums))
         elif item.kind == "op":
             ops.update([number for number, _ in enclosing])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
@@ -89,19 +89,19 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     for call in calls:
         by_line.setdefault(call.line, []).append(call)
     lines = []
-    for line, of_line in by_line.items():
+    for line, on_line in by_line.items():
         names = ("flops", "macs", "activations", "nbytes")
-        flops, macs, activations, nbytes = (sum(getattr(call, name) or 0 for call in of_line) for name in names)
-        counted = None if of_line[0].activations is None else activations
-        unsupported = sum(call.flops is None for call in of_line)
-        lines.append(LineCount(line, len(of_line), flops, macs, counted, nbytes, unsupported))
+        flops, macs, activations, nbytes = (sum(getattr(call, name) or 0 for call in on_line) for name in names)
+        counted = None if on_line[0].activations is None else activations
+        unsupported = sum(call.flops is None for call in on_line)
+        lines.append(LineCount(line, len(on_line), flops, macs, counted, nbytes, unsupported))
     return tuple(sorted(lines, key=lambda line: -line.flops))
 
 
 def _annotate(
     trace: Trace, cost_model: CostModel, traffic_model: CostModel, activations: CostModel | None
 ) -> Iterator[tuple[Span, Callee, bool, int | None, int | None]]:
-    """Yield each span, its callee, whether it is covered, and its activations without and with children, if counted."""
+    """Yield each span, its callee, whether a caller is counted as a whole, and its own and inclusive activations."""
     timeline = build_timeline(trace, cost_model, traffic_model=traffic_model)
     spans = timeline.require_spans()
     activated: Iterable[tuple[int | None, int | None]] = repeat((None, None))
@@ -113,7 +113,7 @@ def _annotate(
         yield span, item, (span.event.stack, span.event.phase) in timeline.covered, own, inside
 
 
-def _follow(
+def _find_producers(
     trace: Trace, event: Event, number: int, writers: dict[int, int]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the parameters that a call reads and the calls that produced its other inputs; record its writes.

@@ -53,7 +53,7 @@ def find_stages(model: nn.Module) -> PipelineStages:
 
 
 def find_tied(model: nn.Module, stages: PipelineStages) -> tuple[tuple[str, str], ...]:
-    """Return the names of each parameter that the first and the last stage share, as (in the first, in the last).
+    """Return each parameter that the first and the last stage share, as (name in the first, name in the last).
 
     >>> from fvflops.zoo.llama import Llama, LlamaConfig
     >>> sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 8, "layers": 2, "heads": 1, "kv_heads": 1}
@@ -99,7 +99,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
-    """Raise ShardingError if `name` cannot be divided; `given` has the number of layers of each stage, None by default.
+    """Raise ShardingError if `name` cannot be divided; `given`, if not None, has the layers of each stage.
 
     The first stage may have the embedding alone, and the last the head alone, as in Llama 3's training.
     """
@@ -157,7 +157,7 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
 def make_stage_inputs(
     model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec | None, *, is_last: bool
 ) -> Inputs:
-    """Return the inputs of a stage that receives `hidden`, without it; it is None for the first stage."""
+    """Return a stage's inputs except `hidden`, the hidden state that it receives, which is None for the first stage."""
     if hidden is None and (is_last or not stages.last_arguments):
         return inputs
     args, kwargs = inputs

@@ -32,7 +32,7 @@ from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel, ShortStage
 from fvflops.plan.rank_step import Action, Pass, RankStep, share_equal
-from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
+from fvflops.plan.sharding.expert_parallel import describe_routing, has_partial_router_gradients
 from fvflops.plan.sharding.optimizer_shards import find_gradient_dtype
 from fvflops.plan.sharding.replicas import find_replicas, with_dtype
 from fvflops.plan.trace_changes import GroupShift, allreduce, local_spec, send_recv, total_of
@@ -308,7 +308,7 @@ def _estimate_tied(
 def _list_excluded(options: PlanOptions, model: nn.Module) -> tuple[str, ...]:
     """Return the work of a real step that a plan without an optimizer excludes."""
     step = "the optimizer step"
-    reduced = ["norms"] * options.sequence_parallel + ["routers"] * has_router_gradients(model)
+    reduced = ["norms"] * options.sequence_parallel + ["routers"] * has_partial_router_gradients(model)
     if reduced and options.size("tp") > 1 and not options.is_fully_sharded:
         step += f", in which DTensor reduces the gradients of the {' and '.join(reduced)} over tp"
     return (step,)

@@ -45,7 +45,7 @@ class ServingLoad:
 
     An encoder reads prompts where the model has one, and the decoder starts from one token of its own.
     `concurrency` clients each send a request after the last one's answer, or requests arrive at random, `rate` a
-    second, or are `requests`. `hit_rate` of a prompt is found in the cache of prefixes. Sequences have at most
+    second, or are `requests`. `hit_rate` of a prompt is found in the prefix cache. Sequences have at most
     `longest` tokens, by default a prompt and its output; `utilisation` is the part of the GPU's memory that the engine
     takes. With `speculation` simulated requests are decoded speculatively. Each prompt begins with `images`, like the
     one in `image`, which are keyword arguments of a call of the model; their tokens come on top of `input_tokens`, and
@@ -101,7 +101,7 @@ class ServingLoad:
         """Return the load and the model for each other.
 
         Prompts are as long as a model's encoder reads them, if it has one; of requests, their mean. Tokens of images
-        are added, and the model reads as many. Prompts of another length, prompts found in a cache of prefixes, and
+        are added, and the model reads as many. Prompts of another length, prompts found in the prefix cache, and
         images for a model that was recorded without raise ServingError.
         """
         if self.images:

@@ -31,15 +31,15 @@ def count_many(
     """Yield a row for each model as it is counted; a model that fails has a row with its error.
 
     `models` are names such as `timm:resnet50`, functions that return a module or (module, inputs), or pairs of a name
-    and such a function; it may be a generator, and nothing of a model is kept. Functions are called on the meta
+    and such a function; it may be a generator, and no model is kept. Functions are called on the meta
     device, and again without it if the model cannot be counted there. `options` apply to every model: the device, and
     the inputs of modules without their own. Memory traffic is in every row, `peak_memory` only if asked for, since it
     needs a second recording.
 
     With `workers` processes (the extra `sweep`) a model is stopped after `timeout` seconds, and may allocate `memory`
-    bytes; functions must then be importable, and rows come as they are done. With workers=0 models are counted in this
-    process, in their order, and `memory` limits only the weights of models that cannot be counted without. An unknown
-    table, an option that no model accepts, and a timeout without workers raise ValueError.
+    bytes; functions must then be importable, and rows come in order of completion. With workers=0 models are counted in
+    this process, in their order, and `memory` limits only the weights of models that cannot be counted without weights.
+    An unknown table, an option that no model accepts, and a timeout without workers raise ValueError.
 
     >>> from functools import partial
     >>> from torch import nn

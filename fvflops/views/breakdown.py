@@ -22,8 +22,8 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 class MemoryCurve:
     """Allocated bytes after each op of a run.
 
-    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops` and `modules` are names, and
-    `phases` phases, of the ops in their order. `measured` is whether the bytes were measured, else predicted.
+    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops`,
+    `modules` and `phases` name the op, its module and its phase. `measured`: the bytes were measured, not predicted.
     """
 
     layers: Mapping[str, Sequence[int]]
@@ -51,7 +51,7 @@ BETWEEN_OPS = "(between ops)"
 
 
 class Cell(NamedTuple):
-    """A module's canonical name, without submodules, a phase and an operator, "" where a measure has none."""
+    """A module (its canonical name; submodules excluded), a phase and an operator, "" where a measure has none."""
 
     module: str
     phase: str = ""
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 class Measure:
     """A counted or measured quantity: its title, its unit ("", "B" or "ns") and its value in each cell.
 
-    `unsupported` is the number of such op calls in a cell, which `values` lack. `note` describes what is counted.
+    `unsupported` is the number of unsupported op calls in a cell, which `values` omit. `note` describes the quantity.
     """
 
     title: str
@@ -80,9 +80,9 @@ class Breakdown:
     """One analysed model in several measures, by module, phase and operator.
 
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
-    in the order in which they are shown. `ledger`, `unsupported_elements`, `unsupported_locations` and `about` are a
-    Summary's. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
-    calls of a timed run, `memory` the memory after each op, `peaks` a device's, for its roofline.
+    in the order in which they are shown. `ledger`, `unsupported_elements`, `unsupported_locations` and `about` are as
+    in Summary. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
+    calls of a timed run, `memory` the memory after each op, `peaks` the peaks for a roofline.
     """
 
     modules: ModuleTree
@@ -166,7 +166,7 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
             # On an asynchronous device ops can take longer than the host measures for their module.
             if phase not in BY_OWNER and rest > 0:
                 sums[Cell(name, phase, BETWEEN_OPS)] = rest
-    return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")
+    return Measure("Time", dict(sums), unit="ns", note="measured: ops, and modules between their ops")
 
 
 def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Tables of the command line: options of every command, examples, exit codes, and formats at widths and in locales."""
+"""Options and help of every command, examples, exit codes, and formats at several widths and in several locales."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ OPTIONS = [(name, action) for name, parser in PARSER.commands().items() for acti
 EXAMPLES = [
     line for name in COMMANDS for line in __import__(f"fvflops.cli.commands.{name}", fromlist=["EXAMPLES"]).EXAMPLES
 ]
-# What takes long, needs a repository, or is no command of ours alone; tests of these commands run such lines.
+# Parts of examples that are slow, need a repository or run a shell; tests of these commands run such lines.
 NOT_RUN = ("timm", "HEAD~1", "llama3", "zoo:gpt2", " > ", "zoo:resnet50 --batch 64", "peak --", "size=224")
 NET = "import torch\n\ndef build():\n    return torch.nn.Linear(4, 3), torch.ones(2, 4)\n"
 OWN_OPS = """
@@ -103,7 +103,7 @@ def test_help_fits_and_has_examples(capsys, command, width, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_at_most_25_options_first_those_most_used_and_help_all_has_every_one(capsys, command):
+def test_help_lists_at_most_25_options_most_used_first_and_help_all_lists_every_one(capsys, command):
     parser = PARSER.commands()[command]
     names = [action.option_strings[-1] for action in parser.options()]
 
@@ -156,27 +156,26 @@ CODES = {
 
 
 @pytest.mark.parametrize("line", CODES)
-def test_the_exit_code_says_how_it_ended(capsys, inside, line):
+def test_exit_codes_and_starts_of_the_output(capsys, inside, line):
     code, out, err = run(capsys, *shlex.split(line))
     expected, start = CODES[line]
     assert code == expected, err
     assert out.lower().startswith(start.lower())
 
 
-# Command line → the kind of its JSON; each in every format of its own.
-REPORTS = {
-    "count net.py:build --by op": "calls",
-    "compare zoo:lenet5 --conventions default,exact": "conventions",
-    "diff zoo:lenet5 zoo:lenet5 --arg-b classes=20": "difference",
-    "plan zoo:llama_tiny --mesh dp=2": "plan",
-    "list zoo": "zoo",
-    "ops linear": "ops",
-    "memory zoo:lenet5 --no-savings": "memory",
-    "roofline zoo:lenet5 --device H100": "roofline",
-    "profile zoo:lenet5 --repeat 1 --warmup 0": "profile",
-    "scale zoo:lenet5 --vary batch=1..4": "scaling",
-}
-
+# Command lines; each is run with every format that its command writes.
+REPORTS = (
+    "count net.py:build --by op",
+    "compare zoo:lenet5 --conventions default,exact",
+    "diff zoo:lenet5 zoo:lenet5 --arg-b classes=20",
+    "plan zoo:llama_tiny --mesh dp=2",
+    "list zoo",
+    "ops linear",
+    "memory zoo:lenet5 --no-savings",
+    "roofline zoo:lenet5 --device H100",
+    "profile zoo:lenet5 --repeat 1 --warmup 0",
+    "scale zoo:lenet5 --vary batch=1..4",
+)
 
 # Command → the rest of a command line, to which a wrong option is added.
 RIGHT = {
@@ -204,7 +203,7 @@ def test_the_error_of_a_wrong_value_names_its_option(command, capsys, inside):
                 code, out, err = run(capsys, command, *shlex.split(RIGHT[command]), name, wrong)
             except SystemExit as error:  # argparse's
                 code, (out, err) = error.code, capsys.readouterr()
-            names = (name, "--backward") if name == "--loss" else (name,)  # which includes that
+            names = (name, "--backward") if name == "--loss" else (name,)  # --loss implies --backward
             if (code, out, err.count("\n")) != (2, "", 1) or not any(f"{option}" in err for option in names):
                 unnamed.append((name, code, err))
     assert not unnamed
@@ -226,8 +225,8 @@ def find_formats(line):
     return next(action.choices for action in parser.options() if action.dest == "format")
 
 
-def check_any(text, format):
-    """Fail where a file is not of its format."""
+def check_format(text, format):
+    """Fail if a text is not valid in its format."""
     if format in ("json", "trace", "model-explorer"):
         json.loads(text)
     elif format == "csv":
@@ -250,7 +249,7 @@ def test_every_format_of_every_command_is_valid_and_ascii_where_asked(capsys, in
     code, out, err = run(capsys, *shlex.split(line), "--format", format)
     assert code == 0, err
     assert out.isascii() and (format not in ("text", "csv") or "\\" not in out)
-    check_any(out, format)
+    check_format(out, format)
 
 
 @pytest.mark.parametrize("width", [60])
@@ -274,7 +273,7 @@ def test_text_fits_the_terminal(capsys, inside, line, width, monkeypatch):
     ],
     ids=str,
 )
-def test_a_locale_gets_what_it_can_show(settings, ascii, folder):
+def test_output_is_ascii_where_the_locale_needs_it(settings, ascii, folder):
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd(), **settings}
     code = "from fvflops.cli.encoding import ascii_streams\nwith ascii_streams(): print('a × 3 µs │ layers…_attn …')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
@@ -286,7 +285,7 @@ def test_a_name_that_is_not_ascii_is_escaped():
     assert to_ascii("层.conv × 2") == "\\u5c42.conv x 2"
 
 
-def test_an_interrupt_is_one_line(folder):
+def test_an_interrupt_prints_one_line(folder):
     (folder / "slow.py").write_text(
         "import time\n\ndef build():\n    print('started', flush=True)\n    time.sleep(60)\n"
     )
@@ -323,7 +322,7 @@ def test_a_step_of_a_revised_model_is_compared(capsys):
 
 
 @pytest.mark.parametrize("command", ["count", "profile", "roofline"])
-def test_the_convention_is_that_of_count(capsys, command):
+def test_commands_have_the_convention_of_count(capsys, command):
     options = {"roofline": ["--device", "H100"], "profile": ["--repeat", "1", "--warmup", "0"]}.get(command, [])
     code, out, _ = run(capsys, command, "zoo:lenet5", *options)
     assert code == 0 and "Convention: default (1 FLOP per multiply-add)" in " ".join(out.split())

@@ -97,7 +97,7 @@ def test_a_step_equals_each_process(folder, family, layout):
     ("name", "layout", "message"),
     [
         *((name, "sequence stages", "no sequence-parallel plan is known for transformers") for name in NAMES),
-        *((name, "expert stages", "no mixtures are known in transformers") for name in ("llama", "qwen3")),
+        *((name, "expert stages", "no mixtures of experts are known in transformers") for name in ("llama", "qwen3")),
     ],
 )
 def test_a_layout_that_a_family_cannot_have_is_refused(name, layout, message):

@@ -1,4 +1,4 @@
-"""The clock: a time.perf_counter_ns that can be made to tick by a fixed step, so that profiles can be compared."""
+"""A time.perf_counter_ns that can advance by a fixed step at each read, so that profiles can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def install() -> None:
 
 @contextmanager
 def ticking() -> Iterator[None]:
-    """Let each look at the clock be a step later than the last."""
+    """Advance the clock by one step at each read."""
     global _now
     _now = 0
     try:

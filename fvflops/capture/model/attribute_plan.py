@@ -37,10 +37,10 @@ class AttributePlan:
     `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
     other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and
     tuples that a module tree contains, `names` are their names, `public_tuples` the tuples' positions among these.
-    `is_shared`: it is cached. `is_exported`: the module has the graph, or the class, of one that was exported. If
+    `is_shared`: the plan is cached. `is_exported`: the module has the graph, or the class, of an exported module. If
     `is_constant`, all other values are immutable, or tuples that `pick_constants` returns with these, and `pick_empty`
-    returns the containers and the children, `pick_tensors` parameters and buffers. `texts` caches the `extra_repr` of
-    torch's classes by class and public values.
+    returns the containers and children, all empty in a leaf, `pick_tensors` parameters and buffers. `texts` caches the
+    `extra_repr` of torch's classes by class and public values.
     """
 
     def __init__(self, keys: tuple[str, ...], types: tuple[type, ...]) -> None:

@@ -78,7 +78,7 @@ def _choose_table(requested: str | None, budget: Budget | None) -> str:
     budget_table = budget.table or "default"
     if requested not in (None, budget_table):
         raise ValueError(
-            f"must be {budget_table}, as in the budget of {budget.name}; got {requested!r}: change its table: in the "
+            f"must be {budget_table}, as in the budget of {budget.name}; got {requested!r}: change `table:` in the "
             "file, or use another --name"
         )
     return budget_table

@@ -1,4 +1,4 @@
-"""`fvflops roofline`: what bounds a model on a device, by its published peaks or peaks measured on this machine."""
+"""`fvflops roofline`: what bounds a model on a device, by published peaks or peaks measured on this machine."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
-        of_measuring = ("measure", "device", "output", "format", "debug")
-        others = [name for name in arguments.options if name not in of_measuring]
+        measuring_options = ("measure", "device", "output", "format", "debug")
+        others = [name for name in arguments.options if name not in measuring_options]
         if option := find_chosen(arguments, others) or ("--format" if arguments.format != "text" else ""):
-            raise ValueError(f"{option} is about a MODEL: name one, or pass --measure without it")
+            raise ValueError(f"{option} applies to a MODEL: name one, or pass --measure without it")
         with activity("measuring the peaks of this device"):
             measured = measure_device(arguments.device)
         write(write_device(measured), arguments.output)

@@ -45,7 +45,7 @@ _OPTIONS = f"""
 device:
 --device DEVICE  the GPU: a name such as H100, FILE.yaml or FILE.yaml:NAME
 --network NAME  how GPUs are linked, or FILE.yaml:NAME; default: the GPU's usual nodes
---engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is followed; default: vllm
+--engine {{{",".join(ENGINES)}}}  the inference engine whose scheduler is simulated; default: vllm
 
 layout:
 --tp N  GPUs that divide heads and matrices (tensor parallelism)
@@ -54,7 +54,7 @@ layout:
 --dp-attention N  groups of --tp GPUs that compute the attention of their own sequences
 --weights {{{",".join(WEIGHTS)}}}  precision of the weights; default: bf16
 --cache {{{",".join(CACHES)}}}  precision of the KV cache; default: bf16
---utilisation PART  part of the memory that the engine takes; default: 0.9
+--utilisation PART  share of the memory that the engine uses; default: 0.9
 --max-model-len N  tokens of the longest sequence; default: prompt and output
 
 load:
@@ -65,19 +65,19 @@ load:
 --requests FILE  simulate the requests of a CSV file with arrival, input_tokens and output_tokens
 --images N  images of each prompt, before its tokens of text; default: 0
 --image-size N|HxW  height and width of --images; default: the model's
---hit-rate PART  part of each prompt that is in the cache of prefixes; default: 0
+--hit-rate PART  share of each prompt that is in the prefix cache; default: 0
 
 --draft-tokens N  tokens that speculative decoding drafts for each step
---acceptance PART  how likely a drafted token is accepted; default: 0.7
+--acceptance PART  probability that a drafted token is accepted; default: 0.7
 --price X  price of a GPU hour, for the cost of a million output tokens
---watts W  power of a GPU, for their energy
+--watts W  power of a GPU, for the energy of a million output tokens
 
 search:
---search  find the layout that serves most on --gpus GPUs, within the limits
+--search  find the layout with the highest throughput on --gpus GPUs, within the limits
 --gpus N  GPUs of the search
 --ttft TIME  limit of the time to first token, such as 200ms
 --tpot TIME  limit of the time per output token, such as 50ms
---at {{mean,p50,p90,p95,p99}}  statistic that the limits are for; default: p95
+--at {{mean,p50,p90,p95,p99}}  statistic that the limits apply to; default: p95
 """
 
 
@@ -138,20 +138,20 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("--search needs --gpus, the number of GPUs, such as --gpus 8")
     refuse(
         arguments,
-        (not is_search, _OF_SEARCH, "{} is about --search: add it"),
+        (not is_search, _OF_SEARCH, "{} applies to --search: add it"),
         (is_search, ("tp", "ep", "dp_attention", "concurrency"), "--search tries every {}: omit it"),
-        (is_search, ("pp", "rate", "requests", "price", "watts"), "{} is about one layout: omit it, or --search"),
-        (not is_load, ("hit_rate", "draft_tokens", "price", "watts"), "{} is about --concurrency or --rate: add one"),
-        (is_file, ("hit_rate",), "{} is about requests drawn at random: write prefix_tokens into the file"),
-        (not arguments.images, ("image_size",), "{} is about --images: add it"),
-        (arguments.draft_tokens is None, ("acceptance",), "{} is about --draft-tokens: add it"),
+        (is_search, ("pp", "rate", "requests", "price", "watts"), "{} applies to one layout: omit it, or --search"),
+        (not is_load, ("hit_rate", "draft_tokens", "price", "watts"), "{} applies to --concurrency or --rate: add one"),
+        (is_file, ("hit_rate",), "{} applies to requests drawn at random: write prefix_tokens into the file"),
+        (not arguments.images, ("image_size",), "{} applies to --images: add it"),
+        (arguments.draft_tokens is None, ("acceptance",), "{} applies to --draft-tokens: add it"),
     )
 
 
 def _load(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with the inputs of a call with an image where prompts have some."""
     options = shared_options.building_options(arguments, device="meta", dtype="bf16")
-    if not arguments.images:  # the model runs on prompts of its own, so none is made for it
+    if not arguments.images:  # serve_model makes the prompts
         loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
     else:
         try:

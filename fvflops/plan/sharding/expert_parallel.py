@@ -1,4 +1,4 @@
-"""Expert parallelism: a mixture's experts are divided among ranks, which send them their tokens.
+"""Expert parallelism: the experts of a mixture (MoE layer) are divided among ranks, which exchange tokens.
 
 As in torchtitan and transformers, `ep` adds no ranks: the experts have a mesh of their own over the ranks of the dense
 layers' mesh.
@@ -6,7 +6,7 @@ layers' mesh.
     dense layers   (pp, dp, fsdp, cp, tp)
     experts        (pp, dp, efsdp, ep, etp)    fsdp * cp * tp = efsdp * ep * etp
 
-Without fsdp, `edp` are the replicas of each expert among the ranks of dp, cp and tp.
+Without fsdp, the axis `edp` has the replicas of each expert among the ranks of dp, cp and tp.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
     fitting = [size for size in range(1, ranks + 1) if ranks % size == 0 and (size == 1 or size % shared == 0)]
     if experts not in fitting:
         axes = " x ".join(axis for axis in (data, "cp", "" if etp > 1 else "tp") if axis and mesh.get(axis, 1) > 1)
-        whole = f" and be a multiple of cp and tp ({shared})" if shared > 1 else ""
+        condition = f" and be a multiple of cp and tp ({shared})" if shared > 1 else ""
         raise ShardingError(
-            f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{whole}: "
+            f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{condition}: "
             f"use ep={join_choices(fitting)}"
         )
 
@@ -132,7 +132,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
     found = _find_experts(model)
     if found is None:
         if ep > 1:
-            raise ShardingError(f"no mixtures are known in {name_class(model)}: plan it without ep")
+            raise ShardingError(f"no mixtures of experts are known in {name_class(model)}: plan it without ep")
         return None
     library, experts = found
     numbers = {
@@ -161,7 +161,7 @@ def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
     return "transformers", {path: model.get_submodule(path) for path in styles if styles[path] == _DISPATCHED}
 
 
-def has_router_gradients(model: nn.Module) -> bool:
+def has_partial_router_gradients(model: nn.Module) -> bool:
     """Return whether each rank of tp has a part of the gradients of a model's routers."""
     return bool(_pattern_of(model))
 
@@ -187,7 +187,7 @@ def _pattern_of(model: nn.Module) -> str:
 
 def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
     if mesh.get("etp", 1) > 1:
-        raise ShardingError("transformers does not divide an expert among ranks of ep: plan it without etp")
+        raise ShardingError("transformers does not divide the weights of an expert: plan it without etp")
     # The axis etp has one rank here: without tp no other rank has the same tokens.
     batch_mesh = device_mesh["tp"] if mesh.get("tp", 1) > 1 else expert_mesh["etp"]
     plan, code = expand_plan(model, model.ep_plan), import_module("transformers.distributed.expert_parallel")
@@ -274,7 +274,7 @@ def describe_routing(routing: Routing) -> str:
 
 
 def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
-    """Return transformers' forward with the experts of each token, and the tokens of each expert, by `tokens`."""
+    """Return transformers' forward that takes from `tokens` each token's experts and each expert's number of tokens."""
     code: Any = import_module("transformers.distributed.expert_parallel")
 
     def routed(hidden_states: torch.Tensor, top_k_index: torch.Tensor, *args: Any) -> Any:

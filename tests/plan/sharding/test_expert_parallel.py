@@ -180,7 +180,7 @@ LLAMA = {"model": "llama_tiny"}
         ({"fsdp": 2, "tp": 4, "ep": 2}, {}, "and be a multiple of cp and tp .4.: use ep=1, 4 or 8"),
         ({"fsdp": 4, "tp": 4, "ep": 2, "etp": 2}, {}, r"etp=2 must be 1 or the size of tp .4."),
         ({"tp": 3}, {}, r"tp=3 must divide the numbers of heads .*: use tp=1 or 2"),
-        ({"fsdp": 2, "ep": 2}, LLAMA, "no mixtures are known in fvflops.zoo.llama.Llama: plan it without ep"),
+        ({"fsdp": 2, "ep": 2}, LLAMA, "no mixtures of experts are known in fvflops.*Llama: plan it without ep"),
         ({"fsdp": 2}, {**LLAMA, "routing": [1]}, "no mixtures of experts are known in Llama: plan it without routing"),
         ({"fsdp": 2}, {"routing": [1, 2]}, "a number for each of 4 experts, .* got 2"),
         ({"fsdp": 2}, {"routing": [9, 1, 1, 1]}, "sends 48 of a rank's 32 tokens to expert 0"),

@@ -1,4 +1,4 @@
-"""Default inputs of transformers models: rules, single models, sizes, and the configurations that they follow."""
+"""Default inputs of transformers models: by rule and for single models, their sizes and configurations."""
 
 import json
 import math
@@ -100,7 +100,7 @@ def test_model_types_in_tables_exist():
 
 
 @pytest.mark.parametrize("model_type", SPECIAL_TYPES)
-def test_a_batch_of_special_inputs_costs_its_multiple(model_type):
+def test_cost_of_special_inputs_is_proportional_to_the_batch(model_type):
     model = build_base(model_type)
     costs = []
     for batch in (1, 3):
@@ -121,13 +121,13 @@ def test_a_batch_of_special_inputs_costs_its_multiple(model_type):
         ("seggpt", "prompt_pixel_values", (1, 3, 56, 112)),
     ],
 )
-def test_an_image_size_sets_the_patches(model_type, name, shape):
+def test_the_image_size_sets_the_number_of_patches(model_type, name, shape):
     model = build_base(model_type)
     inputs = make_inputs(model_type, model, options=SourceOptions(image_size=(56, 112)))
     assert tuple(inputs[name].shape) == shape
 
 
-def test_a_grid_of_patches_and_its_placeholders():
+def test_a_grid_of_patches_has_a_placeholder_for_each_token():
     text = {
         **TEXT,
         "num_key_value_heads": 2,
@@ -182,7 +182,7 @@ def test_classes_of_one_type_have_inputs_of_their_own(name, expected):
         ("PI0ForConditionalGeneration", "noise", (1, 50, 32)),
     ],
 )
-def test_a_class_of_a_default_configuration_is_counted_and_a_batch_is_its_multiple(name, argument, shape):
+def test_cost_of_a_class_with_a_default_configuration_is_proportional_to_the_batch(name, argument, shape):
     if name not in load_source("transformers").list_names():
         pytest.skip(f"this transformers has no {name}")
     one, three = load(name), load(name, batch=3)
@@ -190,7 +190,7 @@ def test_a_class_of_a_default_configuration_is_counted_and_a_batch_is_its_multip
     assert total(three) == 3 * total(one) > 0
 
 
-def test_the_audio_of_a_note_has_a_placeholder_for_each_of_its_features():
+def test_dots3_note_has_a_placeholder_token_for_each_audio_feature():
     if "Dots3NoteModel" not in load_source("transformers").list_names():
         pytest.skip("this transformers has no Dots3NoteModel")
     model = build_base("dots3_note")
@@ -199,14 +199,14 @@ def test_the_audio_of_a_note_has_a_placeholder_for_each_of_its_features():
     assert cost(FlopCountAnalysis(model, None, kwargs=inputs, warn=False)) > 0
 
 
-def test_positions_of_one_size_are_interpolated():
+def test_position_embeddings_are_interpolated_to_another_image_size():
     loaded = load("ViTModel", VISION, image_size=(112, 56))
     assert loaded.kwargs["interpolate_pos_encoding"] is True
     assert total(loaded) > total(load("ViTModel", VISION))
     assert "interpolate_pos_encoding" not in load("ViTModel", VISION, image_size=(56, 56)).kwargs
 
 
-def test_text_of_classes_with_a_form_of_their_own():
+def test_text_of_classes_with_special_inputs():
     choices = load("BertForMultipleChoice", TEXT, batch=2, seq=12)
     assert shapes(choices)["input_ids"] == shapes(choices)["attention_mask"] == (2, 2, 12)
     assert total(choices) == 2 * total(load("BertForMultipleChoice", TEXT, seq=12))
@@ -217,23 +217,23 @@ def test_text_of_classes_with_a_form_of_their_own():
     assert total(llama) == 3 * total(load("LlamaForSequenceClassification", TEXT))
 
 
-def test_text_is_not_longer_than_the_model_s_positions():
+def test_text_is_at_most_as_long_as_the_position_embeddings():
     assert shapes(load("CLIPModel", {"text_config": TEXT, "vision_config": VISION}))["input_ids"] == (1, 77)
     with pytest.raises(ValueError, match="--seq 78: CLIPModel has positions for 77 tokens only"):
         load("CLIPModel", {"text_config": TEXT, "vision_config": VISION}, seq=78)
     with pytest.raises(ValueError, match="has positions for 448 tokens only"):  # the decoder's, not the encoder's 1,500
         load("WhisperModel", BART, seq=449)
-    sinusoids = {**BART, "max_position_embeddings": 64}  # M2M-100 computes more when it needs them
+    sinusoids = {**BART, "max_position_embeddings": 64}  # M2M-100 computes more positions when it needs them
     assert total(load("M2M100Model", sinusoids, seq=80)) > 0
 
 
-def test_token_ids_are_text_of_the_vocabulary():
+def test_token_ids_are_in_the_vocabulary_and_not_special():
     loaded = load("LlamaModel", {**TEXT, "bos_token_id": 7, "eos_token_id": 11}, seq=200)
     ids = loaded.kwargs["input_ids"]
     assert ids.min() >= 3 and ids.max() < 300 and not {7, 11} & set(ids[0].tolist())
 
 
-def test_a_session_is_of_one_video():
+def test_an_inference_session_has_no_batch():
     model = build_base("sam2_video")
     assert "inference_session" in make_inputs("sam2_video", model, options=SourceOptions(batch=1))
     with pytest.raises(
@@ -242,7 +242,7 @@ def test_a_session_is_of_one_video():
         make_inputs("sam2_video", model, options=SourceOptions(batch=2))
 
 
-def test_inputs_are_where_the_model_is():
+def test_token_ids_have_values_and_pixels_are_on_meta():
     on_meta = load("BertModel", TEXT)
     assert {value.device.type for value in on_meta.kwargs.values()} == {"cpu"}  # control flow may read them
     vision = load("ViTModel", VISION)

@@ -1,6 +1,6 @@
-"""Work that leaves the dispatcher on a model's inputs and constants, in its threads and processes, or unfinished.
+"""Work outside the dispatcher: on a model's inputs and constants, in threads and processes, or in lazy results.
 
-Each kind is a function of the module that runs it, `Scan`, and its input. It is counted, or named by an unseen op.
+Each kind is a function (module, input) that the module `Scan` calls. It is counted, or reported as an unseen op.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAYER = 256
 
 
 class Kind(NamedTuple):
-    """A way to work: what computes, the calls of `Scan.layer` that are counted, and the unseen op that is reported."""
+    """A function that computes, the calls of `Scan.layer` that are counted, and the unseen op that is reported."""
 
     compute: Callable[[Scan, torch.Tensor], Any]
     calls: int
@@ -73,11 +73,11 @@ class Net(nn.Module):
 WAVE = np.sin(np.arange(32, dtype=np.float32)).reshape(SHAPE)
 
 
-# Memory that other code than torch's writes to.
+# Memory of tensors that code other than torch's writes to.
 
 
 def into(write: Callable[[torch.Tensor], Any], make: Callable[..., torch.Tensor] = torch.zeros) -> Any:
-    """Return the way to make a tensor, write to it, and call the layer."""
+    """Return a function that makes a tensor, writes to it, and calls the layer."""
 
     def written(scan: Scan, x: torch.Tensor) -> Any:
         y = make(SHAPE)
@@ -102,7 +102,7 @@ WRITES = {
     "storage_pointer": into(lambda y: ctypes.memmove(y.untyped_storage().data_ptr(), WAVE.ctypes.data, WAVE.nbytes)),
     "scipy_into_zeros": into(lambda y: ndimage.gaussian_filter(WAVE, sigma=1, output=y.numpy())),
 }
-if np.from_dlpack(torch.zeros(1)).flags.writeable:  # an older torch exports tensors to be read only
+if np.from_dlpack(torch.zeros(1)).flags.writeable:  # an older torch exports tensors as read-only
     WRITES["dlpack_into_zeros"] = into(lambda y: np.copyto(np.from_dlpack(y), WAVE))
 
 
@@ -388,7 +388,7 @@ def _serve(connection):
 
 @functools.cache
 def start_server():
-    """Start the process that computes what it is sent, before a run; return the connection to it."""
+    """Start a process that returns the tanh of arrays sent to it, before a run; return the connection."""
     ours, theirs = _FORK.Pipe()
     _FORK.Process(target=_serve, args=(theirs,), daemon=True).start()
     return ours
@@ -400,7 +400,7 @@ def pipe_to_a_process(scan: Scan, x: torch.Tensor) -> Any:
     return connection.recv().tolist()
 
 
-# Unfinished results.
+# Lazy results.
 
 
 def generator(scan: Scan, x: torch.Tensor) -> Any:
@@ -490,7 +490,7 @@ _WITHOUT_THE_LAYER = (
     *(numpy_into_the_result, numpy_result, numpy_number, event_loop_of_another_thread, process_pool_executor),
     pipe_to_a_process,
 )
-# What runs in threads, or when the result is used.
+# Name → work during the call, or in threads and processes that it starts.
 KINDS = {
     **{function.__name__: Kind(function, 1, f"unseen::{function.__name__}") for function in _UNSEEN},
     **{function.__name__: Kind(function, 0, f"unseen::{function.__name__}") for function in _WITHOUT_THE_LAYER},
@@ -515,7 +515,7 @@ KINDS = {
     "timer": Kind(timer, 2),
     "forked_by_torch": Kind(lambda scan, x: torch.jit.fork(scan.layer, x), 1),
 }
-# Results that compute when they are used: how often, and the name of those that are not used.
+# Name → lazy result: the calls that are counted if it is used, the unseen op if it is not.
 RESULTS = {
     "generator": Kind(generator, 3, "unseen::generator"),
     "generator_expression": Kind(lambda scan, x: (scan.layer(item) for item in (x, x, x)), 3, "unseen::genexpr"),
@@ -537,7 +537,7 @@ RESULTS = {
     "awaitable": Kind(_Awaitable, 1, "unseen::_Awaitable"),
     "async_iterator_class": Kind(_AsyncSteps, 2, "unseen::_AsyncSteps"),
 }
-# Results whose work cannot be run.
+# Name → work that cannot be run to its end.
 ENDLESS = {
     "thread_that_does_not_end": Kind(thread_that_does_not_end, 1, "unseen::wait_for_release"),
     "endless_generator": Kind(lambda scan, x: (scan.layer(x) for _ in itertools.count()), 4096, "unseen::genexpr"),

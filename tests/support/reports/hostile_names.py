@@ -10,7 +10,7 @@ from torch import nn
 from fvflops import Trace, record
 from tests.support.reports.timed_traces import measure
 
-# Each does harm somewhere: in a page, a terminal, Markdown, LaTeX, a spreadsheet, XML, a file. None holds a dot.
+# Each can break a page, a terminal, Markdown, LaTeX, a spreadsheet, XML or a file. None contains a dot.
 NAMES = (
     "</script><img src=x onerror=alert(1)>",
     "]]>",
@@ -44,7 +44,7 @@ ALL = " ".join(NAMES)
 
 
 class Part(nn.Module):
-    """A weight by which it multiplies."""
+    """A module with a weight, by which its input is multiplied."""
 
     def __init__(self):
         super().__init__()
@@ -71,13 +71,13 @@ def _record() -> Trace:
 
 @cache
 def record_benign() -> Trace:
-    """Return a training step, measured by a made-up clock, of a model with a module for each name and one for all."""
+    """Return a training step, with made-up times, of a model with a module for each name and one for all."""
     return _rename_all({"aten::tanh": "good::tanh"})
 
 
 @cache
 def record_hostile() -> Trace:
-    """Return the same step of the same model, in which modules, parameters, classes, ops and inputs have bad names."""
+    """Return the same step of the same model, whose modules, parameters, classes, ops and inputs have hostile names."""
     words = {f"TOKEN{index:02}": name for index, name in enumerate((*NAMES, ALL))}
     words |= {"TOKEN": ALL, "aten::tanh_backward": f"evil::{ALL}", "aten::tanh": f"evil::{ALL} too"}
     words |= {"Sequential": ALL, "weight": ALL, "float32[2, 4]": ALL}
@@ -86,7 +86,7 @@ def record_hostile() -> Trace:
 
 def _rename_all(words: dict[str, str]) -> Trace:
     saved = json.loads(_record().to_json())
-    saved.pop("checksum", None)  # of the names that it had
+    saved.pop("checksum", None)  # it is the checksum of the old names
     return Trace.from_json(json.dumps(_rename(saved, words)))
 
 
