@@ -2,7 +2,7 @@
 """Counts every model of a library as `fvflops sweep` does: tools/sweep.py timm|torchvision|transformers.
 
 With --execution real each model is built with random weights and run for real, on smaller inputs where it takes them,
-and transformers' are smaller. A sweep that was stopped goes on where it was. Prints how many were counted, each failure
+and transformers' are smaller. A stopped sweep continues where it was. Prints how many were counted, each failure
 with its cause, and reported work outside the dispatcher; exits with 1 if a model failed, or reports such work.
 """
 
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("sweep: stopped: the same command goes on", file=sys.stderr)
+        print("sweep: stopped: the same command continues", file=sys.stderr)
         return 1
     rows = [row for name, row in read_rows(output).items() if name in set(names)]
     print(describe(rows, time.monotonic() - begun, arguments.jobs))

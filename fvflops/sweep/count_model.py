@@ -54,8 +54,8 @@ class CountSettings:
     """How each of many models is counted, as values that a worker process can be sent.
 
     `table`, `execution` and `assume` are as for FlopCountAnalysis; `train` counts models in training mode. Without
-    `peak_memory` a row lacks it: it needs a second recording. `memory` is the most bytes of weights with which a model
-    is built that cannot be counted without; None is the memory of this machine. `kernels` is the torch device whose
+    `peak_memory` a row lacks it: it needs a second recording. `memory` limits the bytes of weights of a model that
+    cannot be counted without weights; None is the memory of this machine. `kernels` is the torch device whose
     kernels are recorded, such as cuda; None is the model's.
     """
 
@@ -102,9 +102,9 @@ def count_model(
     """Return the row of a model that a MODEL argument names, such as `timm:resnet50`; it never raises for a model.
 
     Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is built
-    with random weights. Of transformers' default configurations that do not fit into memory a smaller one is counted,
-    and the row's `built` says which. The row of a saved Trace lacks the model's device and dtype, and the peak memory.
-    An unknown table raises as in `load_table`.
+    with random weights. Where a default configuration of transformers does not fit into memory, a smaller one is
+    counted, which the row's `built` describes. The row of a saved Trace lacks the model's device and dtype, and the
+    peak memory. An unknown table raises as in `load_table`.
 
     >>> row = count_model("zoo:lenet5")
     >>> row.model, row.parameters, row.flops, row.peak_memory, row.error

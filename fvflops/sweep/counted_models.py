@@ -124,7 +124,7 @@ def plan_sweep(
 
 
 def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = ignore_tick) -> Iterator[ModelCount]:
-    """Yield each row once it is in the journal, from which the next sweep goes on; at the end write the output."""
+    """Yield each row once it is in the journal, from which the next sweep continues; at the end write the output."""
     journal = Journal(plan.output)
     with journal.open() as append:
         # Another sweep of this output may have ended since the plan was made.

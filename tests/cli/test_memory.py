@@ -180,7 +180,7 @@ def test_whether_it_fits_the_memory_of_a_gpu(capsys):
     fp32 = (*QUICK, "--precision", "fp32")
     assert peak_of(capsys, *fp32, "--device", "24GB") == peak_of(capsys, *QUICK, "--device", "cuda")
     code, text, _ = run(capsys, *QUICK, "--inference", "--optimizer", "none", "--device", "24GB")
-    assert code == 0 and "of 24 GB. " in text and "are left of the device" in " ".join(text.split())
+    assert code == 0 and "of 24 GB. " in text and "are left on the device" in " ".join(text.split())
 
 
 def test_a_result_without_a_gradient(capsys, factory):

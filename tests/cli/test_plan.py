@@ -35,7 +35,7 @@ def test_the_report_has_each_figure_and_what_it_rests_on(capsys):
         "4 × H100 SXM",
         "Fits: ",
         "of 84.9 GB. ",
-        "are left of H100 SXM",
+        "are left on H100 SXM",
         "at efficiency 1",
         "tokens/s per GPU",
         "model TFLOP/s per GPU",

@@ -128,7 +128,7 @@ def test_a_sweep_that_is_terminated_writes_its_rows_and_leaves_nothing(tmp_path)
     assert sweep.returncode == 143
     assert "leaked" not in errors and "Traceback" not in errors
     (line,) = [line for line in errors.splitlines() if line.startswith("fvflops: ")]
-    assert line.startswith("fvflops: terminated: ") and line.endswith("models left; the same command goes on")
+    assert line.startswith("fvflops: terminated: ") and line.endswith("models left; the same command continues")
     assert read_rows(output) and os.listdir(tmp_path) == ["rows.csv"]
 
 

@@ -172,7 +172,7 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> tuple[
         progress.clear()
     _report(list(rows.values()), len(names) - len(plan.tasks), plan.output, time.monotonic() - begun)
     if interrupted is not None:
-        raise interrupted(f"{format_quantity(left, 'model')} left; the same command goes on")
+        raise interrupted(f"{format_quantity(left, 'model')} left; the same command continues")
     return list(rows.values()), bool(left) or any(row.failure for row in rows.values())
 
 

@@ -58,7 +58,7 @@ class Verdict:
         aside = f", where {aside} (an allowance)" if self.reserve else ""
         room, total = format_bytes(abs(self.room)), format_bytes(self.memory)
         if self.fits:
-            return f"Fits: {needed} of {total}. {room} are left of {self.device}{aside}."
+            return f"Fits: {needed} of {total}. {room} are left on {self.device}{aside}."
         text = f"Does not fit: {needed} of {total}. That is {room} too much for {self.device}{aside}."
         near = ""
         if self.tensors is not None and self.tensors + self.reserve <= self.memory:

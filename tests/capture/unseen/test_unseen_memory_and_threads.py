@@ -1,6 +1,7 @@
-"""Work on inputs and constants, in threads and processes, and of unfinished results is counted or reported."""
+"""Work on inputs and constants, in threads and processes, and of lazy results is counted or reported."""
 
 import asyncio
+import queue
 import threading
 import warnings
 
@@ -10,23 +11,23 @@ import torch
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.cli import main
 from fvflops.counting.uncounted_work import find_unsupported_locations
-from tests.support.models import unseen_elsewhere
-from tests.support.models.unseen_elsewhere import ENDLESS, KINDS, LAYER, RELEASED, RESULTS, SHAPE, Net, start_server
+from tests.support.models import unseen_memory_and_threads as work
+from tests.support.models.unseen_memory_and_threads import ENDLESS, KINDS, LAYER, RESULTS, SHAPE, Net
 
 ALL = {**KINDS, **RESULTS, **ENDLESS}
-FILE = "tests/support/models/unseen_elsewhere.py"
+FILE = "tests/support/models/unseen_memory_and_threads.py"
 # These wait for seconds.
 SLOW = ("thread_that_does_not_end", "coroutine_that_does_not_end")
 
 
 @pytest.fixture(autouse=True)
 def no_grad():
-    start_server()
-    RELEASED.clear()
+    work.start_server()
+    work.RELEASED.clear()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, forks, and coroutines that a program does not await
         yield
-    RELEASED.set()
+    work.RELEASED.set()
 
 
 def sine():
@@ -62,7 +63,7 @@ def use(value):
             use(item)
     elif isinstance(value, dict):
         use(list(value.values()))
-    elif isinstance(value, unseen_elsewhere.Output):
+    elif isinstance(value, work.Output):
         use(value.steps)
 
 
@@ -122,7 +123,7 @@ def test_a_recording_counts_a_used_result_and_reports_another(kind, is_used):
 
 @pytest.mark.parametrize("execution", ["auto", "real"])
 def test_an_input_that_is_written_to_without_an_export_is_reported(execution):
-    model = Net(unseen_elsewhere.input_written_with_dispatch_disabled)
+    model = Net(work.input_written_with_dispatch_disabled)
     assert len(unseen(FlopCountAnalysis(model, sine(), execution=execution).unsupported_ops_warnings(False))) == 1
 
 
@@ -166,15 +167,15 @@ def test_an_event_loop_of_the_program_stays():
 
 
 def test_a_thread_that_waits_for_tasks_is_not_reported():
-    tasks = unseen_elsewhere.queue.Queue()
+    tasks = queue.Queue()
 
-    def work():
+    def run_tasks():
         while (task := tasks.get()) is not None:
             task()
 
     def compute(scan, x):
         done = threading.Event()
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=run_tasks, daemon=True).start()
         tasks.put(lambda: (scan.layer(x), done.set()))
         done.wait()
         return x
