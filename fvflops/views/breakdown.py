@@ -22,8 +22,8 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 class MemoryCurve:
     """Allocated bytes after each op of a run.
 
-    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops`,
-    `modules` and `phases` name the op, its module and its phase. `measured`: the bytes were measured, not predicted.
+    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops`, `modules` and `phases`
+    name each op, its module and its phase. `measured`: the bytes were measured, not predicted.
     """
 
     layers: Mapping[str, Sequence[int]]
