@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         if runs:
             _write(profile.salvage(), arguments, checked)
         if isinstance(error, KeyboardInterrupt):
-            what = f"the report is of the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
+            what = f"the report covers the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
             raise KeyboardInterrupt(what) from error
         raise
     progress.clear()

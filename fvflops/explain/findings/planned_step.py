@@ -37,7 +37,7 @@ class ComparedRow:
 
     @property
     def lost(self) -> float:
-        """Measured seconds over the expected ones."""
+        """Measured minus expected seconds."""
         return self.measured - self.expected
 
 

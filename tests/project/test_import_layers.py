@@ -1,4 +1,4 @@
-"""Every file imports from its own part of the package or from those below."""
+"""Every file imports from its own part of the package or from lower layers."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import fvflops
 from tests.support.checkout import ROOT, imported_names
 
 PACKAGE = ROOT / "fvflops"
-# From the bottom up; parts in one tuple do not import each other.
-FLOORS = (
+# The lowest first; parts in one layer do not import each other.
+LAYERS = (
     ("units", "paths", "text", "garbage_collector", "torch_internals"),
     ("trace", "zoo"),
     ("formulas", "capture"),
@@ -29,7 +29,7 @@ FLOORS = (
     ("sweep",),
     ("cli",),
 )
-LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
 def imported_modules(path, source):
@@ -40,7 +40,7 @@ def imported_modules(path, source):
 
 
 def forbidden_imports(path, source):
-    """Return what a file may not import: parts above its own or beside it."""
+    """Return the imported parts that are in higher layers, or beside the file's own."""
     own = path.relative_to(PACKAGE).with_suffix("").parts
     found = set()
     for module in imported_modules(path, source):
@@ -59,7 +59,7 @@ def test_no_file_imports_upward_or_sideways(path):
     assert not forbidden_imports(path, path.read_text())
 
 
-def test_an_upward_and_a_sideways_import_are_seen():
+def test_an_upward_and_a_sideways_import_are_found():
     trace = PACKAGE / "trace" / "trace.py"
     assert forbidden_imports(trace, "def f():\n    from fvflops.capture.run import record_call") == {"capture"}
     assert forbidden_imports(trace, "import fvflops.cli") == {"cli"}
@@ -95,33 +95,33 @@ def import_graph():
     return graph
 
 
-def find_circle(graph):
-    """Return modules that import each other in a circle, none if there is no circle."""
-    left = dict(graph)
-    while left:  # what imports nothing of the rest is in no circle
-        free = [module for module, imported in left.items() if not imported & left.keys()]
+def find_cycle(graph):
+    """Return modules that import each other in a cycle, [] if there is no cycle."""
+    remaining = dict(graph)
+    while remaining:  # a module that imports none of these is in no cycle
+        free = [module for module, imported in remaining.items() if not imported & remaining.keys()]
         if not free:
-            path = [next(iter(left))]
+            path = [next(iter(remaining))]
             while path[-1] not in path[:-1]:
-                path.append(next(iter(left[path[-1]] & left.keys())))
+                path.append(next(iter(remaining[path[-1]] & remaining.keys())))
             return path[path.index(path[-1]) :]
         for module in free:
-            del left[module]
+            del remaining[module]
     return []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_cycle():
     graph = import_graph()
     assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"trace.counts"}
-    assert find_circle(graph) == []
+    assert find_cycle(graph) == []
 
 
-def test_a_circle_is_seen():
-    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
-    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+def test_a_cycle_is_found():
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_no_room_hides_a_public_name():
+def test_no_folder_hides_a_public_name():
     """`fvflops.compare` is a function: a folder of that name would take its place once something imports it."""
-    rooms = {path.stem for path in PACKAGE.iterdir()}
-    assert not rooms & set(fvflops.__all__)
+    names = {path.stem for path in PACKAGE.iterdir()}
+    assert not names & set(fvflops.__all__)
