@@ -320,7 +320,7 @@ def parse_json(text: str, *, finite: bool = False, **options: Any) -> Any:
 
     >>> parse_json("[Infinity]", finite=True)
     Traceback (most recent call last):
-    ValueError: Infinity is no number of JSON
+    ValueError: Infinity is not a JSON number
     """
     try:
         if finite:
@@ -333,7 +333,7 @@ def parse_json(text: str, *, finite: bool = False, **options: Any) -> Any:
 def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{truncate(text)} is no number of JSON")
+        raise ValueError(f"{truncate(text)} is not a JSON number")
     return number
 
 

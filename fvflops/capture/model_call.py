@@ -1,4 +1,4 @@
-"""Call a model for a recording: the forward pass, the backward pass from its loss, and their effects on arrays."""
+"""Call a model for a recording: the forward pass, the backward pass from its loss, and changes of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fvflops.trace import Region, Signature
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
 CostEstimate = Callable[[Signature], int]
-# Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows of the Trace.
+# Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows in the Trace.
 PreexistingTensors = tuple[
     Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
 ]
@@ -52,7 +52,7 @@ class CallOptions(RunOptions, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelCall:
-    """A call of a model, which is recorded and restored in any execution.
+    """Arguments and options of one call of a model, the same for shape and real execution.
 
     Its `op_set` is "composite" (ops as called, without autograd) or "core" (ops as decomposed by autograd). With
     `detects_autograd` the model's uses of autograd are recorded.

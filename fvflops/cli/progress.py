@@ -60,7 +60,7 @@ class Progress:
     >>> bar = Progress(terminal, clock=lambda: next(seconds))
     >>> bar.show(1, 4)
     >>> terminal
-    ['\\r[#######-----------------------] run 1 of 4, about 3 s more\\x1b[K']
+    ['\\r[#######-----------------------] run 1 of 4, about 3 s left\\x1b[K']
     >>> bar.clear()
     >>> terminal[1:]
     ['\\r\\x1b[K']
@@ -79,7 +79,7 @@ class Progress:
             return
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        remaining = f", about {elapsed * (total - done) / done:.0f} s more" if done else ""
+        remaining = f", about {elapsed * (total - done) / done:.0f} s left" if done else ""
         self._line.draw(f"[{bar}] {noun} {done:,} of {total:,}{remaining}{note}")
 
     def clear(self) -> None:

@@ -253,7 +253,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         if self._compiled:
             about["compiled"] = _COMPILED
         if self._failure:
-            about["broken off"] = f"{self._failure}; the profile is of the runs before"
+            about["broken off"] = f"{self._failure}; the profile covers the runs before"
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:

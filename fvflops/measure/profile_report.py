@@ -237,7 +237,7 @@ def _describe_run(measured: Profile) -> Iterator[str]:
     if int(about.get("warmup", 0)):
         runs += f" after {format_quantity(int(about['warmup']), 'warm-up run')}"
     if "steps" in about:
-        runs += f", active among {format_thousands(int(about['steps']))} steps"
+        runs += f", the active steps among {format_thousands(int(about['steps']))}"
     yield _sentence(runs)
     if "overhead_ns" in about:
         overhead, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))

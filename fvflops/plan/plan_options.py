@@ -189,7 +189,7 @@ class PlanOptions:
             raise PlanError(f"rank must be from 0 to {self.world - 1:,} on this mesh; got {self.rank}")
         check_expert_axes(self.mesh)
         if isinstance(self.routing, Mapping) and self.is_pipelined:
-            raise PlanError("routing by names of experts is not planned with pp: pass a number for each expert")
+            raise PlanError("routing by names of experts is not supported with pp: pass a number for each expert")
         for name, number in (("microbatches", self.microbatches), ("stages_per_rank", stages_per_rank)):
             if number < 1:
                 raise PlanError(f"{name} must be at least 1; got {number}")
@@ -207,13 +207,13 @@ class PlanOptions:
             return
         if self.checkpoint == "selective":
             raise PlanError(
-                f"schedule {schedule} with selective checkpointing is not planned, since torch recomputes for one of "
-                "the two halves of a backward pass only: take checkpoint full, or schedule interleaved"
+                f"schedule {schedule} with selective checkpointing is not supported: torch recomputes for one of "
+                "the two halves of a backward pass only; use checkpoint full or schedule interleaved"
             )
         if self.is_fully_sharded and self.microbatches > 1 and dtypes is not None and dtypes.reduce != dtypes.compute:
             raise PlanError(
-                f"schedule {schedule} with fsdp and precision {self.precision} is not planned, since FSDP2 keeps "
-                "gradients of two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved"
+                f"schedule {schedule} with fsdp and precision {self.precision} is not supported: FSDP2 keeps "
+                "gradients of two dtypes between microbatches; use precision bf16-mixed-reduce or schedule interleaved"
             )
 
     def _check_optimizer(self) -> None:

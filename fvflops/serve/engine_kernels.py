@@ -111,7 +111,7 @@ class EngineKernels:
         return product_seconds(shape, gpu, self.figures.of("product", "bf16"))
 
     def prompt(self, shape: Attention, dtype: str = "bf16") -> float:
-        """Return the time of the attention of prompts, latent where keys and values differ in size."""
+        """Return the time of prefill attention, latent where keys and values differ in size."""
         if self.figures is None:
             pairs = min(shape.keys - shape.queries / 2, shape.window) * shape.queries
             return self._attention_bound(shape, pairs, shape.keys)
@@ -125,7 +125,7 @@ class EngineKernels:
         return attention_seconds(shape, *self._attention("encoder", "bf16"))
 
     def decode(self, shape: Attention, dtype: str = "bf16") -> float:
-        """Return the time of the attention of one new token of each sequence to its cache."""
+        """Return the time of decode attention, one new token of each sequence."""
         if self.figures is None:
             keys = min(shape.keys, shape.window)
             return self._attention_bound(shape, keys, keys)

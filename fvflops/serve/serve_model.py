@@ -161,7 +161,7 @@ class ServingEstimate(Displayed):
     """Cost of serving: see `serve_model`.
 
     `prefill` is a prompt alone, `decode` steps by batch, at a context of the prompt and half of the output.
-    `compute_bound` is the smallest batch whose decoding is bound by compute, None without one up to 4,096. `requests`
+    `compute_bound` is the smallest batch whose decoding is compute-bound, None without one up to 4,096. `requests`
     is the simulation of the load, None without a load.
     """
 

@@ -206,8 +206,8 @@ def _row(step: str, phase: Phase, gpus: int, replicas: int) -> tuple[Any, ...]:
 def _explain_bound(estimate: ServingEstimate) -> str:
     batch = estimate.compute_bound
     if batch is None:
-        return "Decoding is bound by memory at every batch up to 4,096: the cache grows with the batch."
-    return f"Decoding is bound by memory below a batch of {format_thousands(batch)}, and by compute from there on."
+        return "Decoding is memory-bound at every batch up to 4,096: the cache grows with the batch."
+    return f"Decoding is memory-bound below a batch of {format_thousands(batch)}, and compute-bound from there on."
 
 
 def _describe_load(estimate: ServingEstimate) -> str:

@@ -1,7 +1,7 @@
-"""ONNX models, turned into torch by onnx2torch.
+"""ONNX models, converted to PyTorch modules by onnx2torch.
 
 onnx2torch (extra `onnx`) has converters for the ops up to opset 17; models of later opsets are first converted to it by
-the version converter of onnx. Its modules get the names of the modules that PyTorch's exporters wrote.
+the version converter of onnx. The modules get the module names that PyTorch's exporters wrote into the file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 from fvflops.text import describe_import_error
 
-_NEWEST_OPSET = 17  # of which onnx2torch has most converters
+_NEWEST_OPSET = 17  # the newest that most converters of onnx2torch support
 _DOMAIN = "fvflops"  # of ops that are converted here
-# Where PyTorch's exporter writes the names and the classes of the modules around a node.
 _NAMED = ("input", "output", "initializer", "value_info")  # parts of a graph that have names, or are names
 _QUOTES = frozenset("\"'\\`")
+# Keys of a node's metadata: the names and the classes of the modules around it, as PyTorch's exporter writes them.
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
 
 def build(path: str, options: SourceOptions) -> BuiltModel:
-    """Return the module of an ONNX model; without the extra `onnx`, or for an op that it lacks, raise ValueError."""
+    """Return the module of an ONNX model; without the extra `onnx`, or for an unknown op, raise ValueError."""
     onnx, onnx2torch = _import_libraries(path)
     try:
         model = onnx.load(path)
@@ -44,7 +44,7 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
     try:
         are_usable = all(item.name.isidentifier() for item in model.graph.input)
         converted = onnx2torch.convert(_lower(model, onnx), save_input_names=are_usable)
-    except Exception as error:  # of a converter of onnx2torch: it may be any
+    except Exception as error:  # the converters of onnx2torch raise any kind
         remedy = f"export it with opset_version={_NEWEST_OPSET} or lower, or count the PyTorch model"
         raise ValueError(f"{path}: onnx2torch cannot convert it: {_first_line(error)}; {remedy}") from error
     module = _name_modules(converted, scopes)
@@ -62,7 +62,7 @@ def _import_libraries(path: str) -> tuple[Any, Any]:
     except ModuleNotFoundError as error:
         remedy = 'install it with pip install "fvflops[onnx]"'
         raise ValueError(f"{path} is an ONNX model, which needs {error.name}: {remedy}") from error
-    except (ImportError, RuntimeError) as error:  # torchvision of another build than torch
+    except (ImportError, RuntimeError) as error:  # torchvision built for another torch
         reason = describe_import_error(error)
         raise ValueError(f"{path} is an ONNX model, and onnx2torch cannot be imported: {reason}") from error
     _add_converters()
@@ -70,7 +70,7 @@ def _import_libraries(path: str) -> tuple[Any, Any]:
 
 
 def _lower(model: Any, onnx: Any) -> Any:
-    """Return a model of an opset that onnx2torch knows."""
+    """Return a model of an opset that onnx2torch supports."""
     model = onnx.inliner.inline_local_functions(model)
     opsets = {opset.domain: opset for opset in model.opset_import}
     if "" not in opsets or opsets[""].version <= _NEWEST_OPSET:
@@ -104,14 +104,14 @@ def _add_converters() -> None:
 def _check_names(path: str, model: Any, scopes: Iterable[Sequence[tuple[str, str]]]) -> None:
     """Raise ValueError for a name with a quote or a line break: torch.fx writes names into Python code unescaped."""
     names = [name for stack in scopes for name, _ in stack]
-    left = [model.graph, *model.functions]
-    while left:
-        graph = left.pop()
+    pending = [model.graph, *model.functions]
+    while pending:
+        graph = pending.pop()
         names += [getattr(item, "name", item) for key in _NAMED for item in getattr(graph, key, ())]
         for node in graph.node:
             names += [node.name, node.op_type, node.domain, *node.input, *node.output]
             names += [item.name for item in node.attribute]
-            left += [inner for item in node.attribute for inner in (item.g, *item.graphs) if inner.node]
+            pending += [inner for item in node.attribute for inner in (item.g, *item.graphs) if inner.node]
     for name in names:
         if not name.isprintable() or not _QUOTES.isdisjoint(name):
             raise ValueError(f"{path} has a name with a quote or a line break, {name!r:.100}: rename it")
@@ -126,7 +126,7 @@ def _read_scopes(node: Any) -> list[tuple[str, str]]:
         # The first is the model, the last is the op.
         return [(name, kind) for name, kind in zip(names[:-1], classes, strict=False) if name]
     parts = node.name.strip("/").split("/")[:-1] if node.name.startswith("/") else []
-    # The exporter that traces writes paths in full or relative to the module around: "/layer1/layer1.0/conv1/Conv".
+    # The tracing exporter writes paths in full or relative to the enclosing module: "/layer1/layer1.0/conv1/Conv".
     paths: list[str] = []
     for part in parts:
         outer = paths[-1] if paths else ""
@@ -144,7 +144,7 @@ def _key(name: str) -> str:
 
 
 def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, str]]]) -> fx.GraphModule:
-    """Return a module of the same graph, with each op inside the modules around it."""
+    """Return a module of the same graph, with each op named as a child of its enclosing module."""
     contents: dict[str, Any] = {}
     taken: set[str] = {path for stack in scopes.values() for path, _ in stack}
     graph = converted.graph
@@ -171,7 +171,7 @@ def _choose_name(outer: str, node_name: str, taken: set[str]) -> str:
 
 
 def _read_inputs(model: Any, onnx: Any) -> tuple[InputSpec, ...]:
-    """Return the inputs of a model, a batch of 1 where that is free; () where another size is free."""
+    """Return the inputs of a model, with a batch of 1 if its size is dynamic; () if another size is dynamic."""
     initializers = {item.name for item in model.graph.initializer}
     specs = []
     for item in (item for item in model.graph.input if item.name not in initializers):

@@ -111,7 +111,7 @@ def _check_names(path: str, found: Iterable[str]) -> None:
     missing, other = set(_NAMES) - _OPTIONAL - set(found), set(found) - set(_COLUMNS)
     if missing or other:
         reason = f"lacks {list_names(sorted(missing))}" if missing else f"has {list_names(sorted(other))}"
-        raise ResultError(f"{path} is not of a sweep of this version of fvflops, it {reason}")
+        raise ResultError(f"{path} is not from a sweep by this version of fvflops: it {reason}")
 
 
 def _seal(row: ModelCount, names: Iterable[str] = _NAMES) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def _parse_lines(path: str, data: bytes) -> Iterator[dict[str, Any]]:
         try:
             record = parse_json(line, finite=True)
         except ValueError as error:
-            raise ResultError(f"{path} is not in JSON lines: {error}") from None
+            raise ResultError(f"{path} is not JSON Lines: {error}") from None
         if not isinstance(record, dict):
-            raise ResultError(f"{path} is not in JSON lines of a sweep: {plain_name(line[:60])!r}")
+            raise ResultError(f"{path} is not JSON Lines of a sweep: {plain_name(line[:60])!r}")
         yield record
 
 

@@ -262,7 +262,7 @@ def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "write", shown.append)
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["count", "zoo:lenet5", "zoo:llama_tiny", "--columns", "flops"]) == 0
-    assert "] model 0 of 2: zoo:lenet5" in shown[0] and re.search(r"model 1 of 2, about \d+ s more: zoo:l", shown[1])
+    assert "] model 0 of 2: zoo:lenet5" in shown[0] and re.search(r"model 1 of 2, about \d+ s left: zoo:l", shown[1])
     assert shown[2] == "\r\x1b[K"
     assert "Model" in capsys.readouterr().out
 

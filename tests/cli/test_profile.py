@@ -28,7 +28,7 @@ class Net(nn.Module):
 def build():
     return Net(), torch.ones(2, 8)
 
-# The run to warm up, and two more, each of which is made again to clock modules.
+# A warm-up run, and two measured runs, each of which is repeated to time the modules.
 def raising():
     return Net(1 + 2 * 2), torch.ones(2, 8)
 
@@ -89,7 +89,7 @@ def test_files_are_written_beside_the_report(capsys, tmp_path):
 
 def test_a_schedule_measures_its_active_steps(capsys, factory):
     _, text, _ = run(capsys, "nets.py:build", "--schedule", "skip_first=1,wait=1,active=2,repeat=1", "--steps", "5")
-    assert "The mean of 2 runs, active among 5 steps." in text
+    assert "The mean of 2 runs, the active steps among 5." in text
 
 
 def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "told"),
+    ("name", "message", "failure"),
     [
         (
             "raising",
@@ -109,16 +109,16 @@ def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
         ),
         (
             "interrupted",
-            "fvflops: interrupted: the report is of the 2 runs before\n",
+            "fvflops: interrupted: the report covers the 2 runs before\n",
             "raised KeyboardInterrupt: no more",
         ),
     ],
 )
-def test_what_was_measured_before_an_error_is_written(capsys, factory, name, said, told):
+def test_runs_measured_before_an_error_are_written(capsys, factory, name, message, failure):
     code, text, err = run(capsys, f"nets.py:{name}", "--trace", "run.json", "--flamegraph", "run.txt")
-    assert code == (130 if name == "interrupted" else 2) and err.startswith(said)
+    assert code == (130 if name == "interrupted" else 2) and err.startswith(message)
     assert "The mean of 2 runs after 1 warm-up run" in text
-    assert f"Run 4 of 6 {told}; the profile is of the runs before." in " ".join(text.split())
+    assert f"Run 4 of 6 {failure}; the profile covers the runs before." in " ".join(text.split())
     assert "broken off" in json.loads(Path("run.json").read_text())["otherData"]
     assert Path("run.txt").read_text().startswith("forward;Net")
 
@@ -130,7 +130,7 @@ def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factor
 
 
 @pytest.mark.parametrize(("seconds", "is_terminal", "drawn"), [(1.0, True, 4), (0.4, True, 0), (1.0, False, 0)])
-def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):
+def test_a_progress_bar_is_drawn_for_long_runs_on_a_terminal(seconds, is_terminal, drawn):
     stream = io.StringIO()
     stream.isatty = lambda: is_terminal
     times = iter(seconds * step for step in range(6))
@@ -141,11 +141,11 @@ def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):
     lines = stream.getvalue().split("\r")[1:]
     assert len(lines) == drawn + bool(drawn)
     if drawn:
-        assert lines[1] == "[###############---------------] run 2 of 4, about 2 s more\x1b[K"
+        assert lines[1] == "[###############---------------] run 2 of 4, about 2 s left\x1b[K"
         assert lines[-1] == "\x1b[K"
 
 
-def test_every_file_that_could_not_be_written_is_told(capsys, factory, monkeypatch):
+def test_every_file_that_could_not_be_written_is_named(capsys, factory, monkeypatch):
     def fail(path, pieces):
         raise OSError(28, "No space left on device", path)
 

@@ -88,8 +88,8 @@ def test_progress_shows_the_rate_the_failures_and_what_is_running(monkeypatch):
     progress.add(ModelCount("timm:b", failure="timeout"))
     lines = terminal.getvalue().replace("\x1b[K", "").split("\r")
     assert lines[1] == "[------------------------------] model 0 of 4: timm:a, timm:b"
-    assert lines[2] == "[#######-----------------------] model 1 of 4, about 12 s more, 0.2/s: timm:a, timm:b"
-    assert lines[3] == "[###############---------------] model 2 of 4, about 4 s more, 0.5/s, 1 failed: timm:a, timm:b"
+    assert lines[2] == "[#######-----------------------] model 1 of 4, about 12 s left, 0.2/s: timm:a, timm:b"
+    assert lines[3] == "[###############---------------] model 2 of 4, about 4 s left, 0.5/s, 1 failed: timm:a, timm:b"
 
 
 def test_progress_is_cut_at_the_width_of_the_terminal(monkeypatch):

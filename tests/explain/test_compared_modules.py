@@ -1,4 +1,4 @@
-"""Planned and measured time by module: names of a real run's modules, and a slow module found."""
+"""Planned and measured time by module: names of a real run's modules, and detection of a slow module."""
 
 import json
 import re
@@ -20,7 +20,7 @@ TOKENS = torch.ones(2, 16, dtype=torch.int64)
 
 
 class WithHead(Parts):
-    """A model whose last layer the plan does not have."""
+    """A model with a last layer that the plan lacks."""
 
     def forward(self, tokens):
         hidden = self.head(self.model(tokens)[..., :256])
@@ -28,7 +28,7 @@ class WithHead(Parts):
 
 
 def run(model, path):
-    """Profile a training step and return the trace's names of modules → their names, by the order of all calls."""
+    """Profile a training step and return a module's name in the trace → its name in the model, by call order."""
     names = {module: name for name, module in model.named_modules()}
     called = []
     for module in model.modules():
@@ -46,17 +46,17 @@ def planned_tiny():
     return expect_step(estimate_step(step, device="H100"))
 
 
-def test_modules_of_a_run_have_the_names_of_the_plan(tmp_path):
+def test_modules_of_a_run_get_the_names_of_the_plan(tmp_path):
     expected = run(build("llama_tiny"), tmp_path / "trace.json")
     explained = explain_trace(tmp_path / "trace.json")
     assert match_modules(explained.timelines[0].columns, planned_tiny().classes) == expected
-    # Each moment of an op in forward and backward is in a row.
+    # The rows add up to the time of all ops in forward and backward.
     rows = compare_modules(explained, planned_tiny()).rows
     assert sum(row.measured for row in rows) == pytest.approx(sum(row.ns for row in explained.work()) / 1e9)
     assert {row.what for row in rows} >= {"layers.*.self_attn.q_proj", "layers.*.mlp", "lm_head"}
 
 
-def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path):
+def test_a_class_with_another_number_of_modules_in_the_plan_is_not_matched(tmp_path):
     named = run(WithHead(model=build("llama_tiny"), head=nn.Linear(256, 4)), tmp_path / "trace.json")
     explained = explain_trace(tmp_path / "trace.json")
     found = match_modules(explained.timelines[0].columns, planned_tiny().classes)
@@ -71,7 +71,7 @@ def test_a_class_of_which_the_plan_has_another_number_is_not_matched(tmp_path):
 
 
 def compare(case, factor, path):
-    """Return the comparison of a step whose first products of MLPs take `factor` times as long in the forward pass."""
+    """Return the comparison of a step whose first MLP products take `factor` times as long in the forward pass."""
     planned = expect_step(plan(case)[0], rank=0)
     names = {name: f"{kind}_{number}" for kind, own in planned.classes.items() for number, name in enumerate(own)}
     slow = re.compile(r"\.mlp\.(c_fc|up_proj)$")

@@ -112,7 +112,7 @@ def test_the_examples_hold(table):
 MISTAKES = {
     "values: [offset]": "values of value_rows::attend: no tensor offset: did you mean offsets",
     "values: offsets": r"values of value_rows::attend is the string 'offsets', not a list",
-    'values: [offsets], example: "10 3, 3 int64: 0 4 -> 10 3 = 1"': "write a value for each element of a list",
+    'values: [offsets], example: "10 3, 3 int64: 0 4 -> 10 3 = 1"': "write one value for each element of a vector",
 }
 
 

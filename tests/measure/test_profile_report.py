@@ -418,7 +418,7 @@ def test_a_schedule_says_which_runs_are_measured():
     text = profile.table()
     # Each measured run is repeated to time its modules.
     assert len(runs) == 6 + 2 and profile.measured_runs == 2 and seen == [(done, 6) for done in range(1, 7)]
-    assert "The mean of 2 runs, active among 6 steps." in text
+    assert "The mean of 2 runs, the active steps among 6." in text
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_runs_measured_before_an_error_are_kept(error):
     saved = profile.salvage()
     assert saved.total() == 840 and saved.trace().about["runs"] == "2"
     text = " ".join(saved.table().split())
-    assert f"Run 4 of 6 raised {error.__name__}: no more; the profile is of the runs before." in text
+    assert f"Run 4 of 6 raised {error.__name__}: no more; the profile covers the runs before." in text
 
 
 def test_there_is_nothing_to_keep_before_the_first_run():

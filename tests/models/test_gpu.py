@@ -1,4 +1,4 @@
-"""CUDA: counts without a device beside what was recorded on one, and, where there is one, the device itself."""
+"""CUDA: counts without a GPU equal counts recorded on one; where there is a GPU, real runs on it."""
 
 import json
 
@@ -22,8 +22,8 @@ from tests.support.models.whole_models import build_case
 
 RECORDED = json.loads((DATA / "cuda_counts.json").read_text())
 STOPS = load_table("default").stops_at
-HERE = torch.cuda.is_available()
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no CUDA device on this machine")]
+HAS_CUDA = torch.cuda.is_available()
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device on this machine")]
 
 
 def case(name, train):
@@ -40,14 +40,14 @@ def totals(trace):
 
 
 def kernels(trace):
-    """Return the ops that CUDA has of its own, of all that ran."""
+    """Return the ops of a trace that only CUDA has."""
     words = ("cudnn", "efficient", "flash", "thnn", "native_dropout")
     return {item.op for item in trace.signatures if any(word in item.op for word in words)}
 
 
-@pytest.mark.skipif(HERE, reason="says what is counted where there is no CUDA device")
+@pytest.mark.skipif(HAS_CUDA, reason="tests counts on machines without a CUDA device")
 @pytest.mark.parametrize("name", RECORDED)
-def test_without_a_device_the_count_is_what_was_recorded_on_one(name):
+def test_a_count_without_a_device_equals_the_count_recorded_on_one(name):
     model, args = case(name.partition(", ")[0], train := name.endswith("training"))
     loss = total_of if train else None
     trace = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss, quiet=True)
@@ -67,7 +67,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "dropout": 0.5, "bidirectional": True}, {"bias": False}])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_cudnns_under_autograd(kind, options):
+def test_recurrent_layers_run_cudnn_under_autograd(kind, options):
     model, x = Recurrent(kind, **options), torch.ones(5, 3, 6)
     before = [dict(module.__dict__) for module in model.modules()]
     trace = record_call(model, (x,), stops_at=STOPS, execution="shapes", device="cuda", loss=torch.sum)
@@ -77,7 +77,7 @@ def test_recurrent_layers_are_cudnns_under_autograd(kind, options):
     record_call(model, (x,), stops_at=STOPS, loss=torch.sum, execution="real")
 
 
-def test_what_torch_holds_is_put_back():
+def test_replaced_functions_of_torch_are_restored():
     before = torch.batch_norm, torch._VF.lstm, F.scaled_dot_product_attention
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     step = TrainingStepAnalysis(model, torch.ones(2, 3, 8, 8), loss=torch.sum, device="cuda")
@@ -85,13 +85,13 @@ def test_what_torch_holds_is_put_back():
     assert (torch.batch_norm, torch._VF.lstm, F.scaled_dot_product_attention) == before
 
 
-def test_counters_and_ids_keep_their_numbers_where_the_device_is_absent():
+def test_a_training_step_without_the_device_leaves_counters_unchanged():
     model = nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.BatchNorm1d(12))
     ids = torch.tensor([[1, 2], [3, 4]])
     step = TrainingStepAnalysis(model, ids, loss=torch.sum, optimizer=torch.optim.AdamW, device="cuda")
     ops = {item.op for item in step.trace().signatures}
     assert {"aten::embedding_dense_backward", "aten::_foreach_addcdiv_.ScalarList"} & ops
-    assert any(op.startswith("aten::_foreach") for op in ops)  # as on CUDA, where all parameters are taken at once
+    assert any(op.startswith("aten::_foreach") for op in ops)  # as on CUDA, where one op updates all parameters
     assert model[2].num_batches_tracked.item() == 0
 
 
@@ -120,15 +120,15 @@ class TestOnADevice:
 
     @pytest.mark.parametrize("train", [False, True])
     @pytest.mark.parametrize("name", ["zoo:lenet5", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "zoo:vit_b_16"])
-    def test_shapes_are_what_runs(self, name, train):
+    def test_shape_execution_equals_real_execution(self, name, train):
         model, args = case(name, train)
         loss = total_of if train else None
-        asked = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss)
+        from_cpu = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss)
         model, args = model.cuda(), tuple(item.cuda() for item in args)
         real = record_call(model, args, stops_at=STOPS, execution="real", loss=loss)
         shapes = record_call(model, args, stops_at=STOPS, execution="shapes", loss=loss)
-        assert totals(real) == totals(shapes) == totals(asked)
-        assert kernels(real) == kernels(shapes) == kernels(asked)
+        assert totals(real) == totals(shapes) == totals(from_cpu)
+        assert kernels(real) == kernels(shapes) == kernels(from_cpu)
 
     @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
     def test_recurrent_layers_leave_no_random_state(self, kind):
@@ -141,7 +141,7 @@ class TestOnADevice:
             "aten::_cudnn_init_dropout_state",
         } or kernels(real) == {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"}
 
-    def test_an_analysis_leaves_nothing(self):
+    def test_an_analysis_leaves_no_memory_and_keeps_the_random_state(self):
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Flatten(), nn.Linear(288, 4))
         model, x = model.cuda(), torch.randn(2, 3, 8, 8, device="cuda")
         model(x).sum().backward()
@@ -155,7 +155,7 @@ class TestOnADevice:
         assert torch.cuda.memory_allocated() == allocated
         assert torch.equal(torch.cuda.get_rng_state(), state)
 
-    def test_memory_is_what_the_allocator_hands_out(self):
+    def test_predicted_memory_matches_the_allocator(self):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8))).cuda()
         x = torch.randn(256, 512, device="cuda")
         step = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=torch.optim.AdamW)
@@ -170,11 +170,11 @@ class TestOnADevice:
             loss.backward()
             optimizer.step()
         measured = torch.cuda.max_memory_allocated() - before
-        # What is there before the step has the optimizer's state in it.
+        # The predicted peak includes parameters and input, which the measured one does not.
         predicted = timeline.peak - sum(item.nbytes for item in model.parameters()) - x.nbytes
         assert predicted == pytest.approx(measured, rel=0.05)
 
-    def test_an_ops_time_is_that_of_its_kernels(self):
+    def test_op_times_match_kernel_times(self):
         """The launch of a kernel as short as these takes longer than the kernel."""
         model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
         x = torch.randn(1024, 1024, device="cuda")
@@ -182,5 +182,5 @@ class TestOnADevice:
         ours = sum(item.total for item in profile.times().operators["forward"].values())
         theirs = profile_kernels(model, x, warmup=2, repeat=3)
         kernels = sum(event.duration_ns for event in theirs.match().run.events if event.kind == "device") / 3
-        assert kernels / 2 < ours < 2 * kernels  # other tests may be at work on the device
+        assert kernels / 2 < ours < 2 * kernels  # other tests may run on the device
         assert {row.key: row.flops for row in theirs.key_averages()}["aten::linear"] == 2 * 3 * 8 * 1024**3

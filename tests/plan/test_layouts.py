@@ -1,4 +1,4 @@
-"""Training steps of each layout: a rank's plan equals what torch's own classes do in processes that talk by gloo."""
+"""Training steps of each layout: a rank's plan equals torch's own classes in processes that communicate by gloo."""
 
 import logging
 import sys
@@ -107,7 +107,7 @@ def test_a_stage_is_gathered_and_reduced_once():
     assert all({phase for _, _, phase in item.count("op")} == {"forward"} for item in gathered)
 
 
-def test_the_passes_are_the_step():
+def test_the_step_is_the_sum_of_its_passes():
     planned = plan({"pp": 2, "tp": 2}, microbatches=3, optimizer=torch.optim.AdamW, sequence_parallel=True)
     assert planned.step.count("op") == Counter(
         {key: count for key, count in planned.trace.calls.items() if key[0] < len(planned.recorded.signatures)}
@@ -188,7 +188,7 @@ def test_stages_that_share_a_parameter_sum_its_gradient():
 
 
 class Tower(nn.Module):
-    """A model that only its user knows how to split: 4 linear layers of 8 features between two others."""
+    """A model without known pipeline stages: 4 linear layers of 8 features between two others."""
 
     def __init__(self):
         super().__init__()
@@ -232,7 +232,7 @@ def test_fully_sharded_ranks_run_the_kernels_of_cuda():
     assert attention <= {item.op for item in replicas.trace.signatures}
 
 
-def test_a_precision_has_its_types():
+def test_a_precision_has_its_dtypes():
     mixed = plan({"fsdp": 2}, precision="bf16-mixed")
     dtypes = {key.collective: key.dtype for key in mixed.communication().by_collective_and_group()}
     assert dtypes == {"all_gather": "bfloat16", "reduce_scatter": "float32"}
@@ -259,13 +259,13 @@ def test_a_precision_has_its_types():
             {"pp": 2, "fsdp": 2},
             {"schedule": "zero-bubble", "microbatches": 4, "precision": "bf16-mixed"},
             PlanError,
-            "two dtypes between microbatches: take precision bf16-mixed-reduce or schedule interleaved",
+            "two dtypes between microbatches; use precision bf16-mixed-reduce or schedule interleaved",
         ),
         (
             {"pp": 2},
             {"schedule": "zero-bubble", "microbatches": 4, "checkpoint": "selective"},
             PlanError,
-            "zero-bubble with selective checkpointing is not planned",
+            "zero-bubble with selective checkpointing is not supported",
         ),
     ],
     ids=[
@@ -280,7 +280,7 @@ def test_a_precision_has_its_types():
         "selective",
     ],
 )
-def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
+def test_an_invalid_layout_raises(mesh, options, error, message):
     with pytest.raises(error, match=message):
         plan(mesh, **options)
 
@@ -300,7 +300,7 @@ def test_torchs_log_of_redistributions_is_silent_during_a_plan():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_model_with_its_sequence_divided_is_planned_in_each_precision(precision):
+def test_sequence_parallelism_is_planned_in_each_precision(precision):
     model, tokens = build("megatron_gpt_tiny", device="meta"), torch.zeros(2, 16, dtype=torch.int64, device="meta")
     alone, divided = (
         plan_rank(model, (tokens, tokens), mesh={"dp": 2, "tp": size}, sequence_parallel=size > 1, precision=precision)

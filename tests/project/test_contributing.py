@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: each recipe's diff applies, and the command below it works then; sentences name their nouns."""
+"""CONTRIBUTING.md: each recipe's diff applies, and its command works then; no pronoun stands before "of"."""
 
 import csv
 import json
@@ -16,7 +16,8 @@ RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
 # Also across lines of a comment or a string.
 WITHOUT_NOUN = re.compile(r'\b(?:those|that)[\s#"]+of\b', re.IGNORECASE)
-SHOWN = {
+# Recipe → text in the output of its command.
+EXPECTED = {
     "A formula": "macs: 3*b*t*d\n",
     "An op whose cost depends on values": "240",
     "A convention": "hardware",
@@ -31,11 +32,10 @@ SHOWN = {
     "A feature": "{'': 40}\n",
 }
 
-
 MODELS = "zoo:lenet5 zoo:llama_tiny"
 COUNT = f"fvflops count {MODELS} --columns output_elements --format csv --sort output_elements"
 SWEEPS = [f"fvflops sweep {MODELS} --output rows.csv --workers 1{more}" for more in (" --no-peak-memory", "")]
-# Prints command → its output; all run in one process, since to import torch takes seconds.
+# Prints command → its output; all run in one process, since importing torch takes seconds.
 PROGRAM = """
 import contextlib, io, json, shlex, sys
 from fvflops.cli import main
@@ -57,7 +57,7 @@ def copy(tmp_path_factory):
     """A copy of the sources with all recipes applied."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("fvflops", "configs"):
-        shutil.copytree(ROOT / name, folder / name)  # with the bytecode, which need not be compiled again
+        shutil.copytree(ROOT / name, folder / name)  # with the bytecode, to avoid compiling again
     for _, diff, _ in RECIPES:
         subprocess.run(["git", "apply", "--unsafe-paths", "-"], input=diff, text=True, check=True, cwd=folder)
     return folder
@@ -74,7 +74,7 @@ def outputs(copy):
 
 
 def test_there_is_a_recipe_for_each_kind_of_change():
-    assert [title for title, _, _ in RECIPES] == list(SHOWN)
+    assert [title for title, _, _ in RECIPES] == list(EXPECTED)
 
 
 def test_names_and_files_in_the_text_exist():
@@ -87,17 +87,17 @@ def test_names_and_files_in_the_text_exist():
     assert lacking == []
 
 
-def test_a_recipe_is_a_file_or_two_and_an_entry():
+def test_a_recipe_changes_at_most_one_existing_file():
     for title, diff, _ in RECIPES:
         files = re.findall(r"^--- (.*)\n\+\+\+ (.*)\n", diff, re.MULTILINE)
-        entries = [new for old, new in files if old != "/dev/null"]
-        assert len(entries) <= 1, title
+        changed = [new for old, new in files if old != "/dev/null"]
+        assert len(changed) <= 1, title
         assert len(files) <= (3 if title == "A feature" else 2), title
 
 
 @pytest.mark.parametrize(("title", "command"), [(title, command) for title, _, command in RECIPES])
 def test_the_command_of_a_recipe_works(outputs, title, command):
-    assert SHOWN[title] in outputs[command]
+    assert EXPECTED[title] in outputs[command]
 
 
 def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(outputs, copy):
@@ -107,7 +107,7 @@ def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(outputs, copy
     assert [row["output_elements"] for row in rows] == ["15002", "77744"]
 
 
-def test_sentences_name_their_nouns():
+def test_no_pronoun_stands_before_of():
     assert all(WITHOUT_NOUN.search(f"Those{gap}of") for gap in (" ", "\n    # ", ' "\n    "'))
     files = [path for folder in ("configs", "docs", "fvflops", "tests", "tools") for path in (ROOT / folder).rglob("*")]
     files = [path for path in (*files, *ROOT.glob("[CR]*.md")) if path.suffix in (".js", ".md", ".py", ".yaml")]

@@ -1,4 +1,4 @@
-"""The pictures: the icicle's rectangles against counts, a roofline's points against its loads, bad names and paths."""
+"""Pictures: an icicle's rectangles and a roofline's points against the counts, hostile names, and bad paths."""
 
 import re
 import sys
@@ -51,8 +51,8 @@ def read_texts(figure):
 
 
 def make_breakdown(names, values, **options):
-    places = {name: ModuleInfo(name, name, name or "Net") for name in ("", *names)}
-    return Breakdown(ModuleTree(places), {"flops": Measure("FLOPs", values, **options)})
+    modules = {name: ModuleInfo(name, name, name or "Net") for name in ("", *names)}
+    return Breakdown(ModuleTree(modules), {"flops": Measure("FLOPs", values, **options)})
 
 
 def test_a_module_is_as_wide_as_its_flops():
@@ -97,16 +97,16 @@ def test_many_narrow_modules_are_drawn_together_and_no_width_is_lost():
     assert "4999 more" in read_texts(figure)
 
 
-def test_colours_are_those_of_the_page_by_class():
+def test_a_class_has_the_same_colour_as_on_the_html_page():
     figure = icicle.draw_icicle(make_breakdown(["a", "b"], {Cell("a"): 1, Cell("b"): 3}))
     found = {patch.get_label(): patch.get_facecolor() for patch in figure.axes[0].patches}
     from matplotlib.colors import to_rgba
 
-    # Most first.
+    # The class with most FLOPs has the first colour.
     assert found["b"] == to_rgba(colours.colour("c0")) and found["a"] == to_rgba(colours.colour("c1"))
 
 
-def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
+def test_unsupported_ops_are_named_and_a_model_without_flops_is_drawn():
     texts = read_texts(
         icicle.draw_icicle(make_breakdown(["a"], {Cell("a"): 3}, unsupported={Cell("a", "", "sort"): 2}))
     )
@@ -117,8 +117,8 @@ def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_hostile_name_is_text(kind, recwarn):
     name = HOSTILE.replace(".", "")
-    places = {"": ModuleInfo("", "", HOSTILE), name: ModuleInfo(name, name, HOSTILE)}
-    breakdown = Breakdown(ModuleTree(places), {"flops": Measure("FLOPs", {Cell(name): 1})}, about={"inputs": HOSTILE})
+    modules = {"": ModuleInfo("", "", HOSTILE), name: ModuleInfo(name, name, HOSTILE)}
+    breakdown = Breakdown(ModuleTree(modules), {"flops": Measure("FLOPs", {Cell(name): 1})}, about={"inputs": HOSTILE})
     figure = icicle.draw_icicle(breakdown)
     data = picture.encode(figure, kind)
     assert data == picture.encode(figure, kind) and not list(recwarn) and len(data) < 10**6
@@ -129,7 +129,7 @@ def test_a_hostile_name_is_text(kind, recwarn):
         assert b"<script" not in data and b"\x1b" not in data
 
 
-def test_names_are_cut_to_their_room():
+def test_names_are_truncated_to_the_available_width():
     assert picture.fit("short", 3, 7) == "short" and picture.fit("anything", 0.05, 7) == ""
     cut = picture.fit("a.long.name" * 9, 1, 7)
     assert cut.endswith("…") and 0.9 < picture.width_of(cut, 7) <= 1
@@ -140,7 +140,7 @@ def test_points_of_a_roofline_lie_at_their_loads_and_under_the_roofs():
     model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(3)), nn.ReLU())
     drawn = roofline(FlopCountAnalysis(model, torch.ones(10, 100), table="exact"), device=SLOW)
     points = roofline_plot.find_points(drawn)
-    # 200,000 FLOPs over 48,000 bytes each; three alike are one point.
+    # 200,000 FLOPs over 48,000 bytes each; three equal layers are one point.
     assert [(point.name, point.group, point.times) for point in points] == [("*", "Linear", 3), ("3", "ReLU", 1)]
     assert points[0].load.intensity == pytest.approx(200 / 48) and points[1].load.intensity == 1 / 8
     assert sum(point.load.seconds * point.times for point in points) == pytest.approx(drawn.total().seconds)
@@ -158,7 +158,7 @@ def test_points_of_a_roofline_lie_at_their_loads_and_under_the_roofs():
     assert sum(point.times for point in roofline_plot.find_points(drawn, by="op")) == 4
 
 
-def test_deeper_modules_take_the_place_of_those_that_hold_them():
+def test_modules_replace_their_parents_at_a_larger_depth():
     model = nn.Sequential(nn.Sequential(nn.Linear(10, 20)), nn.Linear(20, 10))
     drawn = roofline(FlopCountAnalysis(model, torch.ones(10, 10), table="exact"), device=SLOW)
     names = {depth: sorted(point.name for point in roofline_plot.find_points(drawn, depth=depth)) for depth in range(3)}
@@ -190,7 +190,7 @@ def test_the_commands_write_pictures(kind, capsys, tmp_path):
         assert data.startswith(b"\x89PNG") if kind == "png" else b"<svg" in data and b"<script" not in data
 
 
-def test_an_analysis_draws_what_it_counts(tmp_path):
+def test_an_analysis_writes_a_picture_of_its_counts(tmp_path):
     path = tmp_path / "net.svg"
     FlopCountAnalysis(Net(), torch.ones(10, 10)).to_picture(path, depth=1)
     assert "FLOPs of Net: 8K" in path.read_text()
@@ -203,7 +203,7 @@ class Unrun(nn.Module):
         raise AssertionError("it was run")
 
 
-def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_written_raises_before_the_model_runs(tmp_path, monkeypatch):
     analysis = FlopCountAnalysis(Unrun(), torch.ones(1))
     with pytest.raises(PlotError, match=r"net.pdf: a plot must be an .svg or .png file"):
         analysis.to_picture("net.pdf")
@@ -220,14 +220,14 @@ def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypa
     [["count", "none:x", "--format", "svg", "--output"], ["roofline", "none:x", "--plot"]],
     ids=["count", "roofline"],
 )
-def test_without_matplotlib_it_is_told_before_the_model_is_looked_for(capsys, monkeypatch, tmp_path, argv):
+def test_missing_matplotlib_is_reported_before_the_model_is_loaded(capsys, monkeypatch, tmp_path, argv):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*argv, str(tmp_path / "x.svg")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "a plot needs matplotlib" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-def test_a_scaling_plot_tells_fitted_counts_from_held_out_ones_and_keeps_its_text():
+def test_a_scaling_plot_distinguishes_fitted_and_held_out_counts_and_keeps_its_text():
     cost = cost_of(nn.Linear(4, 4), lambda batch: torch.ones(batch, 4), vary={"batch": (1, 64)})
     text = scaling_plot.draw_scaling([cost], kind="svg", title="a very long name " * 20).decode()
     shown = re.findall(r"<text[^>]*>([^<]*)</text>", text)
@@ -235,7 +235,7 @@ def test_a_scaling_plot_tells_fitted_counts_from_held_out_ones_and_keeps_its_tex
     assert any(label.endswith("…") for label in shown), "a title is one line"
 
 
-def test_labels_of_a_roofline_keep_off_its_roofs():
+def test_labels_of_a_roofline_do_not_overlap_its_roofs():
     drawn = roofline(FlopCountAnalysis(Net(), torch.ones(10, 10), table="exact"), device=SLOW)
     figure = roofline_plot.draw_roofline(drawn)
     figure.draw_without_rendering()
@@ -247,5 +247,5 @@ def test_labels_of_a_roofline_keep_off_its_roofs():
         box = text.get_window_extent()
         for line in axes.lines:
             (x1, y1), (x2, y2) = axes.transData.transform(line.get_xydata())
-            places = [(x1 + (x2 - x1) * share / 500, y1 + (y2 - y1) * share / 500) for share in range(501)]
-            assert not any(box.x0 < x < box.x1 and box.y0 + 1 < y < box.y1 - 1 for x, y in places), text.get_text()
+            points = [(x1 + (x2 - x1) * share / 500, y1 + (y2 - y1) * share / 500) for share in range(501)]
+            assert not any(box.x0 < x < box.x1 and box.y0 + 1 < y < box.y1 - 1 for x, y in points), text.get_text()

@@ -88,7 +88,7 @@ def test_more_clients_never_lower_the_throughput(llama, engine):
 
 
 def test_attention_of_an_fp8_cache_is_compared_with_the_peak_of_fp8(llama):
-    """Its figures are fractions of that peak: with as many, the attention of prompts is not slower than in bf16."""
+    """Its figures are fractions of that peak: with as many, prefill attention is not slower than in bf16."""
     kernels = EngineKernels.of(H100, None)
     steps = [EngineStep(llama, ServingLayout(cache=cache), kernels) for cache in ("bf16", "fp8")]
     plain, small = (step.by_class(Work(((8192, 0),)))["attention"] for step in steps)

@@ -1,4 +1,4 @@
-"""Files of rows in every format, the journal, and what is refused."""
+"""Result files in every format, and files that are refused."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ def test_rows_are_read_as_they_were_written_sorted_by_model(extension, tmp_path)
     assert list(read_rows(path)) == ["timm:b"]
 
 
-def test_other_programs_read_the_types(tmp_path):
+def test_pandas_and_sqlite_read_the_types(tmp_path):
     pandas = pytest.importorskip("pandas")
     for extension in (".parquet", ".csv", ".sqlite"):
         write_rows(str(tmp_path / f"rows{extension}"), ROWS)
@@ -58,7 +58,7 @@ def test_numbers_too_large_for_a_format_are_refused_and_the_file_stays(extension
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("rows.csv", "a,b\n1,2\n", "rows.csv is not of a sweep of this version of fvflops, it lacks activations"),
+        ("rows.csv", "a,b\n1,2\n", "rows.csv is not from a sweep by this version of fvflops: it lacks activations"),
         ("rows.csv", "a,b\n", "it lacks activations"),
         ("rows.csv", "", "rows.csv is empty: restore it, or delete it"),
         ("rows.jsonl", "", "rows.jsonl is empty"),
@@ -66,10 +66,10 @@ def test_numbers_too_large_for_a_format_are_refused_and_the_file_stays(extension
         ("rows.csv", "\ud8ff\n", "rows.csv is not UTF-8 text"),
         ("rows.csv", '"a"b\n', "rows.csv is not CSV"),
         ("rows.jsonl", "\ud8ff\n", "rows.jsonl is not UTF-8 text"),
-        ("rows.jsonl", "[" * 100_000 + "\n", "rows.jsonl is not in JSON lines: it is nested too deeply"),
-        ("rows.jsonl", '{"flops": Infinity}\n', "rows.jsonl is not in JSON lines: Infinity is no number of JSON"),
-        ("rows.jsonl", "no\n", "rows.jsonl is not in JSON lines"),
-        ("rows.jsonl", "[1]\n", "rows.jsonl is not in JSON lines of a sweep"),
+        ("rows.jsonl", "[" * 100_000 + "\n", "rows.jsonl is not JSON Lines: it is nested too deeply"),
+        ("rows.jsonl", '{"flops": Infinity}\n', "rows.jsonl is not JSON Lines: Infinity is not a JSON number"),
+        ("rows.jsonl", "no\n", "rows.jsonl is not JSON Lines"),
+        ("rows.jsonl", "[1]\n", "rows.jsonl is not JSON Lines of a sweep"),
         ("rows.parquet", "PAR", "rows.parquet is not a Parquet file"),
         ("rows.sqlite", "SQL", "rows.sqlite has no rows of a sweep"),
     ],
@@ -81,7 +81,7 @@ def test_other_files_are_refused(name, text, message, tmp_path):
         read_rows(str(path))
 
 
-def test_rows_from_before_ignored_products_were_listed_are_read(tmp_path):
+def test_rows_of_a_version_without_the_column_ignored_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(str(path), ROWS[:1])
     record = json.loads(path.read_text())
@@ -102,7 +102,7 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
         read_rows(str(path))
 
 
-def test_a_number_that_is_none_is_refused(tmp_path):
+def test_text_in_place_of_a_number_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(str(path), ROWS[:1])
     path.write_text(json.dumps({**json.loads(path.read_text()), "flops": "many"}) + "\n")

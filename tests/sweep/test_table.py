@@ -1,4 +1,4 @@
-"""The table of many models: its columns, the units of papers, its notes, and names that do harm elsewhere."""
+"""The table of many models: its columns, the units of a paper's columns, its notes, and hostile names."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_huge_empty_and_failed_models(format):
     content = check_report(format, text, "models")
     if format == "json":
         (_, huge, empty, failed) = content["tables"]["models"]["rows"]
-        assert huge["flops"] == HUGE.flops == 60_000_000_000_000_030  # beyond a float's integers
+        assert huge["flops"] == HUGE.flops == 60_000_000_000_000_030  # a float would round it
         assert (empty["parameters"], failed["parameters"], failed["failure"]) == (0, None, "timeout")
     elif format == "csv":
         assert [row["flops"] for row in content] == ["30000000", "60000000000000030", "0", ""]
@@ -92,12 +92,12 @@ def test_the_unit_of_a_papers_column_fits_most_values():
     assert units == ["Params (B)", "FLOPs (G)", "Bytes (GB)", "Memory (GB)"]
     assert texts[0] == ["a", "0.00000200", "0.0000300", "0.00000500", "0.00000600"]
     assert texts[1] == ["b", "2.00", "30.0", "5.00", "6.00"]
-    # Below a thousand there is none smaller than K, and without a value the unit of most papers.
+    # K is the smallest unit; a column without values has the unit that is usual in papers.
     assert headings(count("a"))[0] == ["Params (K)", "FLOPs (K)", "Bytes (KB)", "Memory (KB)"]
     assert headings(FAILED)[0] == ["Params (M)", "FLOPs (G)", "Bytes (GB)", "Memory (MB)"]
 
 
-def test_notes_say_how_and_on_what_was_counted():
+def test_notes_name_the_convention_the_inputs_and_the_execution():
     rows = [
         *(count(name, inputs="float32[1, 3, 224, 224]", execution="shapes") for name in ("a", "b")),
         count("c", inputs="int64[1, 8]", execution="real"),

@@ -33,4 +33,4 @@ def test_other_files_are_refused(tmp_path, capsys):
     assert tool.main([str(tmp_path / "other.csv")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "missing.csv: there is no such file: make it with tools/sweep.py" in errors[0]
-    assert "other.csv is not of a sweep of this version of fvflops" in errors[1]
+    assert "other.csv is not from a sweep by this version of fvflops" in errors[1]

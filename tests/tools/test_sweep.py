@@ -58,7 +58,7 @@ def test_another_table_than_that_of_the_file_is_refused(tool, tmp_path, capsys):
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n")
     assert tool.main(["timm", "--only", "resnet18", "--out", str(path)]) == 2
-    assert "rows.csv is not of a sweep of this version of fvflops" in capsys.readouterr().err
+    assert "rows.csv is not from a sweep by this version of fvflops" in capsys.readouterr().err
 
 
 def test_quick_weights_are_random_and_leave_torch_as_it_was():

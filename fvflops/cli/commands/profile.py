@@ -134,8 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
         if runs:
             _write(profile.salvage(), arguments, checked)
         if isinstance(error, KeyboardInterrupt):
-            what = f"the report is of the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
-            raise KeyboardInterrupt(what) from error
+            reason = f"the report covers the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
+            raise KeyboardInterrupt(reason) from error
         raise
     progress.clear()
     _write(profile, arguments, checked)

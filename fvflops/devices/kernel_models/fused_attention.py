@@ -175,7 +175,7 @@ _UNIT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeFigures(MemoryFigures):
-    """Parameters of the attention of one new token to a cache besides the GPU's peaks; times are in seconds.
+    """Parameters of decode attention besides the GPU's peaks; times are in seconds.
 
     `block` is the time of one thread block besides its products, `peak` the fraction of the matrix peak, `split` the
     time of adding parts of the cache, `tail` the relative time of blocks beyond one a
@@ -189,7 +189,7 @@ class DecodeFigures(MemoryFigures):
 
 
 def decode_seconds(shape: Attention, gpu: Processor, figures: DecodeFigures) -> float:
-    """Return the seconds of the attention of one new token to the tokens in a cache, split into the fastest parts.
+    """Return the seconds of decode attention (one new token to a cache), split into the fastest parts.
 
     >>> hopper = DecodeFigures(
     ...     start=8.7e-6, block=3.6e-6, peak=0.35, split=1.6e-6, tail=0.7, bandwidth=0.9, cached=1.2, cache=40e6

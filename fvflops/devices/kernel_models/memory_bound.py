@@ -1,4 +1,4 @@
-"""Time of a kernel that is bound by memory: element by element, normalisation, softmax, copies."""
+"""Time of a memory-bound kernel: element by element, normalisation, softmax, copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHARPNESS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFigures:
-    """Parameters of the time of a kernel bound by memory besides the GPU's bandwidth.
+    """Parameters of the time of a memory-bound kernel besides the GPU's bandwidth.
 
     `start` is the shortest time in seconds, `bandwidth` the fraction of the memory bandwidth, `cached` the factor of it
     for bytes that the kernel before left in the cache, `cache` the most bytes of a kernel of which that holds.

@@ -1,4 +1,4 @@
-"""Findings of kernels bound by memory: copies, casts, transfers from the host, and optimizers that are not fused."""
+"""Findings of memory-bound kernels: copies, casts, transfers from the host, and optimizers that are not fused."""
 
 from __future__ import annotations
 

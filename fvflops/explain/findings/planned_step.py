@@ -22,7 +22,7 @@ from fvflops.units import format_seconds, format_share
 _OTHERS = ("reduction", "normalisation", "embedding", "elementwise", "copy", "other")
 BUBBLE, IDLE, COMMUNICATION = "pipeline bubble and sending", "idle", "exposed communication"
 EXPOSED = "exposed_"  # beginning of the codes of findings of exposed collectives
-_ROWS = {**KINDS, "memory": "kernels bound by memory"}
+_ROWS = {**KINDS, "memory": "memory-bound kernels"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,7 +37,7 @@ class ComparedRow:
 
     @property
     def lost(self) -> float:
-        """Measured seconds over the expected ones."""
+        """Measured minus expected seconds."""
         return self.measured - self.expected
 
 

@@ -22,7 +22,7 @@ class Call:
 
     `op` is the full name (`aten::addmm`). `arguments` maps every argument name of the op's schema to its value,
     defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an absent
-    one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A module or an
+    one is None. `outputs` has one value for each result, and `schema` is the text of the op's schema. A module or an
     `autograd.Function` has its input tensors as arguments `input`, `input_1`, `input_2` ... `attributes` are a module's
     public numbers, strings and parameters by name, empty for everything else; `constants` are the table's, such as the
     cost of an exponential.

@@ -31,7 +31,7 @@ class Example:
     """One call and its FLOPs.
 
     Written `2 3 8, 5 8 = 240`: the op's tensors in schema order (the arguments of type Tensor, Tensor? and Tensor[]),
-    each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), then a list's values (`3
+    each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), then a vector's values (`3
     int64: 0 4 10`), `_` is an absent tensor, and `[2 3, 3 4]` a list of tensors. Every other argument is named:
     `dim=1`, `p=2.0`, `equation='ij->ji'`, `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument
     is in angle brackets, `offs=<4 int32>`. Results may follow after `->`, separated by `;`: then the op is not run, for
@@ -113,7 +113,7 @@ def _parse_tensor(item: str, example: str) -> Argument:
     sizes = tuple(int(size) for size in match[1].split() if size.isdigit())
     values = None if match[3] is None else tuple(map(int, match[3].split()))
     if values is not None and (len(sizes) > 1 or len(values) != math.prod(sizes)):
-        raise ExampleError(f"the example {example!r} has {item!r}: write a value for each element of a list")
+        raise ExampleError(f"the example {example!r} has {item!r}: write one value for each element of a vector")
     return TensorSpec(sizes, match[2] or "float32", "meta", values=values)
 
 

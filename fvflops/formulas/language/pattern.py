@@ -122,7 +122,7 @@ def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
     if not tokens:
         raise PatternError(f"the pattern {text!r} has an empty item: write _ to skip a tensor, () for no dimensions")
     if "_" in tokens:
-        raise PatternError(f"the pattern {text!r} has _ in {item.strip()!r}: it skips a whole tensor, so name it")
+        raise PatternError(f"the pattern {text!r} has _ in {item.strip()!r}: _ skips a tensor, so name the dimension")
     for token in tokens:
         if not _TOKEN.fullmatch(token):
             raise PatternError(f"the pattern {text!r} has {token!r}: write a name, a number, *name or ...")

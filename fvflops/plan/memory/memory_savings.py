@@ -275,7 +275,7 @@ class ChunkedLossHead(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self.weight
         if hasattr(weight, "device_mesh"):  # a DTensor
-            raise ValueError("--loss chunked is not planned with tp, which divides the output projection")
+            raise ValueError("--loss chunked is not supported with tp, which divides the output projection")
         hidden, kind = input.flatten(0, -2), input.device.type
         if torch.is_autocast_enabled(kind):
             hidden, weight = (item.to(torch.get_autocast_dtype(kind)) for item in (hidden, weight))

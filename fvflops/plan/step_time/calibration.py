@@ -140,7 +140,7 @@ class Efficiency:
 
     `kernels` are figures of the device's kernels, each measured alone; None stands for the bound: the longer of their
     FLOPs at the device's peak and their bytes at its bandwidth. `matmul`, `attention`, `attention_backward` and
-    `bandwidth` (kernels bound by memory) are the fractions of that speed that kernels have in a step. `kernel` is the
+    `bandwidth` (memory-bound kernels) are the fractions of that speed that kernels have in a step. `kernel` is the
     shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and `launch_collective` are the
     time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
     kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.

@@ -1,4 +1,4 @@
-"""The kernels of a recorded pass: matrix products, attention, and kernels bound by memory."""
+"""The kernels of a recorded pass: matrix products, attention, and memory-bound kernels."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
             macs = sum(cost.macs for cost in TableCostModel(skipping, "flops").op_cost(_skipping(signature)))
         kind = "attention backward" if "backward" in packet else "attention"
         return Kernel(kind, macs, nbytes, dtype, _attention_shape(signature, macs))
-    # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
+    # Reductions count a few multiply-adds: norms, means and losses are memory-bound.
     if macs < nbytes and not (macs and _PRODUCT.search(packet)):
         bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
         return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
@@ -119,7 +119,7 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
 
 
 def _is_depthwise(signature: Signature) -> bool:
-    """Return whether a call is a convolution of each channel by itself, which is bound by memory."""
+    """Return whether a call is a convolution of each channel by itself, which is memory-bound."""
     given = dict(zip(signature.names, signature.inputs, strict=True))
     weight, groups = given.get("weight"), given.get("groups")
     if "depthwise" in signature.packet or "causal_conv" in signature.packet:

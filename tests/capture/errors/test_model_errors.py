@@ -61,7 +61,7 @@ def build():
             "float32[1, 1, 40, 40]: try others by --input",
         ),
         ("{net}", ["--input", "1,4"], "Unflatten 'split' on float32[6]: RuntimeError: "),
-        # As forward was called, not as it rebound its argument.
+        # The inputs of the call, not the tensor that forward assigns to the same name.
         ("{net}", ["--input", "2,4"], "Net on float32[2, 4]: LookupError: no such scale (net.py:14;"),
     ],
     ids=["channels", "without a batch", "indices", "inner", "any", "own code"],
@@ -99,7 +99,7 @@ def test_cuda_without_cuda_is_one_line_with_the_remedy(capsys, monkeypatch):
     assert "device 'cuda:0': this torch" in (output := capsys.readouterr().err) and "finds no CUDA device" in output
 
 
-def test_a_saved_trace_is_one_side_of_a_diff(tmp_path, capsys):
+def test_a_saved_trace_is_compared_with_a_model(tmp_path, capsys):
     path = tmp_path / "lenet5.json"
     assert main(["count", "zoo:lenet5", "--format", "trace", "--output", str(path)]) == 0
     assert fvflops.Trace.from_json(path.read_text()).modules.by_name
@@ -201,7 +201,7 @@ def test_inputs_by_name_of_a_model_without_weights_are_named(tmp_path, capsys):
     assert "inputs are query=float32[1, 5, 8], key=float32[1, 5, 7]: try others" in capsys.readouterr().err
 
 
-def test_an_index_out_of_range_is_named_where_values_are_computed(tmp_path, capsys):
+def test_an_index_out_of_range_is_named_in_real_execution(tmp_path, capsys):
     path = tmp_path / "layers.py"
     path.write_text(LAYERS)
     assert main(["count", f"{path}:out_of_range", "--execution", "real"]) == 2
@@ -236,7 +236,7 @@ def test_a_model_without_a_forward_names_its_parts():
 
 
 def test_the_cause_of_an_import_error_is_named():
-    """Transformers raises one that hides why, such as torchvision for another torch."""
+    """Transformers raises one that hides its cause, such as a torchvision built for another torch."""
     try:
         try:
             raise RuntimeError("operator torchvision::nms does not exist")

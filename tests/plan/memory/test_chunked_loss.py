@@ -90,7 +90,7 @@ def test_the_command_saves_the_logits_and_their_gradients(capsys, tmp_path):
 
 def test_mistakes(capsys):
     assert main([*TINY, "--mesh", "tp=2", "--loss", "chunked"]) == 2
-    assert "--loss chunked is not planned with tp" in capsys.readouterr().err
+    assert "--loss chunked is not supported with tp" in capsys.readouterr().err
     assert main(["memory", "zoo:resnet50", "--loss", "chunked"]) == 2
     assert "no output projection without a bias is known of ResNet" in capsys.readouterr().err
 

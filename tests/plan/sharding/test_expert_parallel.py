@@ -186,7 +186,7 @@ LLAMA = {"model": "llama_tiny"}
         ({"fsdp": 2}, {"routing": [9, 1, 1, 1]}, "sends 48 of a rank's 32 tokens to expert 0"),
         ({"fsdp": 2}, {"routing": [0] * 4}, "non-negative numbers, not all zero"),
         ({"fsdp": 2}, {"routing": {"mlp": [1] * 4}}, "routing has 'mlp', but the model's experts are layers.0"),
-        ({"pp": 2}, {"routing": {"mlp": [1] * 4}}, "routing by names of experts is not planned with pp"),
+        ({"pp": 2}, {"routing": {"mlp": [1] * 4}}, "routing by names of experts is not supported with pp"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_what_can(mesh, options, message):

@@ -153,7 +153,7 @@ def _loop(op: Op) -> list[Work]:
     return found
 
 
-# --- kernels bound by memory --------------------------------------------------------------------------------------
+# --- memory-bound kernels ------------------------------------------------------------------------------------------
 
 
 def _copied(op: str, types: tuple[str, ...], kernel: str = _COPY) -> Callable[[Op], list[Work]]:

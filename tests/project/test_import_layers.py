@@ -1,4 +1,4 @@
-"""Every file imports from its own layer of the package or from lower layers."""
+"""Every file imports from its own part of the package or from lower layers."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import fvflops
 from tests.support.checkout import ROOT, imported_names
 
 PACKAGE = ROOT / "fvflops"
-# From the bottom up; parts in one tuple do not import each other.
+# The lowest first; parts in one layer do not import each other.
 LAYERS = (
     ("units", "paths", "text", "garbage_collector", "torch_internals"),
     ("trace", "zoo"),
@@ -40,7 +40,7 @@ def imported_modules(path, source):
 
 
 def forbidden_imports(path, source):
-    """Return what a file may not import: parts above its own or beside it."""
+    """Return the imported parts that are in higher layers, or beside the file's own."""
     own = path.relative_to(PACKAGE).with_suffix("").parts
     found = set()
     for module in imported_modules(path, source):
@@ -96,21 +96,21 @@ def import_graph():
 
 
 def find_cycle(graph):
-    """Return modules that import each other in a cycle, none if there is no cycle."""
-    left = dict(graph)
-    while left:  # a module that imports none of the rest is in no cycle
-        free = [module for module, imported in left.items() if not imported & left.keys()]
+    """Return modules that import each other in a cycle, [] if there is no cycle."""
+    remaining = dict(graph)
+    while remaining:  # a module that imports none of these is in no cycle
+        free = [module for module, imported in remaining.items() if not imported & remaining.keys()]
         if not free:
-            path = [next(iter(left))]
+            path = [next(iter(remaining))]
             while path[-1] not in path[:-1]:
-                path.append(next(iter(left[path[-1]] & left.keys())))
+                path.append(next(iter(remaining[path[-1]] & remaining.keys())))
             return path[path.index(path[-1]) :]
         for module in free:
-            del left[module]
+            del remaining[module]
     return []
 
 
-def test_no_modules_form_an_import_cycle():
+def test_no_modules_import_each_other_in_a_cycle():
     graph = import_graph()
     assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"trace.counts"}
     assert find_cycle(graph) == []
@@ -122,6 +122,6 @@ def test_a_cycle_is_found():
 
 
 def test_no_folder_hides_a_public_name():
-    """`fvflops.compare` is a function: a folder of that name would replace it once something imports it."""
+    """`fvflops.compare` is a function: a folder of that name would take its place once something imports it."""
     names = {path.stem for path in PACKAGE.iterdir()}
     assert not names & set(fvflops.__all__)
