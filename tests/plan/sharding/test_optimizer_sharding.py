@@ -136,7 +136,9 @@ def test_stages_and_interleaved_stages_gather_and_scatter_once_each():
     for planned in step.ranks:
         kinds = Counter(action.kind for action in planned.step.actions)
         assert kinds["all_gather"] == kinds["reduce_scatter"] == 2 and kinds["optimizer"] == 1
-        assert {key: calls for key, (calls, _) in transfers_of(planned).items()} == dict.fromkeys(transfers_of(planned), 2)
+        assert {key: calls for key, (calls, _) in transfers_of(planned).items()} == dict.fromkeys(
+            transfers_of(planned), 2
+        )
 
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "1f1b"])
