@@ -32,8 +32,8 @@ LIMITS = {
     "fvflops/trace": (3383, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (72297, 423),
-    "tools": (10682, 88),
+    "tests": (72311, 423),
+    "tools": (10797, 88),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
