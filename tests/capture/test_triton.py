@@ -23,7 +23,7 @@ LINEAR = 512
 
 
 @triton.jit
-def double(x_ptr, out_ptr, n, BLOCK):
+def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
     tl.store(out_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=inside), mask=inside)

@@ -14,7 +14,7 @@ def installed() -> dict[str, object]:
     return {
         "modes": _get_current_dispatch_mode_stack(),
         "module call": nn.Module._call_impl,
-        "compilers": (nn.Module.compile, torch.compile),
+        "compilers": nn.Module.compile,  # not torch.compile, which Lightning replaces when it is imported
         "stance": "default" if dynamo is None else dynamo.eval_frame._stance.stance,
         "higher-order ops": HigherOrderOperator.__call__,
         "optimizer hooks": (

@@ -139,7 +139,11 @@ class Shared:
         try:
             with interrupts.deferred(), self._lock:
                 if not self._users:
-                    self._begin()
+                    try:
+                        self._begin()
+                    except BaseException:
+                        self._end()
+                        raise
                 self._users[key] = user
             yield
         finally:

@@ -89,7 +89,7 @@ def _set_state(stack: ExitStack, original: Callable[..., Any], *args: Any, **kwa
 
 
 def _register_kernels() -> None:
-    on_cuda = _ops_of_cuda()
+    on_cuda = frozenset(ops_of_dispatch_key("AutocastCUDA"))  # not cached: libraries may have been loaded since
     differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
     with warnings.catch_warnings():  # torch warns that a kernel is replaced
         warnings.filterwarnings("ignore", "Warning only once for all operators")
