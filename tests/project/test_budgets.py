@@ -13,9 +13,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81605, 459),
+    "fvflops": (81609, 459),
     "fvflops/analysis": (2824, 16),
-    "fvflops/capture": (17987, 100),
+    "fvflops/capture": (17991, 100),
     "fvflops/cli": (5479, 35),
     "fvflops/comparison": (4080, 17),
     "fvflops/compat": (744, 3),
