@@ -55,7 +55,7 @@ MISFITS = [
     ("() ", ((3,),), r"a is 1-D, not '\(\)'"),
     ("n n", ((4, 5),), "n is 4, but 5"),
     ("a, b, c, d", ((1,), (1,), (1,)), "names 4 tensors, and lib::op has 3"),
-    ("_ k n", ((2, 3, 4),), "skips a whole tensor"),
+    ("_ k n", ((2, 3, 4),), "skips a tensor"),
     ({"mat": "m k"}, ((1,),), "names mat, which lib::op lacks"),
 ]
 
