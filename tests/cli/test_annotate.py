@@ -63,8 +63,9 @@ def test_a_saved_trace_stands_for_the_model(capsys):
     assert (code, err) == (0, "") and products("again.json") == expected
     code, _, err = run(capsys, "trace.json", "--model", "step.json.gz", *STEP, "--output", "again.json")
     assert code == 2 and "step.json.gz is a saved Trace and contains its inputs: omit --train" in err
-    code, _, err = run(capsys, "trace.json", "--save-trace", "step.json")
-    assert code == 2 and "--save-trace describes the model's run: add --model" in err
+    for option, value in (("--save-trace", "step.json"), ("--loss", "nets.py:loss")):
+        code, _, err = run(capsys, "trace.json", option, value)
+        assert code == 2 and f"{option} describes the model's run: add --model" in err
 
 
 def test_without_a_model_the_shapes_are_enough(capsys):
