@@ -4,6 +4,7 @@ The modules are those that e3nn's own tests build, and the models that it ships.
 code that it generates as `torch.fx` graphs; it can compile it to TorchScript instead, whose ops are seen all the same.
 """
 
+import functools
 import importlib
 import pkgutil
 
@@ -269,15 +270,23 @@ def points():
 EDGES = 4 * 3
 
 
-def make(name, mode="eager"):
+@functools.cache
+def build(name, mode):
     before = e3nn.get_optimization_defaults()["jit_mode"]
     e3nn.set_optimization_defaults(jit_mode=mode)
     torch.manual_seed(0)
     try:
-        build, inputs = CASES[name] if name in CASES else (NETWORKS[name], points)
-        return build(), inputs()
+        return CASES[name][0]() if name in CASES else NETWORKS[name]()
     finally:
         e3nn.set_optimization_defaults(jit_mode=before)
+
+
+def make(name, mode="eager"):
+    """Return a module without gradients, which is built once since that takes longest, and its inputs."""
+    model = build(name, mode)
+    model.zero_grad()
+    torch.manual_seed(0)
+    return model, CASES[name][1]() if name in CASES else points()
 
 
 def count(model, inputs, execution, **options):

@@ -31,7 +31,8 @@ def op_infos() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     # Samples look for a running unittest.TestCase by inspect.stack, which is slow.
-    sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
+    for name in ("common_utils", "opinfo.core"):
+        sys.modules[f"torch.testing._internal.{name}"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
     # Which torch's tests switch off for the whole process; the module that torch.backends is has other globals.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return op_db
