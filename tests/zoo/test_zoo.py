@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fvflops import FlopCountAnalysis
 from fvflops.zoo import ZOO, build, megatron_gpt, mpt
@@ -162,24 +161,14 @@ def test_the_table_above_names_every_model():
     assert list(FIGURES) == list(ZOO)
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in MIXTURES])
+@pytest.mark.parametrize("name", ZOO)
 def test_parameters_macs_and_shape_are_as_published(name):
     model = build(name, device="meta").eval()
-    assert count_parameters(model) == FIGURES[name].parameters
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        out = model(*make_inputs(name, "meta"))
-    assert counter.get_total_flops() == 2 * FIGURES[name].macs
-    assert out.shape == FIGURES[name].output
-    assert out.is_meta
-
-
-@pytest.mark.parametrize("name", sorted(MIXTURES))
-def test_a_mixture_has_the_parameters_and_macs_of_its_active_experts(name):
-    model = build(name, device="meta")
+    shapes = []
+    model.register_forward_hook(lambda *call: shapes.append(call[-1].shape))
     assert count_parameters(model) == FIGURES[name].parameters
     assert FlopCountAnalysis(model, tuple(make_inputs(name, "meta"))).macs() == FIGURES[name].macs
-    out = model.to(torch.bfloat16)(*make_inputs(name, "meta"))
-    assert out.shape == FIGURES[name].output and out.is_meta
+    assert shapes == [FIGURES[name].output]
 
 
 def test_a_mixture_computes_what_its_experts_compute_for_each_token():
