@@ -137,7 +137,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "torchvision:regnet_y_400mf": partial(_torchvision, "regnet_y_400mf"),
     "torchvision:convnext_tiny": partial(_torchvision, "convnext_tiny"),
     "torchvision:swin_t": partial(_torchvision, "swin_t", 224),
-    "torchvision:vit_b_16": partial(_torchvision, "vit_b_16", 224),
+    "torchvision:vit_b_16": partial(_torchvision, "vit_b_16", 64, image_size=64),
     "torchvision:fcn_resnet50": partial(_segmentation, "fcn_resnet50"),
     "torchvision:lraspp_mobilenet_v3_large": partial(_segmentation, "lraspp_mobilenet_v3_large"),
     "timm:vit_tiny_patch16_224": partial(_timm, "vit_tiny_patch16_224"),
