@@ -52,8 +52,8 @@ def test_a_folder_has_no_more_lines_and_files_than_before(folder):
     lines = sum(len(path.read_text().splitlines()) for path in files)
     most_lines, most_files = LIMITS[folder]
     assert lines <= most_lines and len(files) <= most_files, (
-        f"{folder} has {lines} lines in {len(files)} files, and its limit is {most_lines} in {most_files}: remove as much "
-        "elsewhere in it, or raise LIMITS with the reason in the commit"
+        f"{folder} has {lines} lines in {len(files)} files, and its limit is {most_lines} in {most_files}: remove as "
+        "much elsewhere in it, or raise LIMITS with the reason in the commit"
     )
 
 
