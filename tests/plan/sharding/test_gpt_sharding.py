@@ -119,6 +119,13 @@ def test_a_name_that_the_model_lacks_is_refused(monkeypatch, mesh, changes, mess
         plan("mpt_tiny", mesh)
 
 
+def test_an_error_of_a_divided_model_names_its_styles(monkeypatch):
+    styles = {pattern: style for pattern, style in MPT.zoo_parallelism.tensor.items() if pattern != "head.lm_head"}
+    monkeypatch.setattr(MPT, "zoo_parallelism", MPT.zoo_parallelism._replace(tensor=styles))
+    with pytest.raises(RuntimeError, match=r"\(tp=2: if it runs without tp, a sharding style is missing or wrong\)"):
+        plan("mpt_tiny", {"tp": 2})
+
+
 def test_a_model_without_layers_is_divided():
     model = build("mpt_tiny", device="meta", layers=0)
     assert (
