@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from fvflops import paths
 from fvflops.capture.recorder.tensor_specs import describe, describe_call
+from fvflops.capture.recorder.value_reader import find_value_arguments
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.loading import PARTS
@@ -19,7 +20,7 @@ from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.text import suggest
 from fvflops.torch_internals import all_op_names
-from fvflops.trace import Signature, TensorSpec, Value
+from fvflops.trace import Signature, Status, TensorSpec, Value
 from fvflops.trace.calls import packet_of
 
 
@@ -31,9 +32,9 @@ class NotRunnable(WrongExample):
     """An example that this torch cannot run."""
 
 
-def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None]]:
-    """Yield each row in a table's own file that has an example, with its error or None; inherited rows are skipped."""
-    for row in own_rows(table):
+def check_examples(table: FormulaTable, rows: Iterable[Row] | None = None) -> Iterator[tuple[Row, ValueError | None]]:
+    """Yield each of some rows, by default in the table's own file, that has an example, with its error or None."""
+    for row in own_rows(table) if rows is None else rows:
         problem: ValueError | None = None
         if row.example:
             try:
@@ -58,7 +59,26 @@ def check_example(row: Row, table: FormulaTable) -> None:
 
 
 def cost_example(row: Row, table: FormulaTable) -> int:
-    return cost_of_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add).value
+    call = _call_of_row(row)
+    _check_values(row, call)
+    cost = cost_of_call(row, replace(call, constants=table.constants), table.multiply_add)
+    if row.values and cost.status is Status.UNSUPPORTED:
+        raise WrongExample(f"{row.file}:{row.line}: {row.name}: the example {row.example!r} lacks values after a colon")
+    return cost.value
+
+
+def _check_values(row: Row, call: Call) -> None:
+    """Raise WrongExample for values that a recording does not keep."""
+    kept = {item.name for item in find_value_arguments(row.name, tuple(call.arguments), row.values)}
+    for name, value in call.arguments.items():
+        if not isinstance(value, TensorSpec) or value.values is None:
+            continue
+        if name not in kept or value.is_floating_point:
+            remedy = "make them integers" if name in kept else f"add it to the row's values, as values: [{name}]"
+            raise WrongExample(
+                f"{row.file}:{row.line}: {row.name}: the example {row.example!r} has values of {name}, which a "
+                f"recording does not keep: {remedy}"
+            )
 
 
 def _call_of_row(row: Row) -> Call:

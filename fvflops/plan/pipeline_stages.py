@@ -12,6 +12,7 @@ from torch import nn
 from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.run import record_call
 from fvflops.plan.sharding.sharding_styles import ShardingError, name_class, parallelism_of
+from fvflops.text import suggest
 from fvflops.trace import TensorSpec, tensors_in
 
 # A model's arguments, positional and by keyword.
@@ -50,6 +51,24 @@ def find_stages(model: nn.Module) -> PipelineStages:
             f"{PipelineStages.__module__}.PipelineStages, or omit pp"
         )
     return stages
+
+
+def check_stages(model: nn.Module, stages: PipelineStages) -> None:
+    """Raise ShardingError for a name without a module, and in the zoo for a parameter that each stage would keep."""
+    names = [name for name, _ in model.named_modules()]
+    for name in (*stages.first, stages.blocks, *stages.last):
+        if name not in names:
+            raise ShardingError(
+                f"pipeline stages of {type(model).__name__}: no module is named {name!r}{suggest(name, names)}"
+            )
+    if parallelism_of(model) is not None:
+        within = tuple(f"{name}." for name in (*stages.first, stages.blocks, *stages.last))
+        for name, _ in model.named_parameters():
+            if not f"{name}.".startswith(within):
+                raise ShardingError(
+                    f"pipeline stages of {type(model).__name__}: each stage would keep the parameter {name}; name its "
+                    "module in `first` or `last`"
+                )
 
 
 def find_tied(model: nn.Module, stages: PipelineStages) -> tuple[tuple[str, str], ...]:

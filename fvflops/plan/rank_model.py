@@ -29,6 +29,7 @@ from fvflops.plan.pipeline_stages import (
     Inputs,
     PipelineStages,
     check_layers,
+    check_stages,
     copy_stage,
     divide_layers,
     find_hidden_state,
@@ -82,6 +83,7 @@ class RankModel:
         self._kinds: list[int] = []  # of each layer
         if options.is_pipelined:
             self._stages = options.split_by or find_stages(model)
+            check_stages(model, self._stages)
             blocks: Any = model.get_submodule(self._stages.blocks)
             self._kinds = find_layer_kinds(blocks)
             given, stages = options.stage_layers, self._ranks * self._stages_per_rank

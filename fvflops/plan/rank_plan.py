@@ -10,6 +10,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
+from fvflops.capture.errors.model_errors import describe_module
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item, stored_bytes
 from fvflops.capture.model.read_module_tree import check_initialised
@@ -250,7 +251,13 @@ def _record(
     is_sharded = options.has_sharded_optimizer
     shards = replicas.shards() if replicas is not None and is_sharded else None
     local_orders = list(map(_number_locally, orders, numbers))
-    recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
+    try:
+        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh), shards)
+    except RuntimeError as error:
+        if options.size("tp") > 1 and error.args and describe_module(error):
+            remedy = "if it runs without tp, a sharding style is missing or wrong"
+            error.args = (f"{error.args[0]} (tp={options.size('tp')}: {remedy})", *error.args[1:])
+        raise
     if recording is None:
         return None
     trace, recorded = recording

@@ -244,6 +244,7 @@ def test_ops_of_a_users_table(capsys, tmp_path, monkeypatch):
     path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}\n')
     code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
     assert code == 1 and f"{path}:2: aten::gelu: the example '2 3 = 47' costs 48" in " ".join(out.split())
+    assert run(capsys, "ops", "gelu", "--check", "--table", str(path))[:2] == (1, out)
     path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 48"}\n')
     code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
     assert (code, out.split()) == (0, f"{path}: 1 of 1 examples hold".split())

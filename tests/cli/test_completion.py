@@ -142,7 +142,7 @@ def test_names_are_listed_where_the_cache_cannot_be_written(tmp_path):
     assert set(names.list_names("device", "H1", environment)) <= {device.name for device in load_devices()}
 
 
-def test_the_sources_and_lists_are_those_of_list():
+def test_completion_has_the_sources_of_list():
     listed = [kind for kind in LISTS if kind not in ("hf", "devices", "conventions", "formats")]
     assert sorted(names.DISTRIBUTIONS) == sorted(listed)
     assert sorted(names.list_names("list")) == sorted(LISTS)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, Trace, record_call
-from fvflops.analysis.table_examples import check_examples
+from fvflops.analysis.table_examples import WrongExample, check_examples
 from fvflops.formulas import TableError, load_table
 from tests.support.table_folder import TableFolder
 
@@ -114,6 +114,22 @@ MISTAKES = {
     "values: offsets": r"values of value_rows::attend is the string 'offsets', not a list",
     'values: [offsets], example: "10 3, 3 int64: 0 4 -> 10 3 = 1"': "write one value for each element of a vector",
 }
+
+
+@pytest.mark.parametrize(
+    ("values", "example", "message"),
+    [
+        ("", "3 int64: 0 4 10", r"values of offsets, which a recording does not keep: .* as values: \[offsets\]"),
+        ("values: [lengths], ", "3 int64: 0 4 10", "values of offsets, which a recording does not keep"),
+        ("values: [offsets], ", "3 float32: 0 4 10", "make them integers"),
+        ("values: [offsets], ", "3 int64", "lacks values after a colon"),
+    ],
+)
+def test_an_example_has_the_values_that_a_recording_keeps(tmp_path, values, example, message):
+    row = f'{{{values}macs: "numel(x)*max(offsets)", example: "10 3, {example} -> 10 3 = 300"}}'
+    ((_, problem),) = check_examples(TableFolder(tmp_path)(f"ops:\n  value_rows::attend: {row}"))
+    with pytest.raises(WrongExample, match=message):
+        raise problem
 
 
 @pytest.mark.parametrize("text", MISTAKES)

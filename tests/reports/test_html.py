@@ -149,10 +149,13 @@ def test_breakdown_adds_up_to_the_analyses():
     assert found.measures["calls"].total() == sum(flops.trace().calls.values())
 
 
+MEASURES = ["handles", "flops", "macs", "activations", "parameters", "bytes", "calls"]
+
+
 @pytest.mark.parametrize(
     ("cls", "keys"),
     [
-        (ActivationCountAnalysis, ["flops", "macs", "activations", "parameters", "bytes", "calls"]),
+        (ActivationCountAnalysis, MEASURES[1:]),
         (ByteCountAnalysis, ["parameters", "bytes", "calls"]),
         (ModelAnalysis, ["handles", "parameters", "bytes", "calls"]),
     ],
@@ -162,7 +165,8 @@ def test_every_analysis_makes_a_page(cls, keys):
     if cls is ModelAnalysis:
         analysis.set_op_handle("aten::linear", lambda call: 5)
     data = read_data(analysis.to_html())
-    assert [measure["key"] for measure in data["measures"]] == keys
+    found = [measure["key"] for measure in data["measures"]]
+    assert [key for key in found if key in MEASURES] == keys
     own = read_breakdown(analysed_run(analysis)).measures[analysis._metric or "handles"]
     assert own.total() == analysis.total() > 0
 

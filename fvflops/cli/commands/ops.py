@@ -43,7 +43,7 @@ def row_report(table: FormulaTable, name: str) -> Document:
     """Return the row of one op, function or module class; an unknown name raises ValueError."""
     if name in table.modules:
         return _write_row(name, table.modules[name], _describe_row(table, table.modules[name], name))
-    op = name if "::" in name else f"aten::{name}"
+    op = _qualify(name)
     row = table.row(op)
     schemas = {} if op.startswith(FUNCTION_PREFIX) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
@@ -114,7 +114,9 @@ def _list_parts(row: Row) -> list[tuple[str, str]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_convention(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
-    parser.add_argument("--check", action="store_true", help="run and check the examples of the convention's rows")
+    parser.add_argument(
+        "--check", action="store_true", help="run and check the examples of the convention's rows, or of NAME"
+    )
     parser.add_argument(
         "--time",
         metavar="'SIZES, ...'",
@@ -132,17 +134,22 @@ def run(arguments: argparse.Namespace) -> int:
         if not (arguments.time and arguments.device and arguments.name) or arguments.check:
             example = "fvflops ops aten::mm --time '8 16, 16 4' --device H100"
             raise ValueError(f"--time and --device are for one op: {example}")
-        op = arguments.name if "::" in arguments.name else f"aten::{arguments.name}"
-        signature = sign_example(op, f"{arguments.time} = 0")
+        signature = sign_example(_qualify(arguments.name), f"{arguments.time} = 0")
         write_report(op_report(estimate_signature(signature, load_peaks(arguments.device, "--device"))), arguments)
         return 0
     table = load_table(arguments.table)
-    if arguments.check and arguments.name:
-        raise ValueError(f"--check runs all examples of a table: omit {arguments.name}, or --check")
+    report = row_report(table, arguments.name) if arguments.name else rows_report(table)
+    results: list[tuple[Row, ValueError | None]] = []
     if arguments.check:
+        row = table.row(_qualify(arguments.name)) if arguments.name else None
+        if arguments.name and (row is None or not row.example):
+            raise ValueError(f"--check: {arguments.name} has no example in table {table.name!r}")
         with activity(f"checking the examples of {arguments.table}"):
-            results = list(check_examples(table))
-        write_report(examples_report(table, results), arguments)
-        return int(any(problem is not None for _, problem in results))
-    write_report(row_report(table, arguments.name) if arguments.name else rows_report(table), arguments)
-    return 0
+            results = list(check_examples(table, None if row is None else [row]))
+        report = examples_report(table, results)
+    write_report(report, arguments)
+    return int(any(problem is not None for _, problem in results))
+
+
+def _qualify(name: str) -> str:
+    return name if "::" in name else f"aten::{name}"

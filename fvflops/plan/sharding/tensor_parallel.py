@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib import import_module
@@ -19,6 +20,7 @@ from fvflops.plan.sharding.sharding_styles import (
     parallelism_of,
     styles_of_zoo,
 )
+from fvflops.text import suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
     known = parallelism_of(model)
     styles = None if known is None else known.sequence if sequence else known.tensor
     if known is not None and styles is not None:
+        _check_patterns(model, styles, known.divided)
         return Sharding(styles, known.divided)
     tp_plan = None if sequence else getattr(model, "_tp_plan", None)
     if not tp_plan:
@@ -55,6 +58,35 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
             "that applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
     return Sharding(dict(tp_plan), library="transformers" if find_styles("tensor") else "fvflops")
+
+
+def _check_patterns(model: nn.Module, styles: Iterable[str], divided: Iterable[str]) -> None:
+    """Raise ShardingError for a pattern in `zoo_parallelism` that matches no module or attribute."""
+    for pattern in styles:
+        _find_modules(model, pattern)
+    for path, _, attribute in (pattern.rpartition(".") for pattern in divided):
+        for module in _find_modules(model, path):
+            if not hasattr(module, attribute):
+                raise ShardingError(
+                    f"zoo_parallelism of {type(model).__name__}: {path} has no attribute {attribute!r}"
+                    f"{suggest(attribute, vars(module))}"
+                )
+
+
+def _find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules that a pattern matches, [] where they are in other stages or in a list without layers."""
+    modules = dict(model.named_modules())
+    found = [module for name, module in modules.items() if matches(name, pattern)]
+    parts = pattern.split(".")
+    # Identities replace modules of other stages.
+    emptied = (nn.Identity, nn.ModuleList)
+    absent = [name for name, module in modules.items() if isinstance(module, emptied) and not any(module.children())]
+    if not found and not any(matches(name, ".".join(parts[: name.count(".") + 1])) for name in absent):
+        known = {re.sub(r"\b\d+\b", "*", name) for name in modules}
+        raise ShardingError(
+            f"zoo_parallelism of {type(model).__name__}: no module matches {pattern!r}{suggest(pattern, known)}"
+        )
+    return found
 
 
 def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:

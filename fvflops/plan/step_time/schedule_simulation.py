@@ -251,5 +251,7 @@ def time_collective(item: Collective, efficiency: Efficiency, network: Network |
     if call.group.size < 2:
         return 0.0
     if network is None:
-        raise ValueError(f"{call.collective} over {call.group} needs a network: pass network= (--network)")
+        raise ValueError(
+            f"{call.collective} over {call.group} needs a network: pass network= (--network), such as 'HGX H100 3200G'"
+        )
     return efficiency.kernel + network.seconds(call.collective, call.payload, call.group)

@@ -9,8 +9,10 @@ from fvflops import plan_rank
 from fvflops.capture.shorten import shorten
 from fvflops.plan import rank_model
 from fvflops.plan.communication import Volume
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
+from fvflops.zoo.mpt import MPT
 from tests.support.processes.gpt_worker import CASES, LABELS, RANKS, SIZES, TOKENS, describe_work
 from tests.support.processes.start import run_ranks
 
@@ -83,6 +85,53 @@ def test_a_vocabulary_need_not_divide_evenly():
 def test_heads_that_do_not_divide_are_refused(name):
     with pytest.raises(ValueError, match=r"tp=3 must divide the number of heads .* is 4"):
         plan(name, {"tp": 3})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes", "message"),
+    [
+        (
+            {"tp": 2},
+            {"tensor": {"blocks.*.attn.Wqk": "colwise"}},
+            "no module matches .*: did you mean 'blocks.*.attn.Wqkv'",
+        ),
+        ({"pp": 2, "tp": 2}, {"tensor": {"block.*.attn": "colwise"}}, "no module matches 'block.*.attn': did you mean"),
+        (
+            {"tp": 2},
+            {"divided": ("blocks.*.attn.head",)},
+            "blocks.*.attn has no attribute 'head': did you mean 'heads'",
+        ),
+        (
+            {"pp": 2},
+            {"stages": (("embed",), "blocks", ("head",), "tokens", "tokens")},
+            "'embed': did you mean 'embedding'",
+        ),
+        (
+            {"pp": 2},
+            {"stages": (("embedding",), "blocks", (), "tokens", "tokens")},
+            "keep the parameter head.norm_f.weight",
+        ),
+    ],
+)
+def test_a_name_that_the_model_lacks_is_refused(monkeypatch, mesh, changes, message):
+    monkeypatch.setattr(MPT, "zoo_parallelism", MPT.zoo_parallelism._replace(**changes))
+    with pytest.raises(ShardingError, match=message):
+        plan("mpt_tiny", mesh)
+
+
+def test_an_error_of_a_divided_model_names_its_styles(monkeypatch):
+    styles = {pattern: style for pattern, style in MPT.zoo_parallelism.tensor.items() if pattern != "head.lm_head"}
+    monkeypatch.setattr(MPT, "zoo_parallelism", MPT.zoo_parallelism._replace(tensor=styles))
+    with pytest.raises(RuntimeError, match=r"\(tp=2: if it runs without tp, a sharding style is missing or wrong\)"):
+        plan("mpt_tiny", {"tp": 2})
+
+
+def test_a_model_without_layers_is_divided():
+    model = build("mpt_tiny", device="meta", layers=0)
+    assert (
+        plan_rank(model, (TOKENS, LABELS), mesh={"tp": 2}).flops().macs() * 2
+        == TOKENS.numel() * VOCABULARY * HIDDEN * 3
+    )
 
 
 def test_fsdp_gathers_divided_layers():
