@@ -4,41 +4,17 @@ A program that chooses by the data does the costlier side, and then selects; a s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from tests.support.oracle.number import Complex, Number
+from tests.support.oracle.number import Complex, Number, scaled
 
+# --- elementary functions ---------------------------------------------------------------------------------------------
 
-def each(function, *operands):
-    """Return what a function makes of each element of nested lists, which broadcast as tensors do."""
-    depth = max(map(depth_of, operands))
-    if depth == 0:
-        return function(*operands)
-    size = max(len(operand) for operand in operands if depth_of(operand) == depth)
-    return [each(function, *[_part(operand, index, depth) for operand in operands]) for index in range(size)]
-
-
-def depth_of(operand: Any) -> int:
-    return 1 + depth_of(operand[0]) if isinstance(operand, list) else 0
-
-
-def elementwise(function):
-    """Return the program that does the same with each element."""
-    return lambda tally, *operands: each(function, *operands)
-
-
-def with_coefficients(step: Callable[..., Any], *coefficients: float) -> Callable[..., Any]:
-    """Return a step on elements that is given its coefficients last."""
-    return lambda *elements: step(*elements, *coefficients)
-
-
-def _part(operand: Any, index: int, depth: int) -> Any:
-    if depth_of(operand) < depth:
-        return operand
-    return operand[index if len(operand) > 1 else 0]
+exp, log, tanh = np.exp, np.log, np.tanh  # of a number or an array: numpy calls the method of this name
 
 
 def select(condition: bool, chosen: Number | float, other: Number | float) -> Number:
@@ -48,21 +24,6 @@ def select(condition: bool, chosen: Number | float, other: Number | float) -> Nu
     return value if isinstance(value, Number) else tally.number(value)
 
 
-# --- elementary functions ---------------------------------------------------------------------------------------------
-
-
-def exp(x: Number) -> Number:
-    return x.call("exp", math.exp)
-
-
-def log(x: Number) -> Number:
-    return x.call("log", math.log)
-
-
-def tanh(x: Number) -> Number:
-    return x.call("tanh", math.tanh)
-
-
 def erf(x: Number) -> Number:
     return x.call("erf", math.erf)
 
@@ -70,11 +31,6 @@ def erf(x: Number) -> Number:
 def power(x: Number, exponent: Number | float) -> Number:
     plain = exponent.value if isinstance(exponent, Number) else exponent
     return x.call("pow", lambda value: value**plain)
-
-
-def scaled(x: Number, factor: float) -> Number:
-    """Return a multiple; a factor of 1 is no operation."""
-    return x if factor == 1 else x * factor
 
 
 def scalar(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[float], float]:
@@ -118,16 +74,14 @@ def sign(x: Number) -> Number:
     return x.call("sign", lambda value: (value > 0) - (value < 0))
 
 
-def reciprocal(x: Number) -> Number:
-    return 1 / x
-
-
 def remainder(x: Number, y: Number) -> Number:
     return x - (x / y).call("round", math.floor) * y
 
 
-def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
-    return [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+def cross(x: Any, y: Any) -> Any:
+    """Return the cross products of vectors along the last axis."""
+    after, before = [1, 2, 0], [2, 0, 1]
+    return x[..., after] * y[..., before] - x[..., before] * y[..., after]
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -135,10 +89,6 @@ def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
 
 def leaky_relu(x: Number, slope: Number | float) -> Number:
     return select(x.value > 0, x, x * slope)
-
-
-def prelu(x: Number, slope: Number) -> Number:
-    return leaky_relu(x, slope)
 
 
 def elu(x: Number, alpha: float = 1) -> Number:
@@ -177,7 +127,7 @@ def log_sigmoid(x: Number) -> Number:
 def softshrink(x: Number, bound: float) -> Number:
     """Return x moved towards 0 by the bound."""
     moved = x - math.copysign(bound, x.value)
-    return select(abs(x.value) > bound, moved, x.tally.zero())
+    return select(abs(x.value) > bound, moved, x.tally.number(0))
 
 
 def threshold(x: Number, bound: float, value: float) -> Number:
@@ -200,12 +150,12 @@ def glu(x: Number, gate: Number) -> Number:
 
 def threshold_backward(g: Number, x: Number, bound: float) -> Number:
     """Return g, or 0 below the bound: a selection."""
-    return select(x.value > bound, g, g.tally.zero())
+    return select(x.value > bound, g, g.tally.number(0))
 
 
 def hardtanh_backward(g: Number, x: Number, low: float, high: float) -> Number:
     """Return g, or 0 outside the bounds: a selection."""
-    return select(low < x.value < high, g, g.tally.zero())
+    return select(low < x.value < high, g, g.tally.number(0))
 
 
 def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
@@ -214,7 +164,7 @@ def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
 
 def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]:
     """Return the gradients of the number and of its slope: g and 0, or below 0 g*slope and g*x."""
-    return select(x.value > 0, g, g * slope), select(x.value > 0, g.tally.zero(), g * x)
+    return select(x.value > 0, g, g * slope), select(x.value > 0, g.tally.number(0), g * x)
 
 
 def gelu_backward(g: Number, x: Number) -> Number:
@@ -266,7 +216,7 @@ def hardswish_backward(g: Number, x: Number) -> Number:
 
 def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
     """Return g, or 0 within the bound: a selection."""
-    return select(abs(x.value) > bound, g, g.tally.zero())
+    return select(abs(x.value) > bound, g, g.tally.number(0))
 
 
 def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
