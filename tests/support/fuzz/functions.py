@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests.support.fuzz.block import Function, Kind, Made, weight
+from tests.support.fuzz.block import Function, Kind, Made, kinds, weight
 
 
 def _chain(draw, *functions):
@@ -341,31 +341,14 @@ def spectral_norm(draw):
     return Made(made, draw.positions * c * out + power + c * out + out, backward=None)
 
 
+_CALLS = (matmul, einsum, autograd_function, scripted, vmap, loop_over_shape, autocast, complex_numbers, fourier)
 KINDS = {
-    "matmul": Kind("sequence", matmul),
-    "einsum": Kind("sequence", einsum),
-    "autograd_function": Kind("sequence", autograd_function),
-    "scripted": Kind("sequence", scripted),
-    "vmap": Kind("sequence", vmap),
-    "loop_over_shape": Kind("sequence", loop_over_shape),
-    "autocast": Kind("sequence", autocast),
-    "complex": Kind("sequence", complex_numbers),
-    "fourier": Kind("sequence", fourier),
-    "distances": Kind("sequence", distances),
-    "bilinear": Kind("sequence", bilinear),
+    **kinds("sequence", *_CALLS, distances, bilinear),
     "batch_norm1d": Kind("vector", batch_norm),
     "batch_norm2d": Kind("image", batch_norm),
     "batch_norm3d": Kind("volume", batch_norm),
-    "other_norm": Kind("image", other_norm),
-    "norm_of_tokens": Kind("sequence", norm_of_tokens),
-    "activation": Kind("sequence", activation),
-    "softmax": Kind("sequence", softmax),
-    "dropout": Kind("image", dropout),
-    "sorting": Kind("sequence", sorting),
-    "indexing": Kind("sequence", indexing),
-    "reshaping": Kind("sequence", reshaping),
-    "in_place": Kind("sequence", in_place),
-    "reduction": Kind("sequence", reduction),
-    "weight_norm": Kind("sequence", weight_norm),
-    "spectral_norm": Kind("sequence", spectral_norm),
+    **kinds("image", other_norm),
+    **kinds("sequence", norm_of_tokens, activation, softmax),
+    **kinds("image", dropout),
+    **kinds("sequence", sorting, indexing, reshaping, in_place, reduction, weight_norm, spectral_norm),
 }

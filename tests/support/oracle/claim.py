@@ -59,7 +59,7 @@ def check_claim(
 ) -> Tally:
     """Assert that a program's result is torch's, and its tally what the table `exact` counts; return the tally.
 
-    The program takes a tally and the tensors, those of floating-point or complex numbers as arrays of counting ones.
+    The program takes a tally and the tensors; floating-point and complex ones are arrays of counting numbers.
     `expected` computes the result where the op has no kernel on a CPU; with `compare=False` results are not compared,
     as where torch draws random numbers. With `products`, `default` counts the multiply-adds.
     """
