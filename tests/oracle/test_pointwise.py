@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 from tests.support.oracle import losses, optimizers, pointwise, reductions
 from tests.support.oracle.claim import check_claim, check_each, drawn
 from tests.support.oracle.losses import REDUCTIONS, loss
-from tests.support.oracle.number import each
-from tests.support.oracle.pointwise import scalar
+from tests.support.oracle.number import each, scaled
+from tests.support.oracle.pointwise import (
+    clamp,
+    exp,
+    leaky_relu,
+    log,
+    logit,
+    scalar,
+    select,
+    sigmoid,
+    softplus,
+    softshrink,
+)
 from tests.support.random_cases import random_cases
 
 F = torch.nn.functional
@@ -26,11 +37,6 @@ few = st.integers(1, 3)
 sizes = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)
 seeds = st.integers(0, 10**6)
 coefficients = st.sampled_from((1.0, 0.5, 2.0))
-
-
-def with_coefficients(step, *coefficients):
-    """Return a step on elements that is given its coefficients last."""
-    return lambda *elements: step(*elements, *coefficients)
 
 
 @st.composite
@@ -47,13 +53,13 @@ def broadcast_shapes(draw, count):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda a: pointwise.exp(a) * 1.5, "not close"),  # another result
-        (lambda a: pointwise.exp(a) * 1, "the program did"),  # an operation too many
+        (lambda a: exp(a) * 1.5, "not close"),  # another result
+        (lambda a: exp(a) * 1, "the program did"),  # an operation too many
         (lambda a: a.call("log", math.exp), "at other prices"),  # the price of another function
     ],
 )
 def test_a_wrong_program_is_seen(step, message):
-    check_each(pointwise.exp, torch.exp, drawn(0, 2, 3))
+    check_each(exp, torch.exp, drawn(0, 2, 3))
     with pytest.raises(AssertionError, match=message):
         check_each(step, torch.exp, drawn(0, 2, 3))
 
@@ -71,9 +77,9 @@ def test_an_op_that_the_table_does_not_know_is_seen():
 def test_arithmetic(shapes, seed, factor):
     x, y, z = (drawn(seed + place, *shape) for place, shape in enumerate(shapes))
     two = {
-        partial(torch.add, alpha=factor): with_coefficients(pointwise.add, factor),
-        partial(torch.sub, alpha=factor): with_coefficients(pointwise.subtract, factor),
-        partial(torch.rsub, alpha=factor): lambda a, b: pointwise.subtract(b, a, factor),
+        partial(torch.add, alpha=factor): lambda a, b: a + scaled(b, factor),
+        partial(torch.sub, alpha=factor): lambda a, b: a - scaled(b, factor),
+        partial(torch.rsub, alpha=factor): lambda a, b: b - scaled(a, factor),
         torch.mul: lambda a, b: a * b,
         torch.div: lambda a, b: a / b,
         torch.maximum: lambda a, b: a.max(b),
@@ -87,13 +93,13 @@ def test_arithmetic(shapes, seed, factor):
     check_each(lambda a: factor * a, lambda a: factor * a, x)
     check_each(lambda a: 1 / a * factor, lambda a: factor / a, x)
     three = {
-        partial(torch.addcmul, value=factor): with_coefficients(pointwise.addcmul, factor),
-        partial(torch.addcdiv, value=factor): with_coefficients(pointwise.addcdiv, factor),
-        torch.lerp: pointwise.lerp,
+        partial(torch.addcmul, value=factor): lambda a, b, c: a + scaled(b, factor) * c,
+        partial(torch.addcdiv, value=factor): lambda a, b, c: a + scaled(b, factor) / c,
+        torch.lerp: lambda a, b, weight: a + (b - a) * weight,
     }
     for function, step in three.items():
         check_each(step, function, x, y, z)
-    check_each(with_coefficients(pointwise.lerp, 0.3), lambda a, b: torch.lerp(a, b, 0.3), x, y)
+    check_each(lambda a, b: a + (b - a) * 0.3, lambda a, b: torch.lerp(a, b, 0.3), x, y)
 
 
 @cases
@@ -105,13 +111,13 @@ def test_quotients_and_lengths(shapes, seed):
         torch.remainder: pointwise.remainder,
         torch.fmod: pointwise.remainder,
         torch.hypot: lambda a, b: (a * a + b * b).sqrt(),
-        torch.xlogy: lambda a, b: a * pointwise.log(b),
+        torch.xlogy: lambda a, b: a * log(b),
     }
     for function, step in claims.items():
         check_each(step, function, x, y)
     check_each(lambda a: a - pointwise.rounded(math.trunc)(a), torch.frac, x)
     check_each(lambda a: a * (math.pi / 180), torch.deg2rad, x)
-    check_each(lambda a: -a * pointwise.log(a), torch.special.entr, x)
+    check_each(lambda a: -a * log(a), torch.special.entr, x)
 
 
 @cases
@@ -145,8 +151,7 @@ def test_arithmetic_of_one_number(shape, seed):
     for function, step in one.items():
         check_each(step, function, x.abs() if function in (torch.sqrt, torch.rsqrt) else x)
     for low, high in ((-1.0, None), (None, 1.0), (-1.0, 1.0)):
-        bounded = with_coefficients(pointwise.clamp, low, high)
-        check_each(bounded, partial(torch.clamp, min=low, max=high), x)
+        check_each(partial(clamp, low=low, high=high), partial(torch.clamp, min=low, max=high), x)
     check_each(lambda a: a.max(0.5), lambda a: torch.clamp_min(a, 0.5), x)
     check_each(lambda a: a.min(0.5), lambda a: torch.clamp_max(a, 0.5), x)
 
@@ -208,32 +213,32 @@ def test_activations(shape, seed, factor):
     x = drawn(seed, *shape, low=-5, high=5)
     claims = {
         F.relu: lambda x: x.max(0),
-        F.relu6: lambda a: pointwise.clamp(a, 0, 6),
-        partial(F.hardtanh, min_val=-2.0, max_val=3.0): lambda a: pointwise.clamp(a, -2, 3),
-        partial(F.leaky_relu, negative_slope=factor): with_coefficients(pointwise.leaky_relu, factor),
-        partial(F.elu, alpha=factor): with_coefficients(pointwise.elu, factor),
-        partial(F.celu, alpha=factor): with_coefficients(pointwise.celu, factor),
+        F.relu6: lambda a: clamp(a, 0, 6),
+        partial(F.hardtanh, min_val=-2.0, max_val=3.0): lambda a: clamp(a, -2, 3),
+        partial(F.leaky_relu, negative_slope=factor): partial(leaky_relu, slope=factor),
+        partial(F.elu, alpha=factor): lambda x: select(x.value > 0, x, scaled(exp(x) - 1, factor)),
+        partial(F.celu, alpha=factor): lambda x: select(x.value > 0, x, scaled(exp(scaled(x, 1 / factor)) - 1, factor)),
         F.selu: pointwise.selu,
-        F.sigmoid: pointwise.sigmoid,
-        F.silu: lambda x: x * pointwise.sigmoid(x),
+        F.sigmoid: sigmoid,
+        F.silu: lambda x: x * sigmoid(x),
         F.gelu: lambda x: x * (1 + pointwise.erf(x * math.sqrt(0.5))) * 0.5,  # arXiv 1606.08415
         partial(F.gelu, approximate="tanh"): pointwise.gelu_tanh,
-        F.mish: lambda x: x * pointwise.tanh(pointwise.softplus(x)),
-        partial(F.softplus, beta=factor): with_coefficients(pointwise.softplus, factor),
+        F.mish: lambda x: x * pointwise.tanh(softplus(x)),
+        partial(F.softplus, beta=factor): partial(softplus, beta=factor),
         F.softsign: lambda x: x / (1 + abs(x)),
-        F.hardswish: lambda x: x * pointwise.clamp(x + 3, 0, 6) / 6,
-        F.hardsigmoid: lambda x: pointwise.clamp(x + 3, 0, 6) / 6,
+        F.hardswish: lambda x: x * clamp(x + 3, 0, 6) / 6,
+        F.hardsigmoid: lambda x: clamp(x + 3, 0, 6) / 6,
         F.logsigmoid: pointwise.log_sigmoid,
-        partial(F.hardshrink, lambd=factor): lambda x: pointwise.select(abs(x.value) > factor, x, x.tally.number(0)),
-        partial(F.softshrink, lambd=factor): with_coefficients(pointwise.softshrink, factor),
+        partial(F.hardshrink, lambd=factor): lambda x: softshrink(x, x, factor),
+        partial(F.softshrink, lambd=factor): lambda x: softshrink(x, x - math.copysign(factor, x.value), factor),
         F.tanhshrink: lambda x: x - pointwise.tanh(x),
-        partial(F.threshold, threshold=factor, value=-1.0): with_coefficients(pointwise.threshold, factor, -1.0),
+        partial(F.threshold, threshold=factor, value=-1.0): lambda x: select(x.value > factor, x, -1.0),
     }
     for function, step in claims.items():
         check_each(step, function, x)
     share = drawn(seed, *shape, low=0.1, high=0.9)
-    check_each(pointwise.logit, torch.logit, share)
-    check_each(with_coefficients(pointwise.logit, 0.2), partial(torch.logit, eps=0.2), share)
+    check_each(logit, torch.logit, share)
+    check_each(lambda x: logit(clamp(x, 0.2, 0.8)), partial(torch.logit, eps=0.2), share)
 
 
 @cases
@@ -241,8 +246,8 @@ def test_activations(shape, seed, factor):
 def test_gates_and_learnt_slopes(n, c, l, seed):
     both, slopes = drawn(seed, n, 2 * c, l), drawn(seed, 2 * c)
 
-    check_claim(lambda tally, x: pointwise.glu(x[:, :c], x[:, c:]), lambda x: F.glu(x, 1), both)
-    check_claim(lambda tally, x, weight: each(pointwise.leaky_relu, x, weight[:, None]), F.prelu, both, slopes)
+    check_claim(lambda tally, x: x[:, :c] * sigmoid(x[:, c:]), lambda x: F.glu(x, 1), both)
+    check_claim(lambda tally, x, weight: each(leaky_relu, x, weight[:, None]), F.prelu, both, slopes)
     check_claim(
         lambda tally, *grids: each(pointwise.prelu_backward, *grids, results=2),
         aten._prelu_kernel_backward,
@@ -263,24 +268,22 @@ def test_activations_backward(shape, seed, factor):
     g, x = drawn(seed, *shape), drawn(seed + 1, *shape, low=-5, high=5)
     share = drawn(seed, *shape, low=0.1, high=0.9)
     claims = {
-        lambda g, x: aten.threshold_backward(g, x, factor): with_coefficients(pointwise.threshold_backward, factor),
-        lambda g, x: aten.hardtanh_backward(g, x, -2, 3): with_coefficients(pointwise.hardtanh_backward, -2, 3),
-        lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False): with_coefficients(pointwise.leaky_relu_backward, 0.1),
+        lambda g, x: aten.threshold_backward(g, x, factor): lambda g, x: select(x.value > factor, g, 0.0),
+        lambda g, x: aten.hardtanh_backward(g, x, -2, 3): lambda g, x: select(-2 < x.value < 3, g, 0.0),
+        lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False): lambda g, x: select(x.value > 0, g, g * 0.1),
         aten.gelu_backward: pointwise.gelu_backward,
         lambda g, x: aten.gelu_backward(g, x, approximate="tanh"): pointwise.gelu_tanh_backward,
-        aten.silu_backward: pointwise.silu_backward,
+        aten.silu_backward: lambda g, x: g * (s := sigmoid(x)) * (1 + x * (1 - s)),
         aten.mish_backward: pointwise.mish_backward,
-        lambda g, x: aten.elu_backward(g, factor, 1, 1, False, x): with_coefficients(
-            pointwise.elu_backward, factor, 1, 1
+        lambda g, x: aten.elu_backward(g, factor, 1, 1, False, x): lambda g, x: select(
+            x.value > 0, g, scaled(g * exp(x), factor)
         ),
-        lambda g, x: aten.elu_backward(g, factor, 1, 1, True, x): with_coefficients(
-            pointwise.elu_backward_of_result, factor, 1, 1
-        ),
-        lambda g, x: aten.softplus_backward(g, x, factor, 20): with_coefficients(pointwise.softplus_backward, factor),
-        aten.hardswish_backward: pointwise.hardswish_backward,
-        aten.hardsigmoid_backward: lambda g, x: pointwise.select(-3 < x.value < 3, g / 6, g.tally.number(0)),
-        lambda g, x: aten.hardshrink_backward(g, x, factor): with_coefficients(pointwise.softshrink_backward, factor),
-        lambda g, x: aten.softshrink_backward(g, x, factor): with_coefficients(pointwise.softshrink_backward, factor),
+        lambda g, x: aten.elu_backward(g, factor, 1, 1, True, x): lambda g, y: select(y.value > 0, g, g * (y + factor)),
+        lambda g, x: aten.softplus_backward(g, x, factor, 20): lambda g, x: g * (z := exp(scaled(x, factor))) / (z + 1),
+        aten.hardswish_backward: lambda g, x: select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value * (x.value >= 3)),
+        aten.hardsigmoid_backward: lambda g, x: select(-3 < x.value < 3, g / 6, 0.0),
+        lambda g, x: aten.hardshrink_backward(g, x, factor): lambda g, x: softshrink(x, g, factor),
+        lambda g, x: aten.softshrink_backward(g, x, factor): lambda g, x: softshrink(x, g, factor),
     }
     for function, step in claims.items():
         check_each(step, function, g, x)
@@ -304,7 +307,12 @@ def test_complex_numbers(shapes, seed):
     }
     for function, step in two.items():
         check_each(step, function, z, w)
-    one = {torch.neg: lambda a: -a, torch.abs: abs, torch.exp: pointwise.complex_exp, torch.angle: pointwise.angle}
+    one = {
+        torch.neg: lambda a: -a,
+        torch.abs: abs,
+        torch.exp: pointwise.complex_exp,
+        torch.angle: lambda z: z.imag.call("atan2", lambda side: math.atan2(side, z.real.value)),
+    }
     for function, step in one.items():
         check_each(step, function, z)
     check_claim(lambda tally, row: tally.sum(row), lambda a: a.sum(), z.reshape(-1))
@@ -466,7 +474,7 @@ def test_scattered_sums(rows_, columns, count_, seed, factor):
         return program
 
     plus = scattered(lambda a, b: a + b)
-    scaled_plus = scattered(with_coefficients(pointwise.add, factor))
+    scaled_plus = scattered(lambda a, b: a + scaled(b, factor))
     check_claim(scaled_plus, lambda a, b, i: a.index_add(0, i, b, alpha=factor), x, y, index)
     wide = lambda i: i[:, None].expand(-1, columns)  # noqa: E731
     check_claim(plus, lambda a, b, i: a.scatter_add(0, wide(i), b), x, y, index)
@@ -518,23 +526,23 @@ def test_losses_of_elements(shape, seed, reduction, factor):
     signs = drawn(seed + 2, *shape).sign()
     claims = (
         (losses.squared, F.mse_loss, (x, y)),
-        (losses.absolute, F.l1_loss, (x, y)),
-        (with_coefficients(losses.smooth, factor), partial(F.smooth_l1_loss, beta=factor), (x, y)),
-        (with_coefficients(losses.huber, factor), partial(F.huber_loss, delta=factor), (x, y)),
+        (lambda x, y: abs(x - y), F.l1_loss, (x, y)),
+        (partial(losses.smooth, beta=factor), partial(F.smooth_l1_loss, beta=factor), (x, y)),
+        (partial(losses.huber, delta=factor), partial(F.huber_loss, delta=factor), (x, y)),
         (losses.cross_entropy_of_bit, F.binary_cross_entropy, (p, q)),
         (losses.cross_entropy_of_logit, F.binary_cross_entropy_with_logits, (x, q)),
-        (losses.divergence, F.kl_div, (x, p)),
-        (losses.divergence_of_logs, partial(F.kl_div, log_target=True), (x, y)),
-        (losses.poisson_of_log, F.poisson_nll_loss, (x, y)),
-        (with_coefficients(losses.poisson, 1e-8), partial(F.poisson_nll_loss, log_input=False), (p, q)),
-        (losses.soft_margin, F.soft_margin_loss, (x, signs)),
-        (with_coefficients(losses.hinge_embedding, 1.0), F.hinge_embedding_loss, (x, signs)),
+        (lambda x, y: y * log(y) - y * x, F.kl_div, (x, p)),
+        (lambda x, y: exp(y) * (y - x), partial(F.kl_div, log_target=True), (x, y)),
+        (lambda x, y: exp(x) - y * x, F.poisson_nll_loss, (x, y)),
+        (lambda x, y: x - y * log(x + 1e-8), partial(F.poisson_nll_loss, log_input=False), (p, q)),
+        (lambda x, y: log(1 + exp(-y * x)), F.soft_margin_loss, (x, signs)),
+        (partial(losses.hinge_embedding, margin=1.0), F.hinge_embedding_loss, (x, signs)),
         (lambda x, y, sign: (-sign * (x - y) + 0.5).max(0), partial(F.margin_ranking_loss, margin=0.5), (x, y, signs)),
     )
     for step, function, tensors in claims:
         check_claim(loss(step, reduction), partial(function, reduction=reduction), *tensors)
     check_claim(
-        loss(losses.cross_entropy_of_logit_weighed, reduction),
+        loss(lambda x, y, w: (1 - y) * x - ((w - 1) * y + 1) * pointwise.log_sigmoid(x), reduction),
         lambda a, b, w: F.binary_cross_entropy_with_logits(a, b, pos_weight=w, reduction=reduction),
         x,
         q,
@@ -565,22 +573,22 @@ def test_losses_of_elements_backward(shape, seed, reduction, factor):
     claims = (
         (lambda g, x, y: 2 * share * (x - y) * g, lambda g, a, b: aten.mse_loss_backward(g, a, b, number), (x, y)),
         (
-            with_coefficients(losses.smooth_backward, factor, share),
+            partial(losses.smooth_backward, beta=factor, factor=share),
             lambda g, a, b: aten.smooth_l1_loss_backward(g, a, b, number, factor),
             (x, y),
         ),
         (
-            with_coefficients(losses.huber_backward, factor, share),
+            partial(losses.huber_backward, delta=factor, factor=share),
             lambda g, a, b: aten.huber_loss_backward(g, a, b, number, factor),
             (x, y),
         ),
         (
-            lambda g, a, b: losses.cross_entropy_of_bit_backward(g * share if mean else g, a, b),
+            lambda g, x, y: (g * share if mean else g) * (x - y) / ((1 - x) * x).max(1e-12),
             lambda g, a, b: aten.binary_cross_entropy_backward(g, a, b, None, number),
             (p, q),
         ),
         (
-            with_coefficients(losses.soft_margin_backward, share),
+            lambda g, x, y: -y * share * g * (z := exp(-y * x)) / (z + 1),
             lambda g, a, b: aten.soft_margin_loss_backward(g, a, b, number),
             (x, signs),
         ),
@@ -786,8 +794,8 @@ def test_lists_of_tensors(shapes, seed, factor):
         torch._foreach_abs: abs,
         torch._foreach_sqrt: lambda a: a.sqrt(),
         torch._foreach_reciprocal: lambda a: 1 / a,
-        torch._foreach_exp: pointwise.exp,
-        torch._foreach_sigmoid: pointwise.sigmoid,
+        torch._foreach_exp: exp,
+        torch._foreach_sigmoid: sigmoid,
         lambda a: torch._foreach_add(a, 0.5): lambda a: a + 0.5,
         lambda a: torch._foreach_mul(a, 0.5): lambda a: a * 0.5,
         lambda a: torch._foreach_clamp_min(a, 0.5): lambda a: a.max(0.5),
@@ -795,19 +803,19 @@ def test_lists_of_tensors(shapes, seed, factor):
     for function, step in one.items():
         check(step, function, xs)
     two = {
-        lambda a, b: torch._foreach_add(a, b, alpha=factor): with_coefficients(pointwise.add, factor),
-        lambda a, b: torch._foreach_sub(a, b, alpha=factor): with_coefficients(pointwise.subtract, factor),
+        lambda a, b: torch._foreach_add(a, b, alpha=factor): lambda a, b: a + scaled(b, factor),
+        lambda a, b: torch._foreach_sub(a, b, alpha=factor): lambda a, b: a - scaled(b, factor),
         torch._foreach_mul: lambda a, b: a * b,
         torch._foreach_div: lambda a, b: a / b,
         torch._foreach_maximum: lambda a, b: a.max(b),
-        lambda a, b: torch._foreach_lerp(a, b, 0.3): with_coefficients(pointwise.lerp, 0.3),
+        lambda a, b: torch._foreach_lerp(a, b, 0.3): lambda a, b: a + (b - a) * 0.3,
     }
     for function, step in two.items():
         check(step, function, xs, ys)
     three = {
-        lambda a, b, c: torch._foreach_addcmul(a, b, c, value=factor): with_coefficients(pointwise.addcmul, factor),
-        lambda a, b, c: torch._foreach_addcdiv(a, b, c, value=factor): with_coefficients(pointwise.addcdiv, factor),
-        torch._foreach_lerp: pointwise.lerp,
+        lambda a, b, c: torch._foreach_addcmul(a, b, c, value=factor): lambda a, b, c: a + scaled(b, factor) * c,
+        lambda a, b, c: torch._foreach_addcdiv(a, b, c, value=factor): lambda a, b, c: a + scaled(b, factor) / c,
+        torch._foreach_lerp: lambda a, b, weight: a + (b - a) * weight,
     }
     for function, step in three.items():
         check(step, function, xs, ys, zs)
@@ -823,13 +831,13 @@ def test_lists_of_tensors(shapes, seed, factor):
 def test_quantisation(shape, seed):
     x = drawn(seed, *shape).to(torch.float32)
     scale, zero, low, high = 0.0625, 3, 0, 40
-    rounded = lambda a: pointwise.clamp(pointwise.rounded(round)(a / scale) + zero, low, high)  # noqa: E731
+    rounded = lambda a: clamp(pointwise.rounded(round)(a / scale) + zero, low, high)  # noqa: E731
     check_each(
         lambda a: (rounded(a) - zero) * scale,
         lambda a: torch.fake_quantize_per_tensor_affine(a, scale, zero, low, high),
         x,
     )
-    bytes_ = lambda a: pointwise.clamp(pointwise.rounded(round)(a / scale) + zero, 0, 255)  # noqa: E731
+    bytes_ = lambda a: clamp(pointwise.rounded(round)(a / scale) + zero, 0, 255)  # noqa: E731
     check_each(
         lambda a: (bytes_(a) - zero) * scale,
         lambda a: torch.quantize_per_tensor(a, scale, zero, torch.quint8).dequantize(),
@@ -839,7 +847,7 @@ def test_quantisation(shape, seed):
         scales, zeros = drawn(seed + 1, shape[0], low=0.1).to(torch.float32), torch.full((shape[0],), zero)
 
         def channelled(tally, grid, scales):
-            rounded = lambda a, s: pointwise.clamp(pointwise.rounded(round)(a / s) + zero, low, high)  # noqa: E731
+            rounded = lambda a, s: clamp(pointwise.rounded(round)(a / s) + zero, low, high)  # noqa: E731
             return each(lambda a, s: (rounded(a, s) - zero) * s, grid, scales.reshape(-1, *[1] * (grid.ndim - 1)))
 
         check_claim(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.oracle.number import Number, Tally, each, scaled
-from tests.support.oracle.pointwise import exp, log, log_sigmoid, select
+from tests.support.oracle.pointwise import log, log_sigmoid, select
 from tests.support.oracle.reductions import log_softmax, norm_of
 
 REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers 0, 1, 2
@@ -31,10 +31,6 @@ def squared(x: Number, y: Number) -> Number:
     return d * d
 
 
-def absolute(x: Number, y: Number) -> Number:
-    return abs(x - y)
-
-
 def smooth(x: Number, y: Number, beta: float) -> Number:
     d = abs(x - y)
     return select(d.value < beta, scaled(0.5 * d * d, 1 / beta), d.value - 0.5 * beta)
@@ -55,31 +51,6 @@ def cross_entropy_of_logit(x: Number, y: Number) -> Number:
     return (1 - y) * x - log_sigmoid(x)
 
 
-def cross_entropy_of_logit_weighed(x: Number, y: Number, weight: Number) -> Number:
-    return (1 - y) * x - ((weight - 1) * y + 1) * log_sigmoid(x)
-
-
-def divergence(x: Number, y: Number) -> Number:
-    """Return y*log(y) − y*x, x being a logarithm."""
-    return y * log(y) - y * x
-
-
-def divergence_of_logs(x: Number, y: Number) -> Number:
-    return exp(y) * (y - x)
-
-
-def poisson_of_log(x: Number, y: Number) -> Number:
-    return exp(x) - y * x
-
-
-def poisson(x: Number, y: Number, eps: float) -> Number:
-    return x - y * log(x + eps)
-
-
-def soft_margin(x: Number, y: Number) -> Number:
-    return log(1 + exp(-y * x))
-
-
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
@@ -93,15 +64,6 @@ def huber_backward(g: Number, x: Number, y: Number, delta: float, factor: float)
     d = x - y
     outer = (factor if d.value > 0 else -factor) * g.value * delta
     return select(abs(d.value) < delta, factor * d * g, outer)
-
-
-def cross_entropy_of_bit_backward(g: Number, x: Number, y: Number) -> Number:
-    return g * (x - y) / ((1 - x) * x).max(1e-12)
-
-
-def soft_margin_backward(g: Number, x: Number, y: Number, factor: float) -> Number:
-    z = exp(-y * x)
-    return -y * factor * g * z / (z + 1)
 
 
 # --- rows of classes --------------------------------------------------------------------------------------------------

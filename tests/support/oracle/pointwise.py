@@ -41,26 +41,6 @@ def scalar(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[float]
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def add(x: Number, y: Number, alpha: float = 1) -> Number:
-    return x + scaled(y, alpha)
-
-
-def subtract(x: Number, y: Number, alpha: float = 1) -> Number:
-    return x - scaled(y, alpha)
-
-
-def addcmul(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    return x + scaled(y, value) * z
-
-
-def addcdiv(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    return x + scaled(y, value) / z
-
-
-def lerp(x: Number, y: Number, weight: Number | float) -> Number:
-    return x + (y - x) * weight
-
-
 def clamp(x: Number, low: float | None = None, high: float | None = None) -> Number:
     x = x if low is None else x.max(low)
     return x if high is None else x.min(high)
@@ -91,14 +71,6 @@ def leaky_relu(x: Number, slope: Number | float) -> Number:
     return select(x.value > 0, x, x * slope)
 
 
-def elu(x: Number, alpha: float = 1) -> Number:
-    return select(x.value > 0, x, scaled(exp(x) - 1, alpha))
-
-
-def celu(x: Number, alpha: float = 1) -> Number:
-    return select(x.value > 0, x, scaled(exp(scaled(x, 1 / alpha)) - 1, alpha))
-
-
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
@@ -124,42 +96,16 @@ def log_sigmoid(x: Number) -> Number:
     return x.min(0) - log(1 + exp(-abs(x)))
 
 
-def softshrink(x: Number, bound: float) -> Number:
-    """Return x moved towards 0 by the bound."""
-    moved = x - math.copysign(bound, x.value)
-    return select(abs(x.value) > bound, moved, x.tally.number(0))
+def softshrink(x: Number, y: Number, bound: float) -> Number:
+    """Return y, or 0 where x is within the bound: a selection."""
+    return select(abs(x.value) > bound, y, 0.0)
 
 
-def threshold(x: Number, bound: float, value: float) -> Number:
-    """Return x, or a value below the bound: a selection."""
-    return select(x.value > bound, x, x.tally.number(value))
-
-
-def logit(x: Number, eps: float | None = None) -> Number:
-    """Return log(x/(1 − x)), x first brought within eps and 1 − eps."""
-    x = x if eps is None else clamp(x, eps, 1 - eps)
+def logit(x: Number) -> Number:
     return log(x / (1 - x))
 
 
-def glu(x: Number, gate: Number) -> Number:
-    return x * sigmoid(gate)
-
-
 # --- activations' derivatives, times the gradient g -------------------------------------------------------------------
-
-
-def threshold_backward(g: Number, x: Number, bound: float) -> Number:
-    """Return g, or 0 below the bound: a selection."""
-    return select(x.value > bound, g, g.tally.number(0))
-
-
-def hardtanh_backward(g: Number, x: Number, low: float, high: float) -> Number:
-    """Return g, or 0 outside the bounds: a selection."""
-    return select(low < x.value < high, g, g.tally.number(0))
-
-
-def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
-    return select(x.value > 0, g, g * slope)
 
 
 def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]:
@@ -181,42 +127,10 @@ def gelu_tanh_backward(g: Number, x: Number) -> Number:
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c * (1 + 3 * k * square)))
 
 
-def silu_backward(g: Number, x: Number) -> Number:
-    s = sigmoid(x)
-    return g * s * (1 + x * (1 - s))
-
-
-def elu_backward(g: Number, x: Number, alpha: float, scale: float, input_scale: float) -> Number:
-    """Return g*scale, or below 0 g*alpha*scale*input_scale*exp(x*input_scale)."""
-    below = g * exp(scaled(x, input_scale))
-    return select(x.value > 0, g.value * scale, scaled(below, alpha * scale * input_scale))
-
-
-def elu_backward_of_result(g: Number, y: Number, alpha: float, scale: float, input_scale: float) -> Number:
-    below = scaled(g, input_scale) * (y + alpha * scale)
-    return select(y.value > 0, g.value * scale, below)
-
-
-def softplus_backward(g: Number, x: Number, beta: float) -> Number:
-    """Return g*z/(z + 1), z being exp(beta*x)."""
-    z = exp(scaled(x, beta))
-    return g * z / (z + 1)
-
-
 def mish_backward(g: Number, x: Number) -> Number:
     """Return g*(t + x*s*(1 − t^2)), s being sigmoid(x), t the tangent of softplus."""
     s, t = sigmoid(x), tanh(softplus(x))
     return g * (t + x * s * (1 - t * t))
-
-
-def hardswish_backward(g: Number, x: Number) -> Number:
-    """Return g*(x/3 + 1/2) between −3 and 3, g above, 0 below."""
-    return select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value if x.value >= 3 else 0.0)
-
-
-def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
-    """Return g, or 0 within the bound: a selection."""
-    return select(abs(x.value) > bound, g, g.tally.number(0))
 
 
 def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
@@ -239,8 +153,3 @@ def complex_exp(z: Complex) -> Complex:
     """Return exp(x)*(cos y + i sin y)."""
     radius = exp(z.real)
     return Complex(radius * z.imag.call("cos", math.cos), radius * z.imag.call("sin", math.sin))
-
-
-def angle(z: Complex) -> Number:
-    """Return the angle, one elementary function."""
-    return z.imag.call("atan2", lambda side: math.atan2(side, z.real.value))
