@@ -11,21 +11,17 @@ from torch.optim import optimizer as optimizers
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-# Every function that it may wrap, whatever the patches say of themselves; not torch.compile, which Lightning replaces
-# when it is imported.
+# Every function that it wraps, whatever the patches say of themselves; not torch.compile, which Lightning replaces when
+# it is imported.
 WRAPPED = (
     (nn.Module, "_call_impl"),
     (nn.Module, "compile"),
-    (autograd_function._SingleLevelFunction, "apply"),
-    # Where `apply` is torch's C function, the look-up of `forward` is wrapped instead.
-    (autograd_function.FunctionMeta, "forward"),
     (torch.autograd, "_engine_run_backward"),
     (HigherOrderOperator, "__call__"),
     (higher_order, "_hop_compile_and_call"),
     (checkpoint._CheckpointFrame, "__init__"),
     *((checkpoint._recomputation_hook, name) for name in ("__init__", "__enter__", "__exit__")),
     (checkpoint.CheckpointFunction, "backward"),
-    (torch.optim.Optimizer, "step"),
 )
 
 
@@ -34,6 +30,11 @@ def installed() -> dict[str, object]:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return {
         **{f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED},
+        # Where `apply` is torch's C function, the look-up of `forward` is wrapped instead.
+        "function": (
+            vars(autograd_function._SingleLevelFunction).get("apply"),
+            vars(autograd_function.FunctionMeta).get("forward"),
+        ),
         "modes": _get_current_dispatch_mode_stack(),
         "stance": "default" if dynamo is None else dynamo._stance.stance,
         "optimizer hooks": (

@@ -160,7 +160,7 @@ def describe(root):
 def describe_process():
     """Return what can be told of torch, of Python and of this thread."""
     keys = torch._C.DispatchKey.__members__
-    told = {**installed(), "compile": torch.compile}
+    told = {**installed(), "compile": torch.compile, "step": torch.optim.Optimizer.step}
     told["patches"] = [(patch._owner, patch._name) for patch in PATCHES if patch._wraps]
     told["dispatch mode flags"] = {
         name: value for name, value in vars(python_dispatch).items() if name.startswith("_is_in_")
