@@ -108,7 +108,7 @@ def likelihood_backward(tally: Tally, gradient: Any, rows: Any, targets: Any, re
 def hinge_embedding(x: Number, sign: Number, margin: float) -> Number:
     """Return x for a sign of 1, max(0, margin − x) for −1: as a sum, in which the other is 0."""
     zero = x.tally.number(0)
-    return select(not sign.equals(1), (margin - x).max(0), zero) + select(not sign.equals(-1), x, zero)
+    return select(sign != 1, (margin - x).max(0), zero) + select(sign != -1, x, zero)
 
 
 def distance(tally: Tally, x: Any, y: Any, order: float, eps: float) -> Any:
@@ -124,7 +124,7 @@ def cosine_embedding(tally: Tally, x: Any, y: Any, sign: Any, margin: float) -> 
     def embed(cosine: Number, sign: Number) -> Number:
         zero = tally.number(0)
         near, far = 1 - cosine, (cosine - margin).max(0)
-        return select(sign.equals(1), near, zero) + select(sign.equals(-1), far, zero)
+        return select(sign == 1, near, zero) + select(sign == -1, far, zero)
 
     return each(embed, inner / np.sqrt(squares[0] * squares[1]), sign)
 

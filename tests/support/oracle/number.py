@@ -76,13 +76,14 @@ class Tally:
         return total
 
 
-def _told(kind: str, function: Callable[[float, float], float]) -> Callable[[Number, Number | float], Number]:
+def _told(kind: str, function: Callable[[float, float], float]) -> Callable[[Any, Any], Any]:
     """Return an operation of two real numbers that is told to the tally; numpy does it for each of an array."""
 
-    def operate(self: Number, other: Any) -> Number:
+    def operate(self: Number, other: Any) -> Any:
         if isinstance(other, (np.ndarray, Complex)):
             return NotImplemented
-        return self.tell(kind, function(self.value, other.value if isinstance(other, Number) else float(other)))
+        result = self.tell(kind, function(self.value, other.value if isinstance(other, Number) else float(other)))
+        return result.value if kind == "compare" else result
 
     return operate
 
@@ -104,6 +105,10 @@ class Number:
     __mul__ = __rmul__ = _told("mul", operator.mul)
     __truediv__ = _told("div", operator.truediv)
     __rtruediv__ = _told("div", lambda own, other: other / own)
+    __lt__ = _told("compare", operator.lt)
+    __le__ = _told("compare", operator.le)
+    __eq__ = _told("compare", operator.eq)
+    __ne__ = _told("compare", operator.ne)
     max = _told("max", max)
     min = _told("max", min)
 
@@ -112,10 +117,6 @@ class Number:
 
     def __abs__(self) -> Number:
         return self.tell("abs", abs(self.value))
-
-    def equals(self, other: float) -> bool:
-        """Return whether it is a plain number: one comparison."""
-        return bool(self.tell("compare", self.value).value == other)
 
     def call(self, name: str, function: Callable[[float], float]) -> Number:
         """Return an elementary function of the number, told under its name: `x.call("erf", math.erf)`."""
