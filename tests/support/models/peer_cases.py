@@ -167,7 +167,7 @@ _SIZES = (2, 4, 9, 8)
 # Layers that torch_flops counts inside of a model.
 _TRACED = (
     *("conv1d", "conv2d", "conv3d", "conv transpose 2d", "linear without a bias", "bilinear", "relu", "gelu"),
-    *("leaky relu", "layer norm without weights", "group norm", "batch norm 1d", "batch norm 2d", "batch norm 3d"),
+    *("leaky relu", "layer norm without weights", "group norm", "batch norm 1d", "batch norm 3d"),
     *("instance norm 1d", "instance norm 2d with weights", "instance norm 3d", "rms norm", "lstm", "encoder layer"),
     "decoder layer",
 )
@@ -249,6 +249,7 @@ TRACEABLE = {
     "fx: resize by 1.5": lambda: _one(lambda x: functional.interpolate(x, scale_factor=1.5), 1, 4, 4, 4),
     "fx: functions": lambda: _one(_call_functions, 2, 4, 7, 7),
     "fx: attention": lambda: _case(OfThree(_attend), (2, 4, 6, 8), (2, 4, 5, 8), (2, 4, 5, 7)),
+    "fx: batch norm 2d": lambda: _one(nn.BatchNorm2d(4), *_SIZES),  # without weights torch_flops fails
     "fx: others": lambda: _one(nn.Sequential(nn.SiLU(), nn.Sigmoid(), nn.Hardswish(), nn.PReLU(), nn.Dropout()), 2, 4),
     "fx: local response norm": lambda: _one(nn.LocalResponseNorm(2), *_SIZES),
     "fx: cross map norm": lambda: _one(nn.CrossMapLRN2d(2), *_SIZES),
