@@ -81,6 +81,12 @@ def check_each(step: Callable[..., Any], function: Callable[..., Any], *tensors:
     check_claim(lambda _, *operands: each(step, *operands), function, *tensors, **options)
 
 
+def check_all(claims: dict[Callable[..., Any], Callable[..., Any]], *tensors: torch.Tensor) -> None:
+    """Check the claim of each function and step."""
+    for function, step in claims.items():
+        check_each(step, function, *tensors)
+
+
 def check_results(mine: Any, expected: Any, tolerance: float = 1e-7) -> None:
     """Assert that numbers, rounded to its dtype, are a tensor, or that each of several is; None is one not made."""
     single = isinstance(expected, torch.Tensor)
