@@ -56,13 +56,10 @@ def follow(running: Any, momentum: float, latest: Any) -> Any:
 
 def local_response_norm(tally: Tally, x: Any, size: int, alpha: float, beta: float, k: float) -> Any:
     """Return x/(k + alpha*mean of squares of the channels around)^beta; channels beyond the edge are 0."""
-    channels = x.shape[1]
-    squares, total = x * x, tally.zeros(*x.shape)
-    for step in range(-(size // 2), size - size // 2):
-        near = tally.zeros(*x.shape)
-        inside = slice(max(0, -step), max(0, min(channels, channels - step)))
-        near[:, inside] = squares[:, inside.start + step : inside.stop + step]
-        total = total + near
+    batch, channels, length = x.shape
+    edges = (tally.zeros(batch, more, length) for more in (size // 2, size))
+    wide = np.concatenate([next(edges), x * x, next(edges)], 1)
+    total = tally.sum([wide[:, first : first + channels] for first in range(size)], 0)
     return x / each(lambda number: power(number, beta), total / size * alpha + k)
 
 
