@@ -142,8 +142,8 @@ def test_a_group_of_one_communicates_with_nobody():
         assert FlopCountAnalysis(Gather(), X, execution=execution).macs() == (5 * 5) * 6 * 5
 
 
-def test_one_rank_that_counts_leaves_the_others_in_step(tmp_path):
-    run_ranks("data_parallel_worker", RANKS, tmp_path, timeout=120)
+def test_one_rank_that_counts_leaves_the_others_in_step():
+    run_ranks("data_parallel_worker", RANKS, timeout=120)
 
 
 @pytest.mark.filterwarnings("ignore")

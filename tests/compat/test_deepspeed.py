@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,9 +19,10 @@ from fvflops.compat.flops_profiler import (
 )
 from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import TraceError
-from tests.support.checkout import DATA, ROOT
+from tests.support.checkout import DATA
 from tests.support.models.parts import Parts
 from tests.support.processes.deepspeed_process import CALLS, FORMATS, arguments, get_text
+from tests.support.processes.start import run_ranks
 
 MILLISECOND = 1_000_000
 # LeNet-5 on one image of 28x28, by hand: 6*28*28*25 + 16*10*10*150 + 400*120 + 120*84 + 84*10 multiply-adds; two flops
@@ -38,12 +37,8 @@ COLUMNS = re.compile(
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    path = tmp_path_factory.mktemp("deepspeed") / "deepspeed.json"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.deepspeed_process", str(path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return json.loads(path.read_text())
+def theirs():
+    return run_ranks("deepspeed_process", 1)[0]
 
 
 @pytest.fixture

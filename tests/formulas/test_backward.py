@@ -18,7 +18,6 @@ from fvflops.trace import Status
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import Function, build_case
 from tests.support.old_torch import OLDER, VERSION
-from tests.support.old_torch import needs as needs_torch
 
 aten = torch.ops.aten
 
@@ -301,20 +300,6 @@ def test_the_kernels_of_cuda_compute_the_scores_again(run, Dv):
         op = getattr(aten, name.partition(".")[0])
         macs = count(Function(lambda *inputs, op=op, rest=rest: op(*inputs, *rest)), tensors, run)
         assert macs == Counter(forward=PAIRS * (D + Dv), backward=PAIRS * (3 * D + 2 * Dv)), name
-
-
-@needs_torch("flex_attention")
-@pytest.mark.parametrize("run", ["shapes", "real"])
-@pytest.mark.parametrize("shared", [1, 2])
-def test_flex_attention_computes_the_scores_again(run, shared):
-    """Its op, which has a derivative on every device; the function before it refuses a CPU's."""
-    flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    mask = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, Q, K, device="cpu", BLOCK_SIZE=16).as_tuple()
-
-    def model(query, key, value):
-        return torch.ops.higher_order.flex_attention(query, key, value, lambda score, *at: score, mask, 0.3, {})
-
-    assert count(Function(model), heads(shared=shared), run) == Counter(forward=2 * PAIRS * D, backward=5 * PAIRS * D)
 
 
 @every_run

@@ -1,44 +1,21 @@
 """`exact` counts a comparison of two numbers as one FLOP: against plain programs over numbers that count theirs."""
 
 import bisect
-import functools
+import math
 from itertools import pairwise
 
 import pytest
 import torch
 
 from fvflops import FlopCountAnalysis
-
-DONE = [0]
-
-
-@functools.total_ordering
-class Counted:
-    def __init__(self, value):
-        self.value = value
-
-    def __lt__(self, other):
-        DONE[0] += 1
-        return self.value < other.value
-
-    def __eq__(self, other):
-        DONE[0] += 1
-        return self.value == other.value
-
-    __gt__ = lambda self, other: other < self  # noqa: E731
-    __le__ = lambda self, other: not other < self  # noqa: E731
-    __ge__ = lambda self, other: not self < other  # noqa: E731
-    __hash__ = None
-
-
-LOWEST, HIGHEST = Counted(float("-inf")), Counted(float("inf"))
+from tests.support.oracle.number import Tally
 
 
 def comparisons_of(program, *rows):
     """Return the comparisons of a program over rows of numbers."""
-    DONE[0] = 0
-    program(*[[Counted(value) for value in row.flatten().tolist()] for row in rows])
-    return DONE[0]
+    tally = Tally()
+    program(*[list(tally.numbers(row.flatten())) for row in rows])
+    return tally.done["compare"]
 
 
 def total_of(function, *tensors):
@@ -51,7 +28,7 @@ def running(start, is_better):
     """Return a program that finds the best of a row, compared with `start` first."""
 
     def find(row):
-        best = start
+        best = row[0].tally.number(start)
         for x in row:
             best = x if is_better(x, best) else best
         return best
@@ -63,7 +40,7 @@ def elementwise(compare):
     return lambda left, right: [compare(a, b) for a, b in zip(left, right, strict=True)]
 
 
-LARGEST, SMALLEST = running(LOWEST, lambda x, best: x > best), running(HIGHEST, lambda x, best: x < best)
+LARGEST, SMALLEST = running(-math.inf, lambda x, best: x > best), running(math.inf, lambda x, best: x < best)
 X, Y = torch.rand(7, generator=torch.Generator().manual_seed(0)), torch.rand(7)
 # name → torch's function and the program; operands are X, and Y where it takes two.
 SAME = {
@@ -83,10 +60,10 @@ SAME = {
     "argmin": (torch.argmin, SMALLEST),
     "aminmax": (torch.aminmax, lambda row: (LARGEST(row), SMALLEST(row))),
     "cummax": (lambda a: torch.cummax(a, 0).values, LARGEST),
-    "clamp": (lambda a: a.clamp(0.2, 0.7), lambda row: [(max(x, LOWEST), min(x, HIGHEST)) for x in row]),
-    "relu": (torch.relu, lambda row: [max(x, LOWEST) for x in row]),
+    "clamp": (lambda a: a.clamp(0.2, 0.7), lambda row: [(x < 0.2, x < 0.7) for x in row]),
+    "relu": (torch.relu, lambda row: [x < 0 for x in row]),
     "isnan": (torch.isnan, lambda row: [x == x for x in row]),
-    "unique_consecutive": (torch.unique_consecutive, lambda row: [a == b for a, b in pairwise([LOWEST, *row])]),
+    "unique_consecutive": (torch.unique_consecutive, lambda row: [a == b for a, b in pairwise([row[0], *row])]),
     "where": (lambda a: torch.where(torch.tensor(True), a, a), lambda row: row),
     "truth values": (lambda a: torch.logical_and(a, a), lambda row: row),
     "the largest": (lambda a: a.topk(1).values, LARGEST),
@@ -166,9 +143,8 @@ def test_the_bin_among_given_edges_is_found_by_a_binary_search():
 @pytest.mark.parametrize("bounds", [1, 7, 8, 20])
 def test_a_binary_search(bounds):
     sequence, x = torch.arange(bounds, dtype=torch.float32), torch.rand(5) * bounds
-    counted = [Counted(value) for value in sequence.tolist()]
     most = max(
-        comparisons_of(lambda row: bisect.bisect(counted, row[0]), torch.tensor([value - 0.5]))
+        comparisons_of(lambda row, of: bisect.bisect(of, row[0]), torch.tensor([value - 0.5]), sequence)
         for value in range(bounds + 1)
     )
     assert total_of(lambda a: torch.searchsorted(sequence, a), x) == total_of(lambda a: torch.bucketize(a, sequence), x)

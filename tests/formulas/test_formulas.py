@@ -74,22 +74,6 @@ def test_a_broadcast_matmul_counts_what_runs_and_fvcore_does_not():
     assert price("matmul", load_table("fvcore"), args=args).macs == 360
 
 
-@given(
-    batch=st.lists(st.integers(1, 3), max_size=3),
-    ones=st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3)),
-    lengths=st.tuples(st.integers(-2, 3), st.integers(-2, 3)),
-    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
-)
-def test_matmul_is_the_products_it_decomposes_into(batch, ones, lengths, sizes):
-    m, k, n = sizes
-    shapes = []
-    for core, flags, length, vector in zip(((m, k), (k, n)), ones, lengths, ((k,), (k,)), strict=True):
-        kept = [1 if flag else size for size, flag in zip(batch, flags, strict=False)]
-        shapes.append(vector if length == -2 else (*kept[len(kept) - min(max(length, 0), len(kept)) :], *core))
-    args = [meta(*shape) for shape in shapes]
-    assert price("matmul", args=args).macs == run(torch.matmul, *args).macs
-
-
 # --- convolution -----------------------------------------------------------------------------------------------------
 
 

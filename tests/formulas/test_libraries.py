@@ -1,12 +1,12 @@
-"""Ops of libraries that are not installed: each library's schema, a small module that calls it, and a count by hand.
+"""Ops of libraries that are not installed: each library's schema, a small module that calls it, and a count by tally.
 
-The hand is a program on plain numbers that does what the kernel does, one multiply-add after the other. It is checked
-itself: what it computes is what torch computes by other means.
+The hand is a program of the oracle's kind, which does what the kernel does with numbers that tell a tally of their
+multiply-adds: the attention of tests/oracle/test_attention.py, and a scan and a convolution that are checked here.
 """
 
-import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,90 +15,39 @@ from fvflops import FlopCountAnalysis, load_table
 from fvflops.formulas import TableError
 from fvflops.trace import Status
 from tests.support.models.whole_models import Function
+from tests.support.oracle.attention import attention, attention_backward
+from tests.support.oracle.number import Tally, linear, matmul, plus_product, values
 from tests.support.schemas.library_schemas import SCHEMAS, define_library_schemas
 
 define_library_schemas()
 DEFAULT = load_table("default")
 
 
-class Hand:
-    """Plain multiply-adds, counted."""
-
-    def __init__(self):
-        self.done = 0
-
-    def multiply_add(self, a, b, c):
-        self.done += 1
-        return a * b + c
-
-    def dot(self, left, right):
-        total = 0.0
-        for a, b in zip(left, right, strict=True):
-            total = self.multiply_add(a, b, total)
-        return total
+def attend(tally, *sequences):
+    """Do the attention of one sequence, [Q, H, D] on [K, Hk, D] and [K, Hk, Dv]; heads may share their keys."""
+    attention(tally, *(tally.numbers(x.transpose(0, 1)[None]) for x in sequences))
 
 
-def attend(hand, query, key, value):
-    """Return the attention of one sequence, [Q, H, D] on [K, Hk, D] and [K, Hk, Dv]; heads may share their keys."""
-    out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype)
-    shared = query.shape[1] // key.shape[1]
-    for head in range(query.shape[1]):
-        keys, values = key[:, head // shared].tolist(), value[:, head // shared].T.tolist()
-        for index, row in enumerate(query[:, head].tolist()):
-            scores = [math.exp(hand.dot(row, other) / math.sqrt(len(row))) for other in keys]
-            weights = [score / sum(scores) for score in scores]
-            out[index, head] = torch.tensor([hand.dot(weights, column) for column in values], dtype=query.dtype)
-    return out
+def attend_backward(tally, *sequences):
+    """Go back through the attention of one sequence with keys and values of a size, the scores computed again."""
+    query, key, value = (tally.numbers(x.transpose(0, 1)[None]) for x in sequences)
+    attention_backward(tally, query, query, key, value, query, query[..., 0])
 
 
-def attend_backward(hand, query, key, value, grad):
-    """Return the gradients of query, key and value of one sequence, the scores computed again."""
-    dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    scale = 1 / math.sqrt(query.shape[2])
-    for head in range(query.shape[1]):
-        q, k, v, g = (x[:, head].tolist() for x in (query, key, value, grad))
-        for i in range(len(q)):
-            scores = [math.exp(hand.dot(q[i], row) * scale) for row in k]
-            weights = [score / sum(scores) for score in scores]
-            slopes = [hand.dot(g[i], row) for row in v]
-            mean = sum(w * s for w, s in zip(weights, slopes, strict=True))
-            for j, weight in enumerate(weights):
-                slope = weight * (slopes[j] - mean) * scale
-                for d in range(len(q[i])):
-                    dq[i, head, d] = hand.multiply_add(slope, k[j][d], float(dq[i, head, d]))
-                    dk[j, head, d] = hand.multiply_add(slope, q[i][d], float(dk[j, head, d]))
-                for d in range(len(v[j])):
-                    dv[j, head, d] = hand.multiply_add(weight, g[i][d], float(dv[j, head, d]))
-    return dq, dk, dv
-
-
-def scan(hand, u, steps, A, B, C):
+def scan(tally, u, steps, A, B, C):
     """Return the selective scan of u and steps [D, L] by A [D, N], B and C [N, L]."""
-    out = torch.zeros_like(u)
-    for d in range(u.shape[0]):
-        states = [0.0] * A.shape[1]
-        for step in range(u.shape[1]):
-            x, delta = float(u[d, step]), float(steps[d, step])
-            for n in range(len(states)):
-                states[n] = hand.multiply_add(math.exp(delta * A[d, n]), states[n], delta * float(B[n, step]) * x)
-                out[d, step] = hand.multiply_add(float(C[n, step]), states[n], float(out[d, step]))
-    return out
+    states, out = tally.zeros(*A.shape), []
+    for x, delta, b, c in zip(u.T, steps.T, B.T, C.T, strict=True):
+        states = plus_product(delta[:, None] * b * x[:, None], np.exp(delta[:, None] * A), states)
+        out.append(tally.dot(states, c))
+    return np.stack(out, 1)
 
 
-def convolve(hand, x, weight):
+def convolve(tally, x, weight):
     """Return the causal depthwise convolution of x [D, L] by a weight [D, W]."""
-    padded = nn.functional.pad(x, (weight.shape[1] - 1, 0))
-    rows = [
-        [hand.dot(padded[d, step : step + weight.shape[1]].tolist(), weight[d].tolist()) for step in range(x.shape[1])]
-        for d in range(x.shape[0])
-    ]
-    return torch.tensor(rows, dtype=x.dtype)
-
-
-def multiply(hand, x, weight):
-    """Return x [T, I] by a linear layer's weight [O, I]."""
-    rows = [[hand.dot(row, other) for other in weight.tolist()] for row in x.tolist()]
-    return torch.tensor(rows, dtype=x.dtype)
+    width = weight.shape[1]
+    padded = np.concatenate([tally.zeros(len(x), width - 1), x], 1)
+    return tally.dot(np.stack([padded[:, step : step + width] for step in range(x.shape[1])], 1), weight[:, None])
 
 
 def rand(*shape):
@@ -108,27 +57,6 @@ def rand(*shape):
 # --- the hand computes what torch does -------------------------------------------------------------------------------
 
 
-def test_the_hand_attends():
-    query, key, value = rand(3, 4, 6), rand(5, 2, 6), rand(5, 2, 7)
-    hand = Hand()
-    own = attend(hand, query, key, value)
-    first = [x.transpose(0, 1) for x in (query, key, value)]
-    other = nn.functional.scaled_dot_product_attention(*first, enable_gqa=True).transpose(0, 1)
-    torch.testing.assert_close(own, other)
-    assert hand.done == 3 * 4 * 5 * (6 + 7)
-
-
-def test_the_hand_goes_back():
-    leaves = [x.requires_grad_() for x in (rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6))]
-    out = nn.functional.scaled_dot_product_attention(*[x.transpose(0, 1) for x in leaves]).transpose(0, 1)
-    grad = rand(*out.shape)
-    out.backward(grad)
-    hand = Hand()
-    for own, leaf in zip(attend_backward(hand, *[x.detach() for x in leaves], grad), leaves, strict=True):
-        torch.testing.assert_close(own, leaf.grad)
-    assert hand.done == 3 * 2 * 5 * 5 * 6
-
-
 def test_the_hand_scans():
     u, steps, A, B, C = rand(3, 4), rand(3, 4), -rand(3, 2), rand(2, 4), rand(2, 4)
     # The same recurrence, unrolled: what step s puts in decays until it is read at step t.
@@ -136,13 +64,19 @@ def test_the_hand_scans():
     lag = (sums[:, :, None] - sums[:, None, :])[..., None] * A[:, None, None, :]
     reach = torch.exp(lag) * torch.ones(4, 4, dtype=u.dtype).tril()[None, :, :, None]
     other = torch.einsum("dtsn,ds,ns,nt,ds->dt", reach, steps, B, C, u)
-    torch.testing.assert_close(scan(Hand(), u, steps, A, B, C), other)
+    tally = Tally()
+    mine = scan(tally, *map(tally.numbers, (u, steps, A, B, C)))
+    torch.testing.assert_close(torch.tensor(values(mine), dtype=u.dtype), other)
+    assert tally.macs == 2 * 3 * 4 * 2
 
 
 def test_the_hand_convolves():
     x, weight = rand(3, 5), rand(3, 2)
     other = nn.functional.conv1d(nn.functional.pad(x, (1, 0)), weight[:, None], groups=3)
-    torch.testing.assert_close(convolve(Hand(), x, weight), other)
+    tally = Tally()
+    mine = convolve(tally, *map(tally.numbers, (x, weight)))
+    torch.testing.assert_close(torch.tensor(values(mine), dtype=x.dtype), other)
+    assert tally.macs == 3 * 5 * 2
 
 
 # --- a module calls the library's op ----------------------------------------------------------------------------------
@@ -235,10 +169,10 @@ def named(like):
 def test_attention(op):
     """Four heads of queries share two of keys, whose width is not the values'."""
     query, key, value = rand(2, 3, 4, 6), rand(2, 5, 2, 6), rand(2, 5, 2, 7)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        attend(hand, query[batch], key[batch], value[batch])
-    assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == hand.done
+        attend(tally, query[batch], key[batch], value[batch])
+    assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == tally.macs
 
 
 def starts_of(known, *starts):
@@ -253,96 +187,95 @@ COUNTED = {True: ((3, 4), (2, 5)), False: ((3, 5), (3, 5))}
 @pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED)
 def test_packed_attention(op, known):
-    hand = Hand()
+    tally = Tally()
     for queries, keys in COUNTED[known]:
-        attend(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+        attend(tally, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
     rows = (1,) if "cutlass" in op else ()
     tensors = (rand(*rows, 5, 2, 6), rand(*rows, 9, 2, 6), rand(*rows, 9, 2, 6))
     starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     names = (*named(PACKED[op]), "cu_seqlens_q", "cu_seqlens_k")
-    assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == hand.done
+    assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == tally.macs
 
 
 @pytest.mark.parametrize("op", BACKWARD)
 def test_the_backward_of_attention(op):
     query, key, value = rand(2, 3, 4, 6), rand(2, 5, 4, 6), rand(2, 5, 4, 6)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        attend_backward(hand, query[batch], key[batch], value[batch], rand(3, 4, 6))
-    assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == hand.done
+        attend_backward(tally, query[batch], key[batch], value[batch])
+    assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == tally.macs
 
 
 @pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED_BACKWARD)
 def test_the_backward_of_packed_attention(op, known):
-    hand = Hand()
+    tally = Tally()
     for queries, keys in COUNTED[known]:
-        attend_backward(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6), rand(queries, 2, 6))
+        attend_backward(tally, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
     starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     module = Kernel(op, (*named(PACKED_BACKWARD[op]), "cu_seqlens_q", "cu_seqlens_k"), max_seqlen_q=3, max_seqlen_k=5)
-    assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == hand.done
+    assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == tally.macs
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_attention_that_is_not_told_its_longest_run_of_keys(known):
     """xFormers' CK kernel: in self-attention it is the queries'."""
-    hand = Hand()
+    tally = Tally()
     for length in (3, 2) if known else (3, 3):
-        attend(hand, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
+        attend(tally, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
     (starts,) = starts_of(known, [0, 3, 5])
     names = ("query", "key", "value", "seqstart_q", "seqstart_k")
     module = Kernel("xformers::efficient_attention_forward_ck", names, max_seqlen_q=3)
-    assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == hand.done
+    assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == tally.macs
 
 
 def test_attention_on_keys_in_pages():
     """Two sequences of three pages each, of five keys a page; the cache has more pages."""
-    hand = Hand()
+    tally = Tally()
     for _ in range(2):
-        attend(hand, rand(3, 4, 6), rand(15, 2, 6), rand(15, 2, 6))
+        attend(tally, rand(3, 4, 6), rand(15, 2, 6), rand(15, 2, 6))
     pages = torch.zeros(2, 3, dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table"))
-    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == hand.done
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == tally.macs
 
 
 def test_attention_on_the_keys_of_a_cache_that_are_in_use():
     """Of a cache of 15 keys for each of two sequences 4 and 9 are in use, in pages or not."""
-    hand = Hand()
+    tally = Tally()
     for keys in (4, 9):
-        attend(hand, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+        attend(tally, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
     used = torch.tensor([4, 9], dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "seqused_k"))
-    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == hand.done
+    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == tally.macs
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table", "seqused_k"))
     pages = torch.zeros(2, 3, dtype=torch.int32)
-    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == hand.done
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == tally.macs
 
 
 def test_attention_with_a_second_query_for_the_values():
     """Multi-head latent attention: the scores are of two products."""
-    hand = Hand()
-    attend(hand, rand(3, 4, 6), rand(5, 1, 6), rand(5, 1, 7))
-    for _ in range(3 * 4 * 5):
-        hand.dot([1.0] * 7, [1.0] * 7)
+    tally = Tally()
+    attend(tally, rand(3, 4, 6), rand(5, 1, 6), rand(5, 1, 7))
+    matmul(tally, tally.numbers(rand(3 * 4, 7)), tally.numbers(rand(7, 5)))
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "q_v"))
-    assert total_of(module, rand(1, 3, 4, 6), rand(1, 5, 1, 6), rand(1, 5, 1, 7), rand(1, 3, 4, 7)) == hand.done
+    assert total_of(module, rand(1, 3, 4, 6), rand(1, 5, 1, 6), rand(1, 5, 1, 7), rand(1, 3, 4, 7)) == tally.macs
 
 
 def test_attention_on_groups_of_heads():
     """xFormers' decoder: [B, Q, G, H, D]."""
-    hand = Hand()
+    tally = Tally()
     for _ in range(2):
-        attend(hand, rand(1, 6, 4), rand(5, 6, 4), rand(5, 6, 4))
+        attend(tally, rand(1, 6, 4), rand(5, 6, 4), rand(5, 6, 4))
     module = Kernel("xformers::efficient_attention_forward_decoder_splitk_ck", ("query", "key", "value"))
-    assert total_of(module, rand(2, 1, 2, 3, 4), rand(2, 5, 2, 3, 4), rand(2, 5, 2, 3, 4)) == hand.done
+    assert total_of(module, rand(2, 1, 2, 3, 4), rand(2, 5, 2, 3, 4), rand(2, 5, 2, 3, 4)) == tally.macs
 
 
 def test_an_attention_without_heads():
-    hand = Hand()
+    tally = Tally()
     for _ in range(2):
-        attend(hand, rand(3, 1, 6), rand(5, 1, 6), rand(5, 1, 6))
+        attend(tally, rand(3, 1, 6), rand(5, 1, 6), rand(5, 1, 6))
     module = Kernel("xformer::memory_efficient_attention_forward", ("q", "k", "v"))
-    assert total_of(module, rand(2, 3, 6), rand(2, 5, 6), rand(2, 5, 6)) == hand.done
+    assert total_of(module, rand(2, 3, 6), rand(2, 5, 6), rand(2, 5, 6)) == tally.macs
 
 
 def test_every_attention_of_a_library_has_a_row_and_a_source():
@@ -431,10 +364,10 @@ def apply(function, *rest):
 def test_a_selective_scan(rest):
     """The skip connection, the gate and the bias of the steps are elementwise."""
     u, steps, A, B, C = rand(2, 3, 4), rand(2, 3, 4), rand(3, 5), rand(2, 5, 4), rand(2, 5, 4)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        scan(hand, u[batch], steps[batch], A, B[batch], C[batch])
-    assert total_of(apply(SelectiveScanFn.apply, *rest), u, steps, A, B, C) == hand.done
+        scan(tally, *map(tally.numbers, (u[batch], steps[batch], A, B[batch], C[batch])))
+    assert total_of(apply(SelectiveScanFn.apply, *rest), u, steps, A, B, C) == tally.macs
 
 
 @pytest.mark.parametrize("biases", [True, False])
@@ -442,37 +375,34 @@ def test_the_middle_of_a_mamba_block(biases):
     D, L, N, R, W, E = 4, 3, 5, 2, 3, 6
     xz, weight, A = rand(2, 2 * D, L), rand(D, 1, W), rand(D, N)
     into_parts, into_steps, outward = rand(R + 2 * N, D), rand(D, R), rand(E, D)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        x = convolve(hand, xz[batch, :D], weight[:, 0])
-        steps, B, C = multiply(hand, x.T, into_parts).split([R, N, N], 1)
-        y = scan(hand, x, multiply(hand, steps, into_steps).T, A, B.T, C.T)
-        multiply(hand, y.T, outward)
+        x = convolve(tally, tally.numbers(xz[batch, :D]), tally.numbers(weight[:, 0]))
+        steps, B, C = np.split(linear(tally, x.T, tally.numbers(into_parts)), [R, R + N], 1)
+        y = scan(tally, x, linear(tally, steps, tally.numbers(into_steps)).T, tally.numbers(A), B.T, C.T)
+        linear(tally, y.T, tally.numbers(outward))
     conv_bias, out_bias = (rand(D), rand(E)) if biases else (None, None)
     module = apply(MambaInnerFn.apply, weight, conv_bias, into_parts, into_steps, outward, out_bias, A, None, None)
-    assert total_of(module, xz) == hand.done
+    assert total_of(module, xz) == tally.macs
 
 
-def scan_heads(hand, x, dt, A, B, C):
+def scan_heads(tally, x, dt, A, B, C):
     """Return Mamba-2's scan of one sequence as Mamba's: a head's channels have its steps, its decay and its group."""
     L, H, P = x.shape
-    shared = H // B.shape[1]
-    heads = [
-        scan(
-            hand, x[:, h].T, dt[:, h].expand(P, L), A[h].expand(P, B.shape[2]), B[:, h // shared].T, C[:, h // shared].T
-        )
-        for h in range(H)
-    ]
-    return torch.stack([head.T for head in heads], 1)
+    heads = []
+    for h in range(H):
+        b, c = (part[:, h * B.shape[1] // H].T for part in (B, C))
+        heads.append(scan(tally, x[:, h].T, np.broadcast_to(dt[:, h], (P, L)), np.full((P, len(b)), A[h]), b, c).T)
+    return np.stack(heads, 1)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_scan_in_chunks(groups):
     x, dt, A, B, C = rand(2, 5, 4, 3), rand(2, 5, 4), rand(4), rand(2, 5, groups, 6), rand(2, 5, groups, 6)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        scan_heads(hand, x[batch], dt[batch], A, B[batch], C[batch])
-    assert total_of(apply(MambaChunkScanCombinedFn.apply, 2), x, dt, A, B, C) == hand.done
+        scan_heads(tally, *map(tally.numbers, (x[batch], dt[batch], A, B[batch], C[batch])))
+    assert total_of(apply(MambaChunkScanCombinedFn.apply, 2), x, dt, A, B, C) == tally.macs
 
 
 @pytest.mark.parametrize("beside", [0, 3])
@@ -485,13 +415,14 @@ def test_the_middle_of_a_mamba_2_block(beside, bias, groups, projects):
     D, channels = H * P, H * P + 2 * groups * N
     zxbcdt, weight = rand(2, L, 2 * beside + 2 * D + 2 * groups * N + H), rand(channels, W)
     outward = rand(E, beside + D) if projects else None
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        _, _, convolved, dt = zxbcdt[batch].split([2 * beside, D, channels, H], 1)
-        x, B, C = convolve(hand, convolved.T, weight).T.split([D, groups * N, groups * N], 1)
-        y = scan_heads(hand, x.view(L, H, P), dt, rand(H), B.view(L, groups, N), C.view(L, groups, N))
+        _, _, convolved, dt = map(tally.numbers, zxbcdt[batch].split([2 * beside, D, channels, H], 1))
+        x, *rest = np.split(convolve(tally, convolved.T, tally.numbers(weight)).T, [D, D + groups * N], 1)
+        B, C = (part.reshape(L, groups, N) for part in rest)
+        y = scan_heads(tally, x.reshape(L, H, P), dt, tally.numbers(rand(H)), B, C)
         if outward is not None:
-            multiply(hand, torch.cat([rand(L, beside), y.reshape(L, D)], 1), outward)
+            linear(tally, np.concatenate([tally.zeros(L, beside), y.reshape(L, D)], 1), tally.numbers(outward))
     states = rand(2, H, P, N) if groups > 1 else None
     numbers = torch.zeros(2, L, dtype=torch.int32)
     given = (
@@ -509,22 +440,22 @@ def test_the_middle_of_a_mamba_2_block(beside, bias, groups, projects):
     )
     rest = (rand(D), 1e-6, outward, rand(E) if projects else None, beside + D)
     module = apply(MambaSplitConv1dScanCombinedFn.apply, *given, *rest)
-    assert total_of(module, zxbcdt) == hand.done
+    assert total_of(module, zxbcdt) == tally.macs
 
 
 def test_a_causal_convolution():
     """By its function, and by the op inside it."""
     x, weight = rand(2, 3, 5), rand(3, 4)
-    hand = Hand()
+    tally = Tally()
     for batch in range(2):
-        convolve(hand, x[batch], weight)
+        convolve(tally, *map(tally.numbers, (x[batch], weight)))
     library = torch.library.Library("DaoAILab", "IMPL")
     library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "Meta")
     library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "CPU")
-    assert total_of(apply(CausalConv1dFn.apply, None, "silu"), x, weight) == hand.done
+    assert total_of(apply(CausalConv1dFn.apply, None, "silu"), x, weight) == tally.macs
     op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
     within = apply(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
-    assert total_of(within, x, weight) == hand.done
+    assert total_of(within, x, weight) == tally.macs
 
 
 # --- another class, or another library, of the same name -------------------------------------------------------------

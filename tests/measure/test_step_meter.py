@@ -3,7 +3,6 @@
 import copy
 import html
 import io
-import json
 import logging
 import math
 import re
@@ -684,13 +683,11 @@ def test_peaks_of_another_device_are_warned_of_once(device, gpu, warning, caplog
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks():
     """Return what each of two processes found."""
     if VERSION < (2, 7):
         pytest.skip("FSDP2 of this torch asks a CPU for the streams of a GPU")
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("meter_worker", RANKS, folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run_ranks("meter_worker", RANKS)
 
 
 @pytest.mark.parametrize("case", ["ddp", "compiled ddp", "fsdp2"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fvflops import FlopCountAnalysis
 from tests.support.oracle import algebra
-from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_product
+from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_product, sources
 from tests.support.oracle.number import Tally, values
 from tests.support.random_cases import random_cases
 
@@ -23,7 +23,6 @@ aten = torch.ops.aten
 
 dtypes = st.sampled_from([torch.float64, torch.float64, torch.complex128])
 cases = random_cases(15)
-sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 5)
 
 

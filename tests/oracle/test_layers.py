@@ -1,14 +1,13 @@
 """The table `exact` against programs: norms, pooling and resampling, forward and backward, on random shapes."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.oracle import norms, pooling, reductions, resampling
-from tests.support.oracle.claim import check_claim, check_tally, compare_results, drawn
-from tests.support.oracle.losses import flat
-from tests.support.oracle.number import Tally, values
+from tests.support.oracle.claim import check_claim, drawn
 from tests.support.random_cases import random_cases
 
 F = torch.nn.functional
@@ -44,13 +43,12 @@ def test_layer_norm(m, n, seed, flags):
     chosen, fill = given_or_none((drawn(seed + 1, n), drawn(seed + 2, n)), flags)
 
     def program(tally, grid, *scales):
-        weight, bias = fill(scales)
-        return [norms.scale_and_shift(norms.normalise(tally, row, EPS), weight, bias) for row in grid]
+        return norms.scale_and_shift(norms.normalise(tally, grid, EPS), *fill(scales))
 
     check_claim(program, lambda a, *s: F.layer_norm(a, (n,), *fill(s), eps=EPS), x, *chosen)
 
     def rms(tally, grid, *scales):
-        return [norms.rms_norm(tally, row, fill(scales)[0], EPS) for row in grid]
+        return norms.rms_norm(tally, grid, *fill(scales), EPS)
 
     chosen, fill = given_or_none((drawn(seed + 1, n),), flags[:1])
     check_claim(rms, lambda a, *s: F.rms_norm(a, (n,), *fill(s), eps=EPS), x, *chosen)
@@ -64,16 +62,8 @@ def test_group_norm(n, groups, per_group, l, seed, flags):
     chosen, fill = given_or_none((drawn(seed + 1, c), drawn(seed + 2, c)), flags)
 
     def program(tally, batch, *scales):
-        weight, bias = fill(scales)
-        result = []
-        for sample in batch:
-            row = []
-            for group in range(groups):
-                numbers = flat(sample[group * per_group : (group + 1) * per_group])
-                row += norms.normalise(tally, numbers, EPS)
-            wide = [None if s is None else [w for w in s for _ in range(l)] for s in (weight, bias)]
-            result.append(norms.scale_and_shift(row, *wide))
-        return result
+        normal = norms.normalise(tally, batch.reshape(n, groups, -1), EPS).reshape(n, c, l)
+        return norms.scale_and_shift(normal, *(None if s is None else s[:, None] for s in fill(scales)))
 
     check_claim(program, lambda a, *s: F.group_norm(a, groups, *fill(s), eps=EPS), x, *chosen)
 
@@ -85,13 +75,18 @@ def test_instance_norm(n, c, l, seed, flags):
     chosen, fill = given_or_none((drawn(seed + 1, c), drawn(seed + 2, c)), flags)
 
     def program(tally, batch, *scales):
-        weight, bias = (own or [None] * c for own in fill(scales))
-        return [
-            [norms.standardise_channel(tally, row, weight[k], bias[k], EPS)[0] for k, row in enumerate(sample)]
-            for sample in batch
-        ]
+        return norms.standardise_channels(tally, batch, *fill(scales), EPS)[0]
 
     check_claim(program, lambda a, *s: F.instance_norm(a, None, None, *fill(s), eps=EPS), x, *chosen)
+
+
+def channels_of(batch):
+    """Return the numbers of each channel over the batch."""
+    return np.swapaxes(batch, 0, 1).reshape(batch.shape[1], -1)
+
+
+def batch_of(channels, n):
+    return np.swapaxes(channels.reshape(len(channels), n, -1), 0, 1)
 
 
 @cases
@@ -107,19 +102,11 @@ def test_batch_norm(n, c, l, seed, flags, running):
     check_claim(evaluated, lambda a, m, v, *s: F.batch_norm(a, m, v, *fill(s), eps=EPS), x, mean, variance, *chosen)
 
     def trained(tally, batch, mean, variance, *scales):
-        weight, bias = fill(scales)
-        followed = [], []
-        grids = []
-        for channel, numbers in enumerate(norms.channels(batch)):
-            own = [None if s is None else s[channel] for s in (weight, bias)]
-            row, latest, spread = norms.standardise_channel(tally, numbers, *own, EPS)
-            if running:
-                unbiased = spread * (len(numbers) / (len(numbers) - 1))
-                followed[0].append(norms.follow(mean[channel], 0.3, latest))
-                followed[1].append(norms.follow(variance[channel], 0.3, unbiased))
-            grids.append(row)
-        order = [[grids[k][i * l : (i + 1) * l] for k in range(c)] for i in range(n)]
-        return (order, *followed) if running else (order,)
+        rows, latest, spread = norms.standardise_channels(tally, channels_of(batch), *fill(scales), EPS)
+        if not running:
+            return (batch_of(rows, n),)
+        unbiased = spread * (n * l / (n * l - 1))
+        return batch_of(rows, n), norms.follow(mean, 0.3, latest), norms.follow(variance, 0.3, unbiased)
 
     def train(a, m, v, *s):
         if not running:
@@ -150,9 +137,7 @@ def test_layer_norm_backward(m, n, seed, weighted, mask):
     chosen, fill = given_or_none((drawn(seed + 2, n), drawn(seed + 3, n)), (weighted, weighted))
 
     def program(tally, g, x, mean, inverse, *scales):
-        places = [range(n)] * m
-        pairs = list(zip(mean, inverse, strict=True))
-        return norms.groups_backward(tally, g, x, pairs, places, fill(scales)[0], n, mask)
+        return norms.groups_backward(tally, g, x, mean, inverse, fill(scales)[0], np.arange(n), mask)
 
     def function(g, x, mean, inverse, *scales):
         return aten.native_layer_norm_backward(g, x, (n,), mean[:, None], inverse[:, None], *fill(scales), mask)
@@ -168,17 +153,11 @@ def test_group_norm_backward(n, groups, per_group, l, seed, weighted, mask):
     g, x = drawn(seed, n, c, l), drawn(seed + 1, n, c, l)
     mean, inverse = statistics_of(x.reshape(n * groups, -1))
     chosen, fill = given_or_none((drawn(seed + 2, c),), (weighted,))
+    places = np.arange(c).repeat(l).reshape(groups, -1)
 
     def program(tally, g, x, mean, inverse, *scales):
-        rows = [
-            [flat(sample[k * per_group : (k + 1) * per_group]) for sample in batch for k in range(groups)]
-            for batch in (g, x)
-        ]
-        places = [
-            [k * per_group + i for i in range(per_group) for _ in range(l)] for _ in range(n) for k in range(groups)
-        ]
-        pairs = list(zip(flat(mean), flat(inverse), strict=True))
-        return norms.groups_backward(tally, *rows, pairs, places, fill(scales)[0], c, mask)
+        rows = (batch.reshape(n, groups, -1) for batch in (g, x))
+        return norms.groups_backward(tally, *rows, mean, inverse, fill(scales)[0], places, mask)
 
     def function(g, x, mean, inverse, *scales):
         return aten.native_group_norm_backward(g, x, mean, inverse, *fill(scales), n, c, l, groups, mask)
@@ -198,19 +177,12 @@ def test_batch_norm_backward(n, c, l, seed, training, weighted, mask):
     chosen, fill = given_or_none((drawn(seed + 3, c),), (weighted,))
 
     def program(tally, g, x, mean, variance, inverse, *scales):
-        weight = fill(scales)[0]
-        results = []
-        for k, (gradient, channel) in enumerate(zip(norms.channels(g), norms.channels(x), strict=True)):
-            own = None if weight is None else weight[k]
-            if training:
-                results.append(norms.batch_norm_backward(tally, gradient, channel, mean[k], inverse[k], own, mask))
-            else:
-                results.append(
-                    norms.batch_norm_eval_backward(tally, gradient, channel, mean[k], variance[k], own, EPS, mask)
-                )
-        grids, of_weight, of_bias = zip(*results, strict=True)
-        order = [[grids[k][i * l : (i + 1) * l] for k in range(c)] for i in range(n)] if mask[0] else []
-        return order, list(of_weight), list(of_bias)
+        rows, (weight,) = map(channels_of, (g, x)), fill(scales)
+        if training:
+            own, *rest = norms.batch_norm_backward(tally, *rows, mean, inverse, weight, mask)
+        else:
+            own, *rest = norms.batch_norm_eval_backward(tally, *rows, mean, variance, weight, EPS, mask)
+        return None if own is None else batch_of(own, n), *rest
 
     def function(g, x, mean, variance, inverse, *scales):
         # In training torch takes the saved statistics, in evaluation the running ones.
@@ -226,33 +198,20 @@ def test_rms_norm_backward(m, n, seed, weighted):
     g, x = drawn(seed, m, n), drawn(seed + 1, m, n)
     inverse = (x.square().mean(1) + EPS).rsqrt()
     chosen, fill = given_or_none((drawn(seed + 2, n),), (weighted,))
+    mask = (True, weighted)
 
     def program(tally, g, x, inverse, *scales):
-        weight = fill(scales)[0]
-        rows, sums = [], [tally.zero() for _ in range(n)]
-        for gradient, row, factor in zip(g, x, inverse, strict=True):
-            own, of_weight = norms.rms_norm_backward(tally, gradient, row, factor, weight)
-            rows.append(own)
-            if weight is not None:
-                norms.add_into(sums, range(n), of_weight)
-        return rows, sums
-
-    mask = (True, weighted)
+        return norms.rms_norm_backward(tally, g, x, inverse, *fill(scales))
 
     def function(g, x, inverse, *scales):
         return aten._fused_rms_norm_backward(g, x, (n,), inverse[:, None], *fill(scales), mask)
 
-    tally = Tally()
-    mine = program(tally, *map(tally.numbers, (g, x, inverse, *chosen)))
-    compare_results(wanted(lambda: mine, mask)(), expected_rms_gradients(g, x, n, chosen))
-    check_tally(tally, wanted(function, mask), g, x, inverse, *chosen)
+    def expect(g, x, inverse, *scales):
+        """Return what autograd makes of rms_norm: its fused backward has no kernel for a CPU."""
+        leaves = [tensor.requires_grad_() for tensor in (x, *scales)]
+        return torch.autograd.grad(F.rms_norm(leaves[0], (n,), *leaves[1:], eps=EPS), leaves, g)
 
-
-def expected_rms_gradients(g, x, n, chosen):
-    """Return what autograd makes of rms_norm: its fused backward has no kernel for a CPU."""
-    leaves = [tensor.clone().requires_grad_() for tensor in (x, *chosen)]
-    F.rms_norm(leaves[0], (n,), *leaves[1:], eps=EPS).backward(g)
-    return [leaf.grad for leaf in leaves]
+    check_claim(wanted(program, mask), wanted(function, mask), g, x, inverse, *chosen, expected=expect)
 
 
 @cases
@@ -261,21 +220,16 @@ def test_unit_rows(n, c, l, seed):
     x, y = drawn(seed, n, c, l), drawn(seed + 1, n, c, l)
 
     def lengths(tally, grid):
-        rows = [[reductions.unit_row(tally, row, 1e-12) for row in map(list, zip(*s, strict=True))] for s in grid]
-        return [list(map(list, zip(*sample, strict=True))) for sample in rows]
+        return np.swapaxes(reductions.unit_row(tally, np.swapaxes(grid, 1, 2), 1e-12), 1, 2)
 
     check_claim(lengths, F.normalize, x)
 
-    def cosines(tally, a, b):
-        columns = zip(*[[list(map(list, zip(*s, strict=True))) for s in grid] for grid in (a, b)], strict=True)
-        return [[reductions.cosine(tally, *pair, 1e-8) for pair in zip(*both, strict=True)] for both in columns]
+    def cosines(tally, *grids):
+        return reductions.cosine(tally, *(np.swapaxes(grid, 1, 2) for grid in grids), 1e-8)
 
     check_claim(cosines, F.cosine_similarity, x, y)
     v, length = drawn(seed, n, c), drawn(seed + 1, n, 1, low=0.5)
-
-    def brought(tally, rows, lengths):
-        return [norms.weight_norm(tally, row, g[0]) for row, g in zip(rows, lengths, strict=True)]
-
+    brought = lambda tally, v, g: norms.weight_norm(tally, v, g[:, 0])  # noqa: E731
     check_claim(brought, lambda v, g: torch._weight_norm(v, g, 0), v, length)
 
 
@@ -283,10 +237,7 @@ def test_unit_rows(n, c, l, seed):
 @given(few, st.integers(1, 5), few, st.integers(1, 4), seeds)
 def test_local_response_norm(n, c, l, size, seed):
     x = drawn(seed, n, c, l)
-
-    def program(tally, batch):
-        return [norms.local_response_norm(tally, sample, size, 0.5, 0.75, 2.0) for sample in batch]
-
+    program = lambda tally, batch: norms.local_response_norm(tally, batch, size, 0.5, 0.75, 2.0)  # noqa: E731
     check_claim(program, lambda a: F.local_response_norm(a, size, 0.5, 0.75, 2.0), x)
 
 
@@ -302,37 +253,28 @@ def pools(draw, *, dilated=False):
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
     dilation = each_(1, 2) if dilated else (1,) * d
     spans = [step * (k - 1) + 1 - 2 * pad for k, pad, step in zip(kernel, padding, dilation, strict=True)]
-    sizes = tuple(max(span, 1) + draw(st.integers(0, 3)) for span in spans)
+    # Between dilated places of a kernel an image of 1 would be missed.
+    sizes = tuple(max(span, 1 + dilated) + draw(st.integers(0, 3)) for span in spans)
     lead = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     return lead, sizes, kernel, stride, padding, dilation, draw(st.booleans())
-
-
-def over_samples(program):
-    """Return the program that does the same with each channel of each sample of N C space lists."""
-    return lambda tally, *batches: [
-        [program(tally, *grids) for grids in zip(*samples, strict=True)] for samples in zip(*batches, strict=True)
-    ]
 
 
 @cases
 @given(pools(dilated=True), seeds)
 def test_max_pool(case, seed):
-    lead, sizes, kernel, stride, padding, dilation, ceil = case
+    lead, sizes, *options = case
     d = len(sizes)
     x = drawn(seed, *lead, *sizes)
-    program = over_samples(lambda tally, grid: pooling.max_pool(tally, grid, kernel, stride, padding, dilation, ceil))
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[d - 1]
-    check_claim(program, lambda a: function(a, kernel, stride, padding, dilation, ceil), x)
+    check_claim(lambda tally, grid: pooling.max_pool(tally, grid, *options), lambda a: function(a, *options), x)
     if d == 1:
         return
-    result, chosen = function(x, kernel, stride, padding, dilation, ceil, return_indices=True)
-    g = drawn(seed + 1, *result.shape)
-    backward = over_samples(lambda tally, g, a, chosen: pooling.max_pool_backward(tally, g, chosen, sizes))
-    name = f"max_pool{d}d_with_indices_backward"
+    result, chosen = function(x, *options, return_indices=True)
+    op = getattr(aten, f"max_pool{d}d_with_indices_backward")
     check_claim(
-        backward,
-        lambda g, a, chosen: getattr(aten, name)(g, a, kernel, stride, padding, dilation, ceil, chosen),
-        g,
+        lambda tally, g, a, chosen: pooling.max_pool_backward(tally, g, chosen, sizes),
+        lambda g, a, chosen: op(g, a, *options, chosen),
+        drawn(seed + 1, *result.shape),
         x,
         chosen,
     )
@@ -343,23 +285,19 @@ def test_max_pool(case, seed):
 def test_avg_pool(case, seed, include, override):
     lead, sizes, kernel, stride, padding, _, ceil = case
     d = len(sizes)
+    sizes = tuple(map(max, sizes, kernel)) if d == 3 else sizes  # torch refuses a smaller one, whatever its padding
     x = drawn(seed, *lead, *sizes)
-    override = override if d > 1 else None
-    more = (override,) if d > 1 else ()
+    options = (kernel, stride, padding, ceil, include, *((override,) if d > 1 else ()))
     function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[d - 1]
-    program = over_samples(
-        lambda tally, grid: pooling.avg_pool(tally, grid, kernel, stride, padding, ceil, include, override)
-    )
-    check_claim(program, lambda a: function(a, kernel, stride, padding, ceil, include, *more), x)
+    check_claim(lambda tally, grid: pooling.avg_pool(tally, grid, *options), lambda a: function(a, *options), x)
     if d == 1:
         return
-    g = drawn(seed + 1, *function(x, kernel, stride, padding, ceil, include).shape)
-    backward = over_samples(
-        lambda tally, g, a: pooling.avg_pool_backward(tally, g, sizes, kernel, stride, padding, include, override)
-    )
-    name = f"avg_pool{d}d_backward"
+    op = getattr(aten, f"avg_pool{d}d_backward")
     check_claim(
-        backward, lambda g, a: getattr(aten, name)(g, a, kernel, stride, padding, ceil, include, override), g, x
+        lambda tally, g, a: pooling.avg_pool_backward(tally, g, sizes, *options),
+        lambda g, a: op(g, a, *options),
+        drawn(seed + 1, *function(x, *options).shape),
+        x,
     )
 
 
@@ -369,17 +307,17 @@ def test_adaptive_pools(axes, seed):
     sizes, results = zip(*axes, strict=True)
     d = len(axes)
     x, g = drawn(seed, 2, 1, *sizes), drawn(seed + 1, 2, 1, *results)
-    mean = over_samples(lambda tally, grid: pooling.adaptive_avg_pool(tally, grid, results))
-    largest = over_samples(lambda tally, grid: pooling.adaptive_max_pool(tally, grid, results))
     name = f"adaptive_%s_pool{d}d"
-    check_claim(mean, lambda a: getattr(F, name % "avg")(a, results), x)
-    check_claim(largest, lambda a: getattr(F, name % "max")(a, results), x)
+    for kind in ("avg", "max"):
+        program = getattr(pooling, f"adaptive_{kind}_pool")
+        function = getattr(F, name % kind)
+        check_claim(lambda t, grid, p=program: p(t, grid, results), lambda a, f=function: f(a, results), x)
     if d == 1:
         return
-    backward = over_samples(lambda tally, g, a: pooling.adaptive_avg_pool_backward(tally, g, sizes))
+    backward = lambda tally, g, a: pooling.adaptive_avg_pool_backward(tally, g, sizes)  # noqa: E731
     check_claim(backward, lambda g, a: getattr(aten, f"_adaptive_avg_pool{d}d_backward")(g, a), g, x)
     chosen = getattr(F, name % "max")(x, results, return_indices=True)[1]
-    backward = over_samples(lambda tally, g, a, chosen: pooling.max_pool_backward(tally, g, chosen, sizes))
+    backward = lambda tally, g, a, chosen: pooling.max_pool_backward(tally, g, chosen, sizes)  # noqa: E731
     check_claim(backward, lambda g, a, chosen: getattr(aten, f"{name % 'max'}_backward")(g, a, chosen), g, x, chosen)
 
 
@@ -392,7 +330,7 @@ def test_lp_pool(case, seed):
     x = drawn(seed, *lead, *sizes)
     function = (F.lp_pool1d, F.lp_pool2d)[len(sizes) - 1]
     size, step = (kernel, stride) if len(sizes) > 1 else (kernel[0], stride[0])
-    program = over_samples(lambda tally, grid: pooling.lp_pool(tally, grid, 4.0, kernel, stride))
+    program = lambda tally, grid: pooling.lp_pool(tally, grid, 4.0, kernel, stride)  # noqa: E731
     check_claim(program, lambda a: function(a, 4.0, size, step), x)
 
 
@@ -405,17 +343,9 @@ def test_padding_backward(n, sizes, data, seed):
     wide = tuple(size + pads[2 * i] + pads[2 * i + 1] for i, size in enumerate(reversed(sizes)))[::-1]
     x, g = drawn(seed, n, 1, *sizes), drawn(seed + 1, n, 1, *wide)
     for mode, name in (("reflect", "reflection"), ("replicate", "replication")):
-        numbered = torch.arange(x[0, 0].numel(), dtype=torch.float64).reshape(1, 1, *sizes)
-        origins = flat(F.pad(numbered, pads, mode)[0, 0].to(torch.int64).tolist())
-
-        def program(tally, gradients, _, origins=origins):
-            results = []
-            for gradient in gradients:
-                sums = [tally.zero() for _ in range(max(origins) + 1)]
-                norms.add_into(sums, origins, flat(gradient))
-                results.append(sums)
-            return results
-
+        numbered = torch.arange(x.numel(), dtype=torch.float64).reshape(x.shape)
+        origins = F.pad(numbered, pads, mode).to(torch.int64).numpy()
+        program = lambda tally, gradient, _, origins=origins: norms.add_into(tally, origins, gradient)  # noqa: E731
         function = getattr(aten, f"{name}_pad{d}d_backward")
         check_claim(program, lambda g, a, function=function: function(g, a, pads), g, x)
         check_claim(lambda tally, a: None, lambda a, mode=mode: F.pad(a, pads, mode), x, compare=False)
@@ -437,10 +367,10 @@ def check_resampling(case, seed, taps, mode, corners):
     d = len(sizes)
     x, g = drawn(seed, 1, 2, *sizes), drawn(seed + 1, 1, 2, *results)
     align = align and corners
-    program = over_samples(lambda tally, grid: resampling.resample(tally, grid, results, taps, align))
+    program = lambda tally, grid: resampling.resample(tally, grid, results, taps, align)  # noqa: E731
     options = {"align_corners": align} if corners else {}
     check_claim(program, lambda a: F.interpolate(a, results, mode=mode, **options), x)
-    backward = over_samples(lambda tally, g: resampling.resample_backward(tally, g, sizes, taps, align))
+    backward = lambda tally, g: resampling.resample_backward(tally, g, sizes, taps, align)  # noqa: E731
     name = {"linear": "upsample_linear1d", "bicubic": "upsample_bicubic2d"}.get(mode, f"upsample_{mode}{d}d")
     function = getattr(aten, f"{name}_backward")
     more = (align,) if corners else ()
@@ -486,11 +416,7 @@ def test_grid_sample(case, seed, mode, padding, align):
     mode = "bilinear" if mode == "bicubic" and len(sizes) == 3 else mode
     x = drawn(seed, 2, 2, *sizes)
     grid = drawn(seed + 1, 2, *results, len(sizes), low=-1.5, high=1.5)
-
-    def program(tally, images, grids):
-        pairs = zip(images, grids, strict=True)
-        return [resampling.sample(tally, image, places, mode, padding, align) for image, places in pairs]
-
+    program = lambda tally, *arrays: resampling.sample(tally, *arrays, mode, padding, align)  # noqa: E731
     check_claim(program, lambda a, g: F.grid_sample(a, g, mode, padding, align), x, grid)
 
 
@@ -507,11 +433,7 @@ def test_grid_sample_backward(case, seed, mode, padding, align):
     x, g = drawn(seed, 1, 2, *sizes), drawn(seed + 2, 1, 2, *results)
     grid = drawn(seed + 1, 1, *results, len(sizes), low=-1.5, high=1.5)
     numbers = ("bilinear", "nearest").index(mode), ("zeros", "border", "reflection").index(padding)
-
-    def program(tally, gradients, images, grids):
-        of_images, of_grids = resampling.sample_backward(tally, gradients[0], images[0], grids[0], mode, padding, align)
-        return [of_images], [of_grids]
-
+    program = lambda tally, *arrays: resampling.sample_backward(tally, *arrays, mode, padding, align)  # noqa: E731
     backward = getattr(aten, f"grid_sampler_{len(sizes)}d_backward")
     check_claim(program, lambda g, a, b: backward(g, a, b, *numbers, align, (True, True)), g, x, grid)
 
@@ -524,18 +446,15 @@ def test_roi_align(channels, boxes, pooled, sampling, aligned, seed):
     corners = drawn(seed + 1, boxes, 2, low=0, high=4)
     rois = torch.cat((torch.arange(boxes)[:, None] % 2, corners, corners + drawn(seed + 2, boxes, 2, low=1)), 1)
     scale = 0.5
-
-    def program(tally, images, rois):
-        return [
-            resampling.roi_align(tally, images[int(roi[0].value)], roi[1:], pooled, scale, sampling, aligned)
-            for roi in rois
-        ]
-
-    tally = Tally()
-    mine = torch.tensor(values(program(tally, tally.numbers(x), tally.numbers(rois))), dtype=x.dtype)
-    torch.testing.assert_close(mine, align_again(x, rois, pooled, scale, sampling, aligned))
+    options = pooled, scale, sampling, aligned
     roi_align = torch.ops.torchvision.roi_align
-    check_tally(tally, lambda a, b: roi_align(a, b, scale, *pooled, sampling, aligned), x, rois)
+    check_claim(
+        lambda tally, *arrays: resampling.roi_align(tally, *arrays, *options),
+        lambda a, b: roi_align(a, b, scale, *pooled, sampling, aligned),
+        x,
+        rois,
+        expected=lambda a, b: align_again(a, b, *options),
+    )
 
 
 def align_again(x, rois, pooled, scale, sampling, aligned):

@@ -30,10 +30,8 @@ define_torchvision_schemas()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("families")
-    run_ranks("family_worker", RANKS, folder)
-    return folder
+def ranks():
+    return run_ranks("family_worker", RANKS)
 
 
 def list_senders(mesh, rank):
@@ -52,9 +50,9 @@ def inputs_of(name, tokens):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pass_by_routed_tokens_equals_each_process(folder, name):
+def test_a_pass_by_routed_tokens_equals_each_process(ranks, name):
     make, _, mesh, sequence = CASES[name]
-    texts, histograms = json.loads((folder / f"{name}.json").read_text())
+    texts, histograms = ranks[0][0][name]
     for rank in COMPARED:
         trace = Trace.from_json(texts[str(rank)])
         routing = None
@@ -76,7 +74,7 @@ def test_a_pass_by_routed_tokens_equals_each_process(folder, name):
 
 
 @pytest.mark.parametrize(("family", "layout"), STEPS)
-def test_a_step_equals_each_process(folder, family, layout):
+def test_a_step_equals_each_process(ranks, family, layout):
     mesh, options = LAYOUTS[layout]
     world = torch.Size(dense_axes(mesh).values()).numel()
     for rank in COMPARED:
@@ -88,7 +86,7 @@ def test_a_step_equals_each_process(folder, family, layout):
             table="exact",
             **options,
         )
-        theirs = json.loads((folder / f"{family} {layout} {rank}.json").read_text())
+        theirs = ranks[rank][1][f"{family} {layout}"]
         assert theirs["macs"] > 0 and theirs["transfers"]
         assert json.loads(json.dumps(describe_work(planned.trace))) == theirs
 

@@ -4,7 +4,6 @@ import logging
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,10 +36,9 @@ ALL = 4 * BLOCK + EMBEDDING + HEAD
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("layouts")
-    run_ranks("layout_worker", RANKS, folder)
-    return lambda name, rank: Trace.from_json(Path(folder, f"{name} {rank}.json").read_text())
+def recorded():
+    ranks = run_ranks("layout_worker", RANKS)
+    return lambda name, rank: Trace.from_json(ranks[rank][name])
 
 
 def make_model():

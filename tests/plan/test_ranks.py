@@ -55,16 +55,11 @@ LOGITS = TOKENS.numel() * VOCABULARY
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs():
     """Return case → the Ranks of each of its steps, recorded by two processes."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("rank_worker", RANKS, folder)
     return {
-        name: [
-            Ranks({int(rank): Trace.from_json(text) for rank, text in step.items()})
-            for step in json.loads((folder / f"{name}.json").read_text())
-        ]
-        for name in CASES
+        name: [Ranks({int(rank): Trace.from_json(text) for rank, text in step.items()}) for step in steps]
+        for name, steps in run_ranks("rank_worker", RANKS)[0].items()
     }
 
 

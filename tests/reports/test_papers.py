@@ -27,48 +27,14 @@ from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in
 from tests.support.reports import summaries
+from tests.support.reports.hostile_names import CELLS
 from tests.support.reports.report_formats import output_of
 
 # A convolution 3 → 8 of 3 by 3 on 8 by 8: 216 weights, 8 biases, 6 * 6 * 8 = 288 outputs, 288 * 27 = 7,776
 # multiply-adds. A Linear 288 → 10: 2,880 weights and multiply-adds, 10 biases and outputs.
 PARAMETERS, FLOPS, ACTIVATIONS = 216 + 8 + 2880 + 10, 7776 + 2880, 288 + 10
-HOSTILE = [
-    "</script>",
-    "\x1b[31mred",
-    "one\ntwo",
-    "x" * 10_000,
-    "\u202eabc",
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\t=1",
-    "a|b",
-    "`x`",
-    "\\input{/etc/passwd}",
-    "%",
-    "a & b \\\\",
-    "$x^2_3$ #1 ~",
-    "[9em]",
-    "*",
-    "**",
-    "*x*",
-    "__x__",
-    "_",
-    "``",
-    "--'',,``",
-    '"quoted"',
-    " ",
-    "   ",
-    " x",
-    "x ",
-    "* x  y *",
-    "\\ ",
-    "\u00a0",
-    "\u3000x\u2003",
-]
 NAMES = st.one_of(
-    st.sampled_from(HOSTILE),
+    st.sampled_from(CELLS),
     st.text(st.characters(exclude_characters=".", exclude_categories=["Cs"]), min_size=1),
     st.text(" x\\{}$&#^_~%<>|'\"`-,*[]", min_size=1),
 )
@@ -224,7 +190,7 @@ def test_a_module_that_did_not_run_has_no_number():
 
 @pytest.mark.skipif(which("pdflatex") is None, reason="no LaTeX is installed")
 def test_latex_compiles(tmp_path):
-    names = [name for name in HOSTILE if len(name) < 100]
+    names = [name for name in CELLS if len(name) < 100]
     tables = "\n\n".join(REPORTS["latex"](name_everything(name), depth=1) for name in names)
     document = (
         rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{chr(10)}{tables}{chr(10)}\end{{document}}"

@@ -16,36 +16,15 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from torch._higher_order_ops import utils as higher_order
-from torch._ops import HigherOrderOperator
-from torch.autograd import function as autograd_function
-from torch.optim import optimizer
 from torch.utils import _python_dispatch as python_dispatch
-from torch.utils import checkpoint
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from fvflops.capture.instrument.patching import Patch
 from fvflops.torch_internals import top_saved_hooks
+from tests.support.installed_patches import installed
 from tests.support.models.layers import Swish
 
 _PACKAGE = "/fvflops/"
-
-# Every function that an analysis may wrap, whatever the patches say of themselves.
-WRAPPED = (
-    (nn.Module, "_call_impl"),
-    (nn.Module, "compile"),
-    (torch, "compile"),
-    (autograd_function._SingleLevelFunction, "apply"),
-    (torch.autograd, "_engine_run_backward"),
-    (HigherOrderOperator, "__call__"),
-    (higher_order, "_hop_compile_and_call"),
-    (checkpoint._CheckpointFrame, "__init__"),
-    (checkpoint._recomputation_hook, "__init__"),
-    (checkpoint._recomputation_hook, "__enter__"),
-    (checkpoint._recomputation_hook, "__exit__"),
-    (checkpoint.CheckpointFunction, "backward"),
-    (torch.optim.Optimizer, "step"),
-)
 
 
 class Block(nn.Module):
@@ -181,13 +160,8 @@ def describe(root):
 def describe_process():
     """Return what can be told of torch, of Python and of this thread."""
     keys = torch._C.DispatchKey.__members__
-    told = {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED}
+    told = {**installed(), "compile": torch.compile, "step": torch.optim.Optimizer.step}
     told["patches"] = [(patch._owner, patch._name) for patch in PATCHES if patch._wraps]
-    told["optimizers' hooks"] = (
-        len(optimizer._global_optimizer_pre_hooks),
-        len(optimizer._global_optimizer_post_hooks),
-    )
-    told["dispatch modes"] = python_dispatch._get_current_dispatch_mode_stack()
     told["dispatch mode flags"] = {
         name: value for name, value in vars(python_dispatch).items() if name.startswith("_is_in_")
     }
@@ -209,7 +183,6 @@ def describe_process():
     told["collector"] = gc.isenabled()
     told["warnings"] = id(warnings.filters), list(warnings.filters), warnings.showwarning
     told["logging"] = logging.getLogger("fvflops").level, list(logging.getLogger("fvflops").handlers)
-    told["stance"] = torch.compiler.__name__ and _stance()
     told["random"] = (
         _as_bytes(torch.get_rng_state()),
         random.getstate(),
@@ -219,13 +192,6 @@ def describe_process():
     told["handlers"] = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)]
     told["default dtype"] = torch.get_default_dtype()
     return told
-
-
-def _stance():
-    import sys
-
-    frame = sys.modules.get("torch._dynamo.eval_frame")
-    return None if frame is None else frame._stance.stance
 
 
 PATCHES = [item for item in gc.get_objects() if isinstance(item, Patch)]

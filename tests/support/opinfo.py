@@ -3,12 +3,13 @@
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fvflops import load_table
@@ -262,164 +263,123 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def places(*shape: int) -> torch.Tensor:
-    """Return the places that max_pool2d_with_indices gives."""
-    return torch.nn.functional.max_pool2d(numbers(*shape), 2, return_indices=True)[1]
+# Of five dimensions, four, three, two and one.
+VOLUME, IMAGE, ROWS, TABLE, LINE = (
+    numbers(*shape) for shape in ((2, 3, 4, 5, 4), (2, 3, 4, 5), (2, 3, 4), (3, 4), (3,))
+)
+COMPLEX = numbers(3, 4, 5, dtype=torch.complex64)
+
+
+def call(name: str, *args: Any, op: Any = None) -> tuple[str, Any, tuple[Any, ...]]:
+    """Return the name of a rule, and a call: of the op of this name unless another is given, on these arguments."""
+    return f"aten::{name}", op or getattr(OPS, name.partition(".")[0]), args
+
+
+def convolution_backward(sides: Sequence[int], kernel: Sequence[int]) -> tuple[str, Any, tuple[Any, ...]]:
+    x, weight, ones = numbers(2, 4, *sides), numbers(4, 4, *kernel), [1] * len(sides)
+    options = (ones, [kernel[0] // 2] * len(sides), ones, False, [0] * len(sides), 1, [True] * 3)
+    return call("convolution_backward", x, x, weight, [4], *options)
 
 
 # By name of the rule: calls whose results' strides or storage torch's own rules give otherwise.
 LAYOUTS: list[tuple[str, Any, tuple[Any, ...]]] = [
-    ("aten::floor_divide", OPS.floor_divide, (numbers(4, 1, 3), numbers(4, 3) + 1)),
-    ("aten::glu", OPS.glu, (numbers(1, 2, 6, 4), 2)),
-    ("aten::ldexp.Tensor", OPS.ldexp, (numbers(4, 1, 3), numbers(4, 3))),
-    ("aten::mvlgamma", OPS.mvlgamma, (numbers(3, 4) + 2, 2)),
-    ("aten::pow.Scalar", OPS.pow, (2.0, numbers(3, 4))),
-    ("aten::log_sigmoid", OPS.log_sigmoid, (numbers(3, 4),)),
-    ("aten::log_sigmoid_forward", OPS.log_sigmoid_forward, (numbers(3, 4),)),
-    ("aten::log_sigmoid_backward", OPS.log_sigmoid_backward, (numbers(3, 4), numbers(3, 4), numbers(3, 4))),
+    call("floor_divide", numbers(4, 1, 3), numbers(4, 3) + 1),
+    call("glu", numbers(1, 2, 6, 4), 2),
+    call("ldexp.Tensor", numbers(4, 1, 3), numbers(4, 3)),
+    call("mvlgamma", TABLE + 2, 2),
+    call("pow.Scalar", 2.0, TABLE),
+    call("log_sigmoid", TABLE),
+    call("log_sigmoid_forward", TABLE),
+    call("log_sigmoid_backward", TABLE, TABLE, TABLE),
+    *(call(name, TABLE, TABLE) for name in ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss")),
+    call("huber_loss_backward", TABLE, TABLE, TABLE, 0, 1.0),
+    call("mse_loss_backward", TABLE, TABLE, TABLE, 0),
+    call("smooth_l1_loss_backward", TABLE, TABLE, TABLE, 0, 1.0),
+    *(call(f"{name}_backward_data", TABLE, TABLE, 1, torch.float32) for name in ("_log_softmax", "_softmax")),
+    call("col2im", numbers(2, 36, 16), [4, 4], [3, 3], [1, 1], [1, 1], [1, 1]),
+    call("im2col", numbers(2, 3, 5, 5), [2, 2], [2, 2], [0, 0], [4, 4]),
+    call("normal.Tensor_Tensor", TABLE, TABLE),
+    call("normal.Tensor_float", TABLE, 1.0),
+    call("normal.float_Tensor", 1.0, TABLE),
+    call("_upsample_nearest_exact1d", ROWS, [6]),
+    call("upsample_nearest1d", ROWS, [6]),
+    call("upsample_linear1d", ROWS, [6], False),
     *(
-        (f"aten::{name}", getattr(OPS, name), (numbers(3, 4), numbers(3, 4), *rest))
-        for name, rest in (
-            ("binary_cross_entropy", ()),
-            ("mse_loss", ()),
-            ("smooth_l1_loss", ()),
-            ("soft_margin_loss", ()),
+        call(name, x, [6, 7], *(() if "nearest" in name else (False,)))
+        for name in (
+            *("_upsample_nearest_exact2d", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d"),
+            *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa"),
+        )
+        for x in (IMAGE, numbers(2, 1, 4, 5))
+    ),
+    call("_upsample_nearest_exact3d", VOLUME, [6, 7, 5]),
+    call("upsample_nearest3d", VOLUME, [6, 7, 5]),
+    call("upsample_trilinear3d", VOLUME, [6, 7, 5], False),
+    call("linalg_vector_norm", numbers(2, 1, 4, 5), 2, [1], True),
+    call("roll", IMAGE, [1, 2], [2, 3]),
+    call("native_dropout", numbers(2, 1, 4, 5), 0.5, True),
+    *(
+        made
+        for name in ("replication_pad", "reflection_pad")
+        for made in (
+            call(f"{name}2d", IMAGE, [1, 2, 0, 1]),
+            call(f"{name}3d", VOLUME, [1, 2, 0, 1, 1, 1]),
+            call(f"{name}2d_backward", numbers(2, 3, 5, 8), IMAGE, [1, 2, 0, 1]),
         )
     ),
+    call("channel_shuffle", numbers(2, 4, 3, 5), 2),
+    call("native_channel_shuffle", numbers(2, 4, 3, 5), 2),
+    call("pixel_shuffle", numbers(2, 8, 3, 5), 2),
+    call("pixel_unshuffle", numbers(2, 3, 4, 6), 2),
+    call("max_unpool2d", numbers(2, 3, 2, 3), F.max_pool2d(numbers(2, 3, 4, 6), 2, return_indices=True)[1], [4, 6]),
+    call("max_pool1d", numbers(2, 3, 8), [2]),
+    call("nll_loss2d_forward", IMAGE, torch.zeros(2, 4, 5, dtype=torch.int64), None, 0, -100),
+    *(call("_fft_c2c", COMPLEX, dims, 0, True) for dims in ([0], [1, 2], [0, 2])),
+    *(call("_fft_c2r", COMPLEX, dims, 0, 2 * COMPLEX.shape[dims[-1]] - 2) for dims in ([0], [1, 2], [2, 0])),
+    *(call("_fft_r2c", numbers(3, 4, 5), dims, 0, True) for dims in ([0], [1, 2], [2, 0])),
     *(
-        (f"aten::{name}", getattr(OPS, name), (numbers(3, 4), numbers(3, 4), numbers(3, 4), 0, *rest))
-        for name, rest in (
-            ("huber_loss_backward", (1.0,)),
-            ("mse_loss_backward", ()),
-            ("smooth_l1_loss_backward", (1.0,)),
+        call("convolution", numbers(2, 4, *sides), numbers(4, 4, *kernel), op=op[len(sides)])
+        for op in (
+            (None, F.conv1d, F.conv2d, F.conv3d),
+            (None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
         )
+        for sides, kernel in (((6,), (3,)), ((6, 5), (3, 3)), ((6, 5), (1, 1)), ((6, 5, 6), (3, 3, 3)))
     ),
+    call("convolution", numbers(2, 4, 6, 5), numbers(4, 1, 3, 3), None, 1, 0, 1, 4, op=F.conv2d),
+    call("convolution", numbers(2, 4, 1, 1), numbers(4, 4, 1, 1), op=F.conv2d),
+    call("native_batch_norm_backward", IMAGE, IMAGE, *[LINE] * 5, True, 1e-5, [True] * 3),
+    call("batch_norm_backward", IMAGE, IMAGE, *[LINE] * 5, True, 1e-5, [True] * 3, numbers(0)),
+    call(
+        *("native_layer_norm_backward", IMAGE, IMAGE, [4, 5], *[numbers(2, 3, 1, 1)] * 2, *[numbers(4, 5)] * 2),
+        [True] * 3,
+    ),
+    convolution_backward((6,), (3,)),
+    convolution_backward((6, 5), (3, 3)),
+    convolution_backward((1, 1), (1, 1)),
+    convolution_backward((4, 4, 4), (3, 3, 3)),
+    call(
+        *(
+            "_convolution",
+            numbers(2, 4, 6, 5),
+            numbers(4, 4, 3, 3),
+            None,
+            *[[1, 1]] * 3,
+            False,
+            [0, 0],
+            1,
+            False,
+            False,
+        ),
+        *(True, True),
+    ),
+    call("native_group_norm", numbers(2, 4, 3, 5), 4, numbers(4), numbers(4), op=OPS.group_norm),
+    call("group_norm", numbers(2, 4, 3, 5), 2),
     *(
-        (f"aten::{name}", getattr(OPS, name), (numbers(3, 4), numbers(3, 4), 1, torch.float32))
-        for name in ("_log_softmax_backward_data", "_softmax_backward_data")
-    ),
-    ("aten::col2im", OPS.col2im, (numbers(2, 36, 16), [4, 4], [3, 3], [1, 1], [1, 1], [1, 1])),
-    ("aten::im2col", OPS.im2col, (numbers(2, 3, 5, 5), [2, 2], [2, 2], [0, 0], [4, 4])),
-    ("aten::normal.Tensor_Tensor", OPS.normal, (numbers(3, 4), numbers(3, 4))),
-    ("aten::normal.Tensor_float", OPS.normal, (numbers(3, 4), 1.0)),
-    ("aten::normal.float_Tensor", OPS.normal, (1.0, numbers(3, 4))),
-    ("aten::_upsample_nearest_exact1d", OPS._upsample_nearest_exact1d, (numbers(2, 3, 4), [6])),
-    ("aten::upsample_nearest1d", OPS.upsample_nearest1d, (numbers(2, 3, 4), [6])),
-    *(
-        (f"aten::{name}2d{more}", getattr(OPS, f"{name}2d{more}"), (numbers(*shape), [6, 7], *rest))
-        for name, more, rest in (
-            ("_upsample_nearest_exact", "", ()),
-            ("upsample_bicubic", "", (False,)),
-            ("upsample_bilinear", "", (False,)),
-            ("upsample_nearest", "", ()),
-            ("_upsample_bicubic", "_aa", (False,)),
-            ("_upsample_bilinear", "_aa", (False,)),
-        )
-        for shape in ((2, 3, 4, 5), (2, 1, 4, 5))
-    ),
-    *(
-        (f"aten::{name}3d", getattr(OPS, f"{name}3d"), (numbers(2, 3, 4, 5, 4), [6, 7, 5], *rest))
-        for name, rest in (("_upsample_nearest_exact", ()), ("upsample_nearest", ()), ("upsample_trilinear", (False,)))
-    ),
-    ("aten::upsample_linear1d", OPS.upsample_linear1d, (numbers(2, 3, 4), [6], False)),
-    ("aten::linalg_vector_norm", OPS.linalg_vector_norm, (numbers(2, 1, 4, 5), 2, [1], True)),
-    ("aten::roll", OPS.roll, (numbers(2, 3, 4, 5), [1, 2], [2, 3])),
-    ("aten::native_dropout", OPS.native_dropout, (numbers(2, 1, 4, 5), 0.5, True)),
-    ("aten::replication_pad2d", OPS.replication_pad2d, (numbers(2, 3, 4, 5), [1, 2, 0, 1])),
-    ("aten::replication_pad3d", OPS.replication_pad3d, (numbers(2, 3, 4, 5, 4), [1, 2, 0, 1, 1, 1])),
-    ("aten::reflection_pad2d", OPS.reflection_pad2d, (numbers(2, 3, 4, 5), [1, 2, 0, 1])),
-    ("aten::reflection_pad3d", OPS.reflection_pad3d, (numbers(2, 3, 4, 5, 4), [1, 2, 0, 1, 1, 1])),
-    *(
-        (
-            f"aten::{name}_backward",
-            getattr(OPS, f"{name}_backward"),
-            (numbers(2, 3, 5, 8), numbers(2, 3, 4, 5), [1, 2, 0, 1]),
-        )
-        for name in ("reflection_pad2d", "replication_pad2d")
-    ),
-    ("aten::channel_shuffle", OPS.channel_shuffle, (numbers(2, 4, 3, 5), 2)),
-    ("aten::native_channel_shuffle", OPS.native_channel_shuffle, (numbers(2, 4, 3, 5), 2)),
-    ("aten::pixel_shuffle", OPS.pixel_shuffle, (numbers(2, 8, 3, 5), 2)),
-    ("aten::pixel_unshuffle", OPS.pixel_unshuffle, (numbers(2, 3, 4, 6), 2)),
-    ("aten::max_unpool2d", OPS.max_unpool2d, (numbers(2, 3, 2, 3), places(2, 3, 4, 6), [4, 6])),
-    ("aten::max_pool1d", OPS.max_pool1d, (numbers(2, 3, 8), [2])),
-    (
-        "aten::nll_loss2d_forward",
-        OPS.nll_loss2d_forward,
-        (numbers(2, 3, 4, 5), torch.zeros(2, 4, 5, dtype=torch.int64), None, 0, -100),
-    ),
-    *(
-        ("aten::_fft_c2c", OPS._fft_c2c, (numbers(3, 4, 5, dtype=torch.complex64), dims, 0, True))
-        for dims in ([0], [1, 2], [0, 2])
-    ),
-    *(
-        ("aten::_fft_c2r", OPS._fft_c2r, (numbers(3, 4, 5, dtype=torch.complex64), dims, 0, 2 * size - 2))
-        for dims, size in (([0], 3), ([1, 2], 5), ([2, 0], 3))
-    ),
-    *(("aten::_fft_r2c", OPS._fft_r2c, (numbers(3, 4, 5), dims, 0, True)) for dims in ([0], [1, 2], [2, 0])),
-    *(
-        (
-            "aten::convolution",
-            getattr(torch.nn.functional, f"conv{transposed}{rank}d"),
-            (numbers(2, *sides), numbers(*weight)),
-        )
-        for transposed in ("", "_transpose")
-        for rank, sides, weight in (
-            (1, (4, 6), (4, 4, 3)),
-            (2, (4, 6, 5), (4, 4, 3, 3)),
-            (2, (4, 6, 5), (4, 4, 1, 1)),
-            (3, (4, 6, 5, 6), (4, 4, 3, 3, 3)),
-        )
-    ),
-    ("aten::convolution", torch.nn.functional.conv2d, (numbers(2, 4, 6, 5), numbers(4, 1, 3, 3), None, 1, 0, 1, 4)),
-    ("aten::convolution", torch.nn.functional.conv2d, (numbers(2, 4, 1, 1), numbers(4, 4, 1, 1))),
-    *(
-        (f"aten::{name}", getattr(OPS, name), (numbers(2, 3, 4, 5), numbers(2, 3, 4, 5), *rest))
-        for name, rest in (
-            ("native_batch_norm_backward", (*[numbers(3) for _ in range(5)], True, 1e-5, [True, True, True])),
-            ("batch_norm_backward", (*[numbers(3) for _ in range(5)], True, 1e-5, [True] * 3, numbers(0))),
-            (
-                "native_layer_norm_backward",
-                ([4, 5], *[numbers(2, 3, 1, 1)] * 2, *[numbers(4, 5)] * 2, [True, True, True]),
-            ),
-        )
-    ),
-    *(
-        (
-            "aten::convolution_backward",
-            OPS.convolution_backward,
-            (
-                numbers(2, 4, *sides),
-                numbers(2, 4, *sides),
-                numbers(4, 4, *kernel),
-                [4],
-                *again,
-                False,
-                zeros,
-                1,
-                [True] * 3,
-            ),
-        )
-        for sides, kernel in (((6,), (3,)), ((6, 5), (3, 3)), ((1, 1), (1, 1)), ((4, 4, 4), (3, 3, 3)))
-        for again, zeros in ((([1] * len(sides), [kernel[0] // 2] * len(sides), [1] * len(sides)), [0] * len(sides)),)
-    ),
-    (
-        "aten::_convolution",
-        OPS._convolution,
-        (numbers(2, 4, 6, 5), numbers(4, 4, 3, 3), None, *[[1, 1]] * 3, False, [0, 0], 1, False, False, True, True),
-    ),
-    ("aten::native_group_norm", OPS.group_norm, (numbers(2, 4, 3, 5), 4, numbers(4), numbers(4))),
-    ("aten::group_norm", OPS.group_norm, (numbers(2, 4, 3, 5), 2)),
-    *(
-        ("aten::native_batch_norm", op, (numbers(*shape), *[numbers(shape[1]) for _ in range(4)], trains, 0.1, 1e-5))
+        call("native_batch_norm", numbers(*shape), *[numbers(shape[1])] * 4, trains, 0.1, 1e-5, op=op)
         for op in (OPS.native_batch_norm, OPS._native_batch_norm_legit)
         for shape in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 3, 1, 1))
         for trains in (False, True)
     ),
-    ("aten::native_batch_norm", OPS.native_batch_norm, (numbers(2, 3, 4), None, None, None, None, True, 0.1, 1e-5)),
-    (
-        "aten::_native_batch_norm_legit.no_stats",
-        OPS._native_batch_norm_legit,
-        (numbers(1, 2, 3), None, None, True, 0.1, 1e-5),
-    ),
+    call("native_batch_norm", ROWS, None, None, None, None, True, 0.1, 1e-5),
+    call("_native_batch_norm_legit.no_stats", numbers(1, 2, 3), None, None, True, 0.1, 1e-5),
 ]

@@ -5,9 +5,7 @@ import random
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +25,6 @@ from tests.support.models.kept_tensors import KINDS, picture, seed, twin
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
 from tests.support.trace_comparison import add_up
-
-# A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
-Loss = Callable[[Any], torch.Tensor] | None
-
 
 LOSSES = pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 EXECUTIONS = pytest.mark.parametrize("execution", ["shapes", "auto", "real"])

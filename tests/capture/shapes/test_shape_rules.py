@@ -84,7 +84,6 @@ def normalised(*rest, dtype, mixed):
 
 
 CTC = (floats(7, 2, 5).log_softmax(2), torch.tensor([[1, 2, 3], [2, 1, 0]]))
-OPTIMIZER = {"weight_decay": 0.0, "eps": 1e-8, "maximize": False}
 
 LIKE_OPS = [
     *(OPS.empty_like.default, OPS.zeros_like.default, OPS.ones_like.default),

@@ -591,8 +591,6 @@ def test_ops_with_ignored_arguments_are_zero_flop(op):
 
 # ---- unknown values
 
-ReadValue = Callable[[torch.Tensor], Any]
-
 # Ways to read values, each with the op names of which the message contains one.
 VALUE_READS = {
     "item": (lambda y: y.sum().item(), "item|_local_scalar_dense"),

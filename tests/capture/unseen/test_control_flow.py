@@ -30,149 +30,133 @@ class Layers(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-class TorchLayerDrop(Layers):
-    def forward(self, x):
-        for layer in self.layers:
-            if torch.rand([]) > 0.5:  # read
-                x = layer(x)
-        return self.head(x)
+def model_of(forward):
+    """Return layers that a function calls, in a class of its name."""
+    return type(forward.__name__, (Layers,), {"forward": forward})()
 
 
-class PythonLayerDrop(Layers):
-    def forward(self, x):
-        for layer in self.layers:
-            if random.random() > 0.5:  # read
-                x = layer(x)
-        return self.head(x)
-
-
-class ImportedLayerDrop(Layers):
-    def forward(self, x):
-        for layer in self.layers:
-            x = x if draw() > 0.5 else layer(x)  # read
-        return self.head(x)
-
-
-class NumpyStochasticDepth(Layers):
-    def forward(self, x):
-        depth = numpy.random.randint(1, 4)  # read
-        for layer in self.layers[:depth]:
+def torch_layer_drop(self, x):
+    for layer in self.layers:
+        if torch.rand([]) > 0.5:  # read
             x = layer(x)
-        return self.head(x)
+    return self.head(x)
 
 
-class NumpyGeneratorSkip(Layers):
-    def forward(self, x):
-        skipped = self.numpy_generator.random(3) < 0.5  # read
-        for layer, skip in zip(self.layers, skipped, strict=True):
-            x = x if skip else layer(x)
-        return self.head(x)
-
-
-class PythonGeneratorRoute(Layers):
-    def forward(self, x):
-        return self.python_generator.choice(self.layers)(x)  # read
-
-
-class TorchGeneratorRoute(Layers):
-    def forward(self, x):
-        chosen = torch.randint(3, (), generator=self.torch_generator)
-        return self.layers[chosen.item()](x)  # read
-
-
-class ShuffledOrder(Layers):
-    def forward(self, x):
-        order = torch.randperm(3).tolist()  # read
-        return self.layers[order[0]](x)
-
-
-class BernoulliGate(Layers):
-    def forward(self, x):
-        gate = torch.empty(()).bernoulli_(0.5)
-        return self.layers[0](x) if gate else x  # read
-
-
-class SampledBranch(Layers):
-    def forward(self, x):
-        branch = int(torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 1))  # read
-        return self.layers[branch](x)
-
-
-class RandomCrop(Layers):
-    def forward(self, x):
-        rows = max(1, int(random.uniform(0.3, 1) * len(x)))  # read
-        return self.head(x[:rows])
-
-
-class EarlyExit(Layers):
-    def forward(self, x):
-        for layer in self.layers:
+def python_layer_drop(self, x):
+    for layer in self.layers:
+        if random.random() > 0.5:  # read
             x = layer(x)
-            if x.softmax(-1).max() > 0.4:  # read
-                break
-        return x
+    return self.head(x)
 
 
-class Iterated(Layers):
-    def forward(self, x):
-        for _ in range(5):
-            before, x = x, self.layers[0](x).tanh()
-            if (x - before).norm().item() < 0.1:  # read
-                break
-        return x
+def imported_layer_drop(self, x):
+    for layer in self.layers:
+        x = x if draw() > 0.5 else layer(x)  # read
+    return self.head(x)
 
 
-class RoutedByValue(Layers):
-    def forward(self, x):
-        experts = self.head(x).argmax(-1)
-        for expert, layer in enumerate(self.layers):
-            rows = torch.nonzero(experts == expert)  # read
-            x = x.index_add(0, rows[:, 0], layer(x[rows[:, 0]]))
-        return x
+def numpy_stochastic_depth(self, x):
+    depth = numpy.random.randint(1, 4)  # read
+    for layer in self.layers[:depth]:
+        x = layer(x)
+    return self.head(x)
 
 
-class PrunedTokens(Layers):
-    def forward(self, x):
-        return self.head(x[x.sum(-1) > 0])  # read
+def numpy_generator_skip(self, x):
+    skipped = self.numpy_generator.random(3) < 0.5  # read
+    for layer, skip in zip(self.layers, skipped, strict=True):
+        x = x if skip else layer(x)
+    return self.head(x)
 
 
-class SelectedScores(Layers):
-    def forward(self, x):
-        return torch.masked_select(x, self.head(x) > 0)  # read
+def python_generator_route(self, x):
+    return self.python_generator.choice(self.layers)(x)  # read
 
 
-class DistinctCodes(Layers):
-    def forward(self, x):
-        codes = torch.unique(x.round(), dim=0)  # read
-        return self.head(codes)
+def torch_generator_route(self, x):
+    chosen = torch.randint(3, (), generator=self.torch_generator)
+    return self.layers[chosen.item()](x)  # read
 
 
-class ExportedToNumpy(Layers):
-    def forward(self, x):
-        lengths = self.head(x).detach().numpy()[:, 0]  # read
-        return x if lengths[0] > 0 else self.layers[0](x)
+def shuffled_order(self, x):
+    order = torch.randperm(3).tolist()  # read
+    return self.layers[order[0]](x)
 
 
-class FixedPoint(Layers):
-    def forward(self, x):
-        y = self.head(x)
-        return y if torch.equal(x, y) else self.layers[0](y)  # read
+def bernoulli_gate(self, x):
+    gate = torch.empty(()).bernoulli_(0.5)
+    return self.layers[0](x) if gate else x  # read
 
 
-class Halting(Layers):
-    def forward(self, ids):
-        x = F.embedding(ids, self.head.weight)
-        for layer in self.layers:
-            x = layer(x)
-            if bool((x.mean() > 0).item()):  # read
-                return x
-        return x
+def sampled_branch(self, x):
+    branch = int(torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 1))  # read
+    return self.layers[branch](x)
 
 
-class BranchOfCond(Layers):
-    def forward(self, x):
-        y = self.head(x)
-        return torch.cond(y.sum() > 0, self.layers[0], self.layers[1], (y,))  # read
+def random_crop(self, x):
+    rows = max(1, int(random.uniform(0.3, 1) * len(x)))  # read
+    return self.head(x[:rows])
+
+
+def early_exit(self, x):
+    for layer in self.layers:
+        x = layer(x)
+        if x.softmax(-1).max() > 0.4:  # read
+            break
+    return x
+
+
+def iterated(self, x):
+    for _ in range(5):
+        before, x = x, self.layers[0](x).tanh()
+        if (x - before).norm().item() < 0.1:  # read
+            break
+    return x
+
+
+def routed_by_value(self, x):
+    experts = self.head(x).argmax(-1)
+    for expert, layer in enumerate(self.layers):
+        rows = torch.nonzero(experts == expert)  # read
+        x = x.index_add(0, rows[:, 0], layer(x[rows[:, 0]]))
+    return x
+
+
+def pruned_tokens(self, x):
+    return self.head(x[x.sum(-1) > 0])  # read
+
+
+def selected_scores(self, x):
+    return torch.masked_select(x, self.head(x) > 0)  # read
+
+
+def distinct_codes(self, x):
+    codes = torch.unique(x.round(), dim=0)  # read
+    return self.head(codes)
+
+
+def exported_to_numpy(self, x):
+    lengths = self.head(x).detach().numpy()[:, 0]  # read
+    return x if lengths[0] > 0 else self.layers[0](x)
+
+
+def fixed_point(self, x):
+    y = self.head(x)
+    return y if torch.equal(x, y) else self.layers[0](y)  # read
+
+
+def halting(self, ids):
+    x = F.embedding(ids, self.head.weight)
+    for layer in self.layers:
+        x = layer(x)
+        if bool((x.mean() > 0).item()):  # read
+            return x
+    return x
+
+
+def branch_of_cond(self, x):
+    y = self.head(x)
+    return torch.cond(y.sum() > 0, self.layers[0], self.layers[1], (y,))  # read
 
 
 class Nested(Layers):
@@ -180,30 +164,39 @@ class Nested(Layers):
 
     def __init__(self):
         super().__init__()
-        self.encoder = TorchLayerDrop()
+        self.encoder = model_of(torch_layer_drop)
 
     def forward(self, x):
         return self.head(self.encoder(x))
 
 
 RANDOM = (
-    *(TorchLayerDrop, PythonLayerDrop, ImportedLayerDrop, NumpyStochasticDepth, NumpyGeneratorSkip),
-    *(PythonGeneratorRoute, TorchGeneratorRoute, ShuffledOrder, BernoulliGate, SampledBranch, RandomCrop),
+    *(torch_layer_drop, python_layer_drop, imported_layer_drop, numpy_stochastic_depth, numpy_generator_skip),
+    *(python_generator_route, torch_generator_route, shuffled_order, bernoulli_gate, sampled_branch, random_crop),
 )
 DATA = (
-    *(EarlyExit, Iterated, RoutedByValue, PrunedTokens, SelectedScores, DistinctCodes, ExportedToNumpy, FixedPoint),
-    *(Halting, BranchOfCond),
+    *(
+        early_exit,
+        iterated,
+        routed_by_value,
+        pruned_tokens,
+        selected_scores,
+        distinct_codes,
+        exported_to_numpy,
+        fixed_point,
+    ),
+    *(halting, branch_of_cond),
 )
 
 
-def inputs_of(cls):
+def inputs_of(forward):
     with seeded(5):
-        return torch.arange(3) if cls is Halting else torch.randn(6, 4)
+        return torch.arange(3) if forward is halting else torch.randn(6, 4)
 
 
-def line_of(cls):
-    """Return the file and number of the marked line of a class."""
-    lines, first = inspect.getsourcelines(cls)
+def line_of(forward):
+    """Return the file and number of the marked line of a forward."""
+    lines, first = inspect.getsourcelines(forward)
     (offset,) = (index for index, line in enumerate(lines) if line.rstrip().endswith(READ))
     return f"tests/capture/unseen/test_control_flow.py:{first + offset}"
 
@@ -213,42 +206,44 @@ def reads(trace):
 
 
 @pytest.mark.parametrize("execution", ("auto", "real"))
-@pytest.mark.parametrize("cls", RANDOM, ids=lambda cls: cls.__name__)
-def test_random_control_flow_is_named_with_its_line_for_every_draw(cls, execution):
-    model, x = cls().eval(), inputs_of(cls)
+@pytest.mark.parametrize("forward", RANDOM, ids=lambda item: item.__name__)
+def test_random_control_flow_is_named_with_its_line_for_every_draw(forward, execution):
+    model, x = model_of(forward).eval(), inputs_of(forward)
     for seed in range(3):
         with seeded(seed):
             before = random.getstate(), torch.get_rng_state()
             trace = record_call(model, (x,), execution=execution)
             assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
-        assert reads(trace) == ((f"{cls.__name__} at {line_of(cls)}",), ())
+        assert reads(trace) == ((f"{forward.__name__} at {line_of(forward)}",), ())
         assert Trace.from_json(trace.to_json()).info == trace.info
 
 
-@pytest.mark.parametrize("cls", DATA, ids=lambda cls: cls.__name__)
-def test_data_dependent_control_flow_is_named_with_its_line(cls):
-    trace = record_call(cls().eval(), (inputs_of(cls),), execution="real")
-    assert reads(trace) == ((), (f"{cls.__name__} at {line_of(cls)}",))
+@pytest.mark.parametrize("forward", DATA, ids=lambda item: item.__name__)
+def test_data_dependent_control_flow_is_named_with_its_line(forward):
+    trace = record_call(model_of(forward).eval(), (inputs_of(forward),), execution="real")
+    assert reads(trace) == ((), (f"{forward.__name__} at {line_of(forward)}",))
 
 
-@pytest.mark.parametrize("cls", (EarlyExit, PrunedTokens), ids=lambda cls: cls.__name__)
-def test_data_dependence_is_named_after_the_fallback_to_real_execution(cls):
-    trace = record_call(cls(), (inputs_of(cls),))
-    assert trace.info.execution == "real" and trace.info.data_dependent == (f"{cls.__name__} at {line_of(cls)}",)
+@pytest.mark.parametrize("forward", (early_exit, pruned_tokens), ids=lambda item: item.__name__)
+def test_data_dependence_is_named_after_the_fallback_to_real_execution(forward):
+    trace = record_call(model_of(forward), (inputs_of(forward),))
+    assert trace.info.execution == "real" and trace.info.data_dependent == (
+        f"{forward.__name__} at {line_of(forward)}",
+    )
 
 
 def test_a_module_that_reads_is_named():
     trace = record_call(Nested(), (inputs_of(Nested),))
-    assert trace.info.random == (f"'encoder' at {line_of(TorchLayerDrop)}",)
+    assert trace.info.random == (f"'encoder' at {line_of(torch_layer_drop)}",)
 
 
 def test_a_recorded_program_names_what_its_model_reads_but_not_what_the_program_does():
-    model, x = EarlyExit(), inputs_of(EarlyExit)
+    model, x = model_of(early_exit), inputs_of(early_exit)
     with record(model) as run:
         loss = model(x).sum()
         loss.backward()
         assert loss.item() and float(x[0, 0])
-    assert reads(run.trace()) == ((), (f"EarlyExit at {line_of(EarlyExit)}",))
+    assert reads(run.trace()) == ((), (f"early_exit at {line_of(early_exit)}",))
 
 
 def test_a_merged_trace_has_the_reads_of_all_steps():
@@ -265,10 +260,12 @@ def test_a_merged_trace_has_the_reads_of_all_steps():
     assert not first and run.trace().info.data_dependent == second and len(second) == 1
 
 
-@pytest.mark.parametrize("cls", (TorchLayerDrop, PythonLayerDrop), ids=lambda cls: cls.__name__)
-def test_a_training_step_names_random_control_flow(cls):
-    step = TrainingStepAnalysis(cls().train(), inputs_of(cls), loss=torch.sum, optimizer=torch.optim.AdamW)
-    assert reads(step.trace()) == ((f"{cls.__name__} at {line_of(cls)}",), ())
+@pytest.mark.parametrize("forward", (torch_layer_drop, python_layer_drop), ids=lambda item: item.__name__)
+def test_a_training_step_names_random_control_flow(forward):
+    step = TrainingStepAnalysis(
+        model_of(forward).train(), inputs_of(forward), loss=torch.sum, optimizer=torch.optim.AdamW
+    )
+    assert reads(step.trace()) == ((f"{forward.__name__} at {line_of(forward)}",), ())
 
 
 def noise(model, x):
@@ -323,10 +320,10 @@ def test_what_control_flow_does_not_follow_is_no_note(forward, execution):
 def test_a_run_without_draws_is_recorded_once():
     calls = []
 
-    class Counted(TorchLayerDrop):
+    class Counted(Layers):
         def forward(self, x):
             calls.append(len(calls))
-            return super().forward(x)
+            return torch_layer_drop(self, x)
 
     record_call(Counted(), (inputs_of(Counted),))
     assert len(calls) == 1

@@ -1,6 +1,5 @@
 """A distributed optimizer (ZeRO-1): plans against processes that train by gloo, with torch's optimizer and an own."""
 
-import json
 from collections import Counter
 from functools import partial
 
@@ -32,16 +31,10 @@ COMPARED = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs():
     """Return number of processes → what the first and the last of them found."""
-    folder = tmp_path_factory.mktemp("zero")
-    for ranks in (2, 4):
-        (folder / str(ranks)).mkdir()
-    run_ranks("zero_worker", "2,4", folder, timeout=800)
-    return {
-        ranks: {rank: json.loads((folder / f"{ranks}/{rank}.json").read_text()) for rank in (0, ranks - 1)}
-        for ranks in (2, 4)
-    }
+    groups = run_ranks("zero_worker", (2, 4), timeout=800)
+    return {ranks: {rank: found[rank] for rank in (0, ranks - 1)} for ranks, found in groups.items()}
 
 
 def plan_case(name, ranks, rank):

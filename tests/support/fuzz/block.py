@@ -68,6 +68,11 @@ class Kind:
     gives: str = ""
 
 
+def kinds(takes: str, *makers: Callable[[Draw], Made], gives: str = "") -> dict[str, Kind]:
+    """Return the kinds of blocks that functions make, by their names."""
+    return {make.__name__: Kind(takes, make, gives) for make in makers}
+
+
 class Function(nn.Module):
     """A function with the tensors it uses as parameters or buffers: called with the input, then with them."""
 

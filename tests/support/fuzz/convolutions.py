@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.fuzz.block import Function, Kind, Made, weight
+from tests.support.fuzz.block import Function, Kind, Made, kinds, weight
 from tests.support.models.parts import Parts
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -174,23 +174,13 @@ class Gated(Parts):
         return x * self.gate(x)
 
 
+_SPATIAL = {"1d": "signal", "2d": "image", "3d": "volume"}
 KINDS = {
-    "conv1d": Kind("signal", convolution),
-    "conv2d": Kind("image", convolution),
-    "conv3d": Kind("volume", convolution),
-    "conv_transpose1d": Kind("signal", transposed_convolution),
-    "conv_transpose2d": Kind("image", transposed_convolution),
-    "conv_transpose3d": Kind("volume", transposed_convolution),
-    "channels_last": Kind("image", channels_last),
-    "pool1d": Kind("signal", pool),
-    "pool2d": Kind("image", pool),
-    "pool3d": Kind("volume", pool),
-    "unpool": Kind("image", unpool),
-    "resample1d": Kind("signal", resample),
-    "resample2d": Kind("image", resample),
-    "resample3d": Kind("volume", resample),
-    "pixel_shuffle": Kind("image", shuffle),
-    "unfold_fold": Kind("image", unfold_and_fold),
-    "grid_sample": Kind("image", sample_grid),
-    "squeeze_excite": Kind("image", squeeze_and_excite),
+    **{f"conv{axes}": Kind(takes, convolution) for axes, takes in _SPATIAL.items()},
+    **{f"conv_transpose{axes}": Kind(takes, transposed_convolution) for axes, takes in _SPATIAL.items()},
+    **kinds("image", channels_last),
+    **{f"pool{axes}": Kind(takes, pool) for axes, takes in _SPATIAL.items()},
+    **kinds("image", unpool),
+    **{f"resample{axes}": Kind(takes, resample) for axes, takes in _SPATIAL.items()},
+    **kinds("image", shuffle, unfold_and_fold, sample_grid, squeeze_and_excite),
 }

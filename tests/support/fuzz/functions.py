@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests.support.fuzz.block import Function, Kind, Made, weight
+from tests.support.fuzz.block import Function, Kind, Made, kinds, weight
 
 
 def _chain(draw, *functions):
@@ -29,31 +29,28 @@ def matmul(draw):
     """Products of matrices, vectors and batches of them, of which some broadcast."""
     n, t, c = draw.shape
     out = draw.size(1, 6)
-    name = draw.of("matmul", "broadcast", "bmm", "baddbmm", "addmm", "mv", "outer", "dot", "chain")
-    if name == "matmul":
-        return Made(Function(torch.matmul, weight(c, out)), n * t * c * out)
-    if name == "broadcast":
-        return Made(Function(lambda x, w: (x.unsqueeze(1) @ w).sum(1), weight(3, c, out)), 3 * n * t * c * out)
-    if name == "bmm":
-        return Made(Function(lambda x: torch.bmm(torch.bmm(x, x.mT), x)), 2 * n * t * t * c)
-    if name == "baddbmm":
-        return Made(Function(lambda x, w: torch.baddbmm(w, x.mT, x, beta=0.5, alpha=2), weight(c, c)), n * t * c * c)
-    if name == "addmm":
-        function = lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w).unflatten(0, (n, t))  # noqa: E731
-        return Made(Function(function, weight(out), weight(c, out)), n * t * c * out)
-    if name == "mv":  # the gradient of the matrix is an outer product, in which nothing is added up
-        return Made(
-            Function(lambda x, v: x * torch.mv(x.flatten(0, 1), v).view(n, t, 1), weight(c)), n * t * c, (n * t * c,)
-        )
-    if name == "outer":
+    relu, whole = (torch.relu, (), None), n * t * c * out
+    # Name → function, shapes of its weights, multiply-adds forward, and perhaps backward.
+    function, shapes, *macs = {
+        "matmul": (torch.matmul, [(c, out)], whole),
+        "broadcast": (lambda x, w: (x.unsqueeze(1) @ w).sum(1), [(3, c, out)], 3 * whole),
+        "bmm": (lambda x: torch.bmm(torch.bmm(x, x.mT), x), (), 2 * n * t * t * c),
+        "baddbmm": (lambda x, w: torch.baddbmm(w, x.mT, x, beta=0.5, alpha=2), [(c, c)], n * t * c * c),
+        "addmm": (lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w).unflatten(0, (n, t)), [(out,), (c, out)], whole),
+        # The gradient of the matrix is an outer product, in which nothing is added up.
+        "mv": (lambda x, v: x * torch.mv(x.flatten(0, 1), v).view(n, t, 1), [(c,)], n * t * c, (n * t * c,)),
         # A product of which the sum has one term.
-        return Made(Function(lambda x, v: x + torch.outer(v, v), weight(c)) if t == c else Function(torch.relu), None)
-    if name == "dot":
-        return Made(Function(lambda x: x * torch.dot(x.flatten(), x.flatten())), n * t * c, backward=None)
-    function = lambda x, v, w: torch.linalg.multi_dot([x.flatten(0, 1), v, w]).unflatten(0, (n, t))  # noqa: E731
-    # The cheaper order of the two.
-    macs = min(n * t * c + n * t * out, c * out + n * t * c * out)
-    return Made(Function(function, weight(c, 1), weight(1, out)), macs, backward=None)
+        "outer": (lambda x, v: x + torch.outer(v, v), [(c,)], None) if t == c else relu,
+        "dot": (lambda x: x * torch.dot(x.flatten(), x.flatten()), (), n * t * c, None),
+        # The cheaper order of the two.
+        "chain": (
+            lambda x, v, w: torch.linalg.multi_dot([x.flatten(0, 1), v, w]).unflatten(0, (n, t)),
+            [(c, 1), (1, out)],
+            min(n * t * c + n * t * out, c * out + whole),
+            None,
+        ),
+    }[draw.of("matmul", "broadcast", "bmm", "baddbmm", "addmm", "mv", "outer", "dot", "chain")]
+    return Made(Function(function, *(weight(*shape) for shape in shapes)), *macs)
 
 
 def einsum(draw):
@@ -143,27 +140,22 @@ def complex_numbers(draw):
 
 def fourier(draw):
     _, t, c = draw.shape
-    name = draw.of("rfft", "fft", "fft2", "filter")
-
-    def forward(x, w):
-        if name == "rfft":
-            return torch.fft.irfft(torch.fft.rfft(x, dim=1), n=t, dim=1)
-        if name == "fft":
-            return torch.fft.fft(x, dim=-1).abs()
-        if name == "fft2":
-            return torch.fft.ifft2(torch.fft.fft2(x, dim=(1, 2)), dim=(1, 2)).real
-        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * w, n=t, dim=1)
-
-    return Made(Function(forward, weight(t // 2 + 1, c)), None)
+    function = {
+        "rfft": lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=t, dim=1),
+        "fft": lambda x, w: torch.fft.fft(x, dim=-1).abs(),
+        "fft2": lambda x, w: torch.fft.ifft2(torch.fft.fft2(x, dim=(1, 2)), dim=(1, 2)).real,
+        "filter": lambda x, w: torch.fft.irfft(torch.fft.rfft(x, dim=1) * w, n=t, dim=1),
+    }[draw.of("rfft", "fft", "fft2", "filter")]
+    return Made(Function(function, weight(t // 2 + 1, c)), None)
 
 
 def distances(draw):
-    name = draw.of("cosine", "cdist", "pairwise")
-    if name == "cosine":
-        return Made(Function(lambda x: x * F.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1)), None)
-    if name == "cdist":
-        return Made(Function(lambda x, w: torch.cdist(x, w), weight(4, draw.shape[-1])), None)
-    return Made(Function(lambda x: F.pairwise_distance(x, x.roll(1, 1), keepdim=True) * x), None)
+    function, *shapes = draw.of(
+        (lambda x: x * F.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1),),
+        (torch.cdist, (4, draw.shape[-1])),
+        (lambda x: F.pairwise_distance(x, x.roll(1, 1), keepdim=True) * x,),
+    )
+    return Made(Function(function, *(weight(*shape) for shape in shapes)), None)
 
 
 def bilinear(draw):
@@ -341,31 +333,14 @@ def spectral_norm(draw):
     return Made(made, draw.positions * c * out + power + c * out + out, backward=None)
 
 
+_CALLS = (matmul, einsum, autograd_function, scripted, vmap, loop_over_shape, autocast, complex_numbers, fourier)
 KINDS = {
-    "matmul": Kind("sequence", matmul),
-    "einsum": Kind("sequence", einsum),
-    "autograd_function": Kind("sequence", autograd_function),
-    "scripted": Kind("sequence", scripted),
-    "vmap": Kind("sequence", vmap),
-    "loop_over_shape": Kind("sequence", loop_over_shape),
-    "autocast": Kind("sequence", autocast),
-    "complex": Kind("sequence", complex_numbers),
-    "fourier": Kind("sequence", fourier),
-    "distances": Kind("sequence", distances),
-    "bilinear": Kind("sequence", bilinear),
+    **kinds("sequence", *_CALLS, distances, bilinear),
     "batch_norm1d": Kind("vector", batch_norm),
     "batch_norm2d": Kind("image", batch_norm),
     "batch_norm3d": Kind("volume", batch_norm),
-    "other_norm": Kind("image", other_norm),
-    "norm_of_tokens": Kind("sequence", norm_of_tokens),
-    "activation": Kind("sequence", activation),
-    "softmax": Kind("sequence", softmax),
-    "dropout": Kind("image", dropout),
-    "sorting": Kind("sequence", sorting),
-    "indexing": Kind("sequence", indexing),
-    "reshaping": Kind("sequence", reshaping),
-    "in_place": Kind("sequence", in_place),
-    "reduction": Kind("sequence", reduction),
-    "weight_norm": Kind("sequence", weight_norm),
-    "spectral_norm": Kind("sequence", spectral_norm),
+    **kinds("image", other_norm),
+    **kinds("sequence", norm_of_tokens, activation, softmax),
+    **kinds("image", dropout),
+    **kinds("sequence", sorting, indexing, reshaping, in_place, reduction, weight_norm, spectral_norm),
 }

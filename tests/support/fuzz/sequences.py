@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
+from tests.support.fuzz.block import Draw, Function, Kind, Made, kinds, weight
 from tests.support.models.parts import Parts
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -202,15 +202,9 @@ def tied(draw):
 
 
 KINDS = {
-    "linear": Kind("sequence", linear),
+    **kinds("sequence", linear),
     "linear_of_vector": Kind("vector", linear),
-    "recurrence": Kind("sequence", recurrence),
-    "cell": Kind("sequence", cell),
-    "multi_head_attention": Kind("sequence", multi_head_attention),
-    "attention": Kind("sequence", attention),
-    "encoder_layer": Kind("sequence", encoder_layer),
-    "decoder_layer": Kind("sequence", decoder_layer),
-    "embedding": Kind("sequence", embedding),
-    "embedding_bag": Kind("sequence", embedding_bag, gives="vector"),
-    "tied": Kind("sequence", tied),
+    **kinds("sequence", recurrence, cell, multi_head_attention, attention, encoder_layer, decoder_layer, embedding),
+    **kinds("sequence", embedding_bag, gives="vector"),
+    **kinds("sequence", tied),
 }

@@ -94,15 +94,8 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
     def call(target: str, *arguments: Any) -> Entries:
         names = ("filename", "shared", "size") if "from_file" in target else ("",) * len(arguments)
         inputs = [{"name": name, "arg": item, "kind": 1} for name, item in zip(names, arguments, strict=True)]
-        result = {"as_tensor": {"name": "called"}}
-        node = {
-            "target": target,
-            "inputs": inputs,
-            "outputs": [result],
-            "metadata": {},
-            "is_hop_single_tensor_return": None,
-            "name": "called",
-        }
+        node = {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": "called"}}], "name": "called"}
+        node |= {"metadata": {}, "is_hop_single_tensor_return": None}
 
         def change(value):
             graph = value["graph_module"]["graph"]
@@ -110,6 +103,9 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
             graph["tensor_values"]["called"] = graph["tensor_values"]["linear"]
 
         return change_json(good, MODEL, change)
+
+    def replaced(old: str, new: str) -> Entries:
+        return {name: data.replace(old.encode(), new.encode()) for name, data in good.items()}
 
     def weight(name: str, key: str, text: Any, **more: Any) -> Entries:
         return change_json(good, name, lambda value: next(iter(value["config"].values())).update({key: text, **more}))
@@ -129,14 +125,8 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
         "size": model(texts["expr_str"], f"{opens} or 1"),
         "size of a lambda": model(texts["expr_str"], f"(lambda: {opens})() or Integer(1)"),
         "size inside of an object": model(texts["expr_str"], {"x": opens}),
-        "hint of a size": Entries(
-            (name, data.replace(b'"hint": {"as_int": 6}', b'"hint": {"as_int": ' + json.dumps(opens).encode() + b"}"))
-            for name, data in good.items()
-        ),
-        "size of a tensor": Entries(
-            (name, data.replace(b'{"as_int": 3}', b'{"as_int": ' + json.dumps(opens).encode() + b"}"))
-            for name, data in good.items()
-        ),
+        "hint of a size": replaced('"hint": {"as_int": 6}', f'"hint": {{"as_int": {json.dumps(opens)}}}'),
+        "size of a tensor": replaced('{"as_int": 3}', f'{{"as_int": {json.dumps(opens)}}}'),
         "range": change_json(
             good, MODEL, lambda value: value["range_constraints"].update({opens: {"min_val": 1, "max_val": 9}})
         ),
@@ -156,14 +146,8 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
         "function as an argument": call("torch.ops.aten.relu.default", {"as_operator": "torch.hub.os.system"}),
         "name of an argument": model((*calls, "forward_arg_names"), ["x", f"shift={opens}"]),
         "name of a node": model((*nodes, 0, "name"), f"x; {opens}"),
-        "name of an input": Entries(
-            (name, data.replace(b'"x"', json.dumps(f"x={opens}").encode()) if name == MODEL else data)
-            for name, data in good.items()
-        ),
-        "name of a weight": Entries(
-            (name, data.replace(b'"layer.weight"', json.dumps(f'layer.w" + {opens} + "').encode()))
-            for name, data in good.items()
-        ),
+        "name of an input": {**good, MODEL: replaced('"x"', json.dumps(f"x={opens}"))[MODEL]},
+        "name of a weight": replaced('"layer.weight"', json.dumps(f'layer.w" + {opens} + "')),
         "tree of an enum": tree(
             {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "hostile_module:X", "name": "a"}]'}
         ),

@@ -9,12 +9,8 @@ from torch.nn import functional as F
 
 from tests.support.models.parts import Parts
 
-WIDTH, INNER, EXPERTS, MET = (
-    8,
-    16,
-    6,
-    2,
-)  # widths of which bfloat16 rows are multiples of 16 bytes, as grouped products want
+# Widths of which bfloat16 rows are multiples of 16 bytes, as grouped products want.
+WIDTH, INNER, EXPERTS, MET = 8, 16, 6, 2
 
 
 class Expert(nn.Module):

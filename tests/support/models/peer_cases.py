@@ -158,7 +158,19 @@ def _one(layer: Callable[..., Any], *shape: int) -> Case:
     return _case(OfOne(layer), shape)
 
 
+def _wrap(name: str) -> Case:
+    layer, inputs = LAYERS[name]()
+    return (OfOne if len(inputs) == 1 else OfTwo)(layer), inputs
+
+
 _SIZES = (2, 4, 9, 8)
+# Layers that torch_flops counts inside of a model.
+_TRACED = (
+    *("conv1d", "conv2d", "conv3d", "conv transpose 2d", "linear without a bias", "bilinear", "relu", "gelu"),
+    *("leaky relu", "layer norm without weights", "group norm", "batch norm 1d", "batch norm 3d"),
+    *("instance norm 1d", "instance norm 2d with weights", "instance norm 3d", "rms norm", "lstm", "encoder layer"),
+    "decoder layer",
+)
 
 # For peers that put their own functions in place of torch's.
 PIECES = {
@@ -231,30 +243,14 @@ TRACEABLE = {
     "published: resnet50": lambda: _case(_resnet50(), (1, 3, 224, 224)),
     "published: linear": lambda: _case(AddOne(False), (1, 5)),
     "published: linear and one": lambda: _case(AddOne(True), (1, 5)),
+    **{f"fx: {name}": partial(_wrap, name) for name in _TRACED},
     "fx: arithmetic": lambda: _one(_arithmetic, 2, 3, 4),
     "fx: resize": lambda: _one(_resize_for_fx, 2, 4, 3, 3),
     "fx: resize by 1.5": lambda: _one(lambda x: functional.interpolate(x, scale_factor=1.5), 1, 4, 4, 4),
     "fx: functions": lambda: _one(_call_functions, 2, 4, 7, 7),
     "fx: attention": lambda: _case(OfThree(_attend), (2, 4, 6, 8), (2, 4, 5, 8), (2, 4, 5, 7)),
-    "fx: conv1d": lambda: _one(nn.Conv1d(4, 6, 3, groups=2, bias=False), 2, 4, 9),
-    "fx: conv2d": lambda: _one(nn.Conv2d(4, 6, 3, padding=1), *_SIZES),
-    "fx: conv3d": lambda: _one(nn.Conv3d(4, 6, 2), 2, 4, 5, 6, 7),
-    "fx: conv transpose": lambda: _one(nn.ConvTranspose2d(4, 6, 2), *_SIZES),
-    "fx: linear without a bias": lambda: _one(nn.Linear(4, 5, bias=False), 2, 3, 4),
-    "fx: bilinear": lambda: _case(OfTwo(nn.Bilinear(3, 4, 5)), (2, 3), (2, 4)),
-    "fx: relu": lambda: _one(nn.ReLU(), 2, 4),
-    "fx: gelu": lambda: _one(nn.GELU(), 2, 4),
-    "fx: leaky relu": lambda: _one(nn.LeakyReLU(), 2, 4),
+    "fx: batch norm 2d": lambda: _one(nn.BatchNorm2d(4), *_SIZES),  # without weights torch_flops fails
     "fx: others": lambda: _one(nn.Sequential(nn.SiLU(), nn.Sigmoid(), nn.Hardswish(), nn.PReLU(), nn.Dropout()), 2, 4),
-    "fx: layer norm": lambda: _one(nn.LayerNorm(4, elementwise_affine=False), 2, 3, 4),
-    "fx: group norm": lambda: _one(nn.GroupNorm(2, 4), *_SIZES),
-    "fx: batch norm 1d": lambda: _one(nn.BatchNorm1d(4), 2, 4, 9),
-    "fx: batch norm 2d": lambda: _one(nn.BatchNorm2d(4), *_SIZES),
-    "fx: batch norm 3d": lambda: _one(nn.BatchNorm3d(4), 2, 4, 5, 6, 7),
-    "fx: instance norm 1d": lambda: _one(nn.InstanceNorm1d(4, affine=True), 2, 4, 9),
-    "fx: instance norm 2d": lambda: _one(nn.InstanceNorm2d(4, affine=True), *_SIZES),
-    "fx: instance norm 3d": lambda: _one(nn.InstanceNorm3d(4, affine=True), 2, 4, 5, 6, 7),
-    "fx: rms norm": lambda: _one(nn.RMSNorm(4), 2, 3, 4),
     "fx: local response norm": lambda: _one(nn.LocalResponseNorm(2), *_SIZES),
     "fx: cross map norm": lambda: _one(nn.CrossMapLRN2d(2), *_SIZES),
     "fx: pools 1d": lambda: _one(nn.Sequential(nn.AvgPool1d(2), nn.MaxPool1d(2), nn.LPPool1d(2, 2)), 2, 4, 17),
@@ -278,11 +274,8 @@ TRACEABLE = {
         ),
         *_SIZES,
     ),
-    "fx: lstm": lambda: _one(nn.LSTM(6, 7), 5, 2, 6),
     "fx: attention module": lambda: _case(OfThree(nn.MultiheadAttention(8, 2)), (5, 2, 8), (7, 2, 8), (7, 2, 8)),
-    "fx: encoder layer": lambda: _one(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, 5, 8),
     "fx: encoder": lambda: _one(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 1), 5, 2, 8),
-    "fx: decoder layer": lambda: _case(OfTwo(nn.TransformerDecoderLayer(8, 2, 16)), (5, 2, 8), (7, 2, 8)),
     "fx: decoder": lambda: _case(
         OfTwo(nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 1)), (5, 2, 8), (7, 2, 8)
     ),

@@ -113,6 +113,16 @@ def _transformers(name: str, inputs: tuple[torch.Tensor, ...], **config: Any) ->
 _IDS = torch.ones(2, 12, dtype=torch.int64)
 _TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 
+_TORCHVISION = (
+    *("resnet18", "alexnet", "vgg11_bn", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121"),
+    *("squeezenet1_0", "shufflenet_v2_x0_5", "mnasnet0_5", "regnet_y_400mf", "convnext_tiny"),
+)
+_TIMM = (
+    *("vit_tiny_patch16_224", "mixer_s32_224", "convit_tiny", "coat_lite_tiny", "levit_128s", "mobilevit_xxs"),
+    *("poolformer_s12", "xcit_nano_12_p16_224", "botnet26t_256", "efficientformer_l1", "gmlp_ti16_224"),
+    "visformer_tiny",
+)
+
 # Name → how to build it; each returns the model and its positional inputs.
 MODELS: dict[str, Callable[[], Case]] = {
     "toy": lambda: (Toy(), (_image(32, 1),)),
@@ -123,38 +133,13 @@ MODELS: dict[str, Callable[[], Case]] = {
     "zoo:vit_b_16": lambda: _zoo("vit_b_16", _image(224)),
     "zoo:gpt2": lambda: (GPT2(GPT2Config(layers=2)), (_IDS,)),
     "zoo:llama_tiny": lambda: _zoo("llama_tiny", _IDS),
-    "torchvision:resnet18": partial(_torchvision, "resnet18"),
-    "torchvision:alexnet": partial(_torchvision, "alexnet"),
-    "torchvision:vgg11_bn": partial(_torchvision, "vgg11_bn"),
-    "torchvision:mobilenet_v2": partial(_torchvision, "mobilenet_v2"),
-    "torchvision:mobilenet_v3_small": partial(_torchvision, "mobilenet_v3_small"),
-    "torchvision:efficientnet_b0": partial(_torchvision, "efficientnet_b0"),
-    "torchvision:densenet121": partial(_torchvision, "densenet121"),
+    **{f"torchvision:{name}": partial(_torchvision, name) for name in _TORCHVISION},
     "torchvision:googlenet": partial(_torchvision, "googlenet", init_weights=False, aux_logits=False),
-    "torchvision:squeezenet1_0": partial(_torchvision, "squeezenet1_0"),
-    "torchvision:shufflenet_v2_x0_5": partial(_torchvision, "shufflenet_v2_x0_5"),
-    "torchvision:mnasnet0_5": partial(_torchvision, "mnasnet0_5"),
-    "torchvision:regnet_y_400mf": partial(_torchvision, "regnet_y_400mf"),
-    "torchvision:convnext_tiny": partial(_torchvision, "convnext_tiny"),
     "torchvision:swin_t": partial(_torchvision, "swin_t", 224),
     "torchvision:vit_b_16": partial(_torchvision, "vit_b_16", 64, image_size=64),
-    "torchvision:fcn_resnet50": partial(_segmentation, "fcn_resnet50"),
-    "torchvision:lraspp_mobilenet_v3_large": partial(_segmentation, "lraspp_mobilenet_v3_large"),
-    "timm:vit_tiny_patch16_224": partial(_timm, "vit_tiny_patch16_224"),
-    "timm:mixer_s32_224": partial(_timm, "mixer_s32_224"),
-    "timm:convit_tiny": partial(_timm, "convit_tiny"),
-    "timm:coat_lite_tiny": partial(_timm, "coat_lite_tiny"),
-    "timm:levit_128s": partial(_timm, "levit_128s"),
-    "timm:mobilevit_xxs": partial(_timm, "mobilevit_xxs"),
-    "timm:poolformer_s12": partial(_timm, "poolformer_s12"),
-    "timm:xcit_nano_12_p16_224": partial(_timm, "xcit_nano_12_p16_224"),
-    "timm:botnet26t_256": partial(_timm, "botnet26t_256"),
-    "timm:resnest14d": partial(_timm, "resnest14d", 64),
-    "timm:nf_resnet26": partial(_timm, "nf_resnet26", 64),
-    "timm:hrnet_w18_small": partial(_timm, "hrnet_w18_small", 64),
-    "timm:efficientformer_l1": partial(_timm, "efficientformer_l1"),
-    "timm:gmlp_ti16_224": partial(_timm, "gmlp_ti16_224"),
-    "timm:visformer_tiny": partial(_timm, "visformer_tiny"),
+    **{f"torchvision:{name}": partial(_segmentation, name) for name in ("fcn_resnet50", "lraspp_mobilenet_v3_large")},
+    **{f"timm:{name}": partial(_timm, name) for name in _TIMM},
+    **{f"timm:{name}": partial(_timm, name, 64) for name in ("resnest14d", "nf_resnet26", "hrnet_w18_small")},
     "transformers:BertModel": partial(_transformers, "BertModel", (_IDS,), **_TEXT),
     "transformers:GPT2Model": partial(
         _transformers, "GPT2Model", (_IDS,), n_embd=32, n_layer=2, n_head=4, vocab_size=50, use_cache=False

@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.oracle.number import Complex, Number, Tally
-from tests.support.oracle.products import at, build, indexes, shape_of
+import numpy as np
+
+from tests.support.oracle.number import Complex, Number, Tally, indexes
 
 Places = tuple[int, ...]
 
@@ -30,27 +31,23 @@ class Window:
         )
 
 
-def pad(tally: Tally, image: Any, padding: Places) -> Any:
-    return widen(tally, image, padding, [size + 2 * more for size, more in zip(shape_of(image), padding, strict=True)])
+def widen(tally: Tally, images: Any, padding: Places, sizes: Sequence[int]) -> Any:
+    """Return images as the part of zeros, of some sizes, that begins at `padding`."""
+    zero, lead = tally.number(0), images.shape[: -len(sizes)]
+    zero = Complex(zero, zero) if isinstance(images.flat[0], Complex) else zero
+    wide = np.full((*lead, *sizes), zero, dtype=object)
+    crop(wide, padding, images.shape[len(lead) :])[...] = images
+    return wide
 
 
-def widen(tally: Tally, image: Any, padding: Places, sizes: Sequence[int]) -> Any:
-    """Return one channel as the part of zeros, of some sizes, that begins at `padding`."""
-    own = shape_of(image)
-    first = at(image, (0,) * len(own))
-    zero = Complex(tally.zero(), tally.zero()) if isinstance(first, Complex) else tally.zero()
-
-    def pick(*index: int) -> Any:
-        inner = [place - more for place, more in zip(index, padding, strict=True)]
-        inside = all(0 <= place < size for place, size in zip(inner, own, strict=True))
-        return at(image, inner) if inside else zero
-
-    return build(sizes, pick)
+def pad(tally: Tally, images: Any, padding: Places) -> Any:
+    sizes = [size + 2 * more for size, more in zip(images.shape[-len(padding) :], padding, strict=True)]
+    return widen(tally, images, padding, sizes)
 
 
-def crop(image: Any, padding: Places, sizes: Places) -> Any:
-    """Return the middle of one channel, of some sizes, that begins at `padding`."""
-    return build(sizes, lambda *index: at(image, [place + more for place, more in zip(index, padding, strict=True)]))
+def crop(images: Any, padding: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Return the middle, of some sizes, that begins at `padding`."""
+    return images[(..., *(slice(more, more + size) for more, size in zip(padding, sizes, strict=True)))]
 
 
 def positions(image: Places, kernel: Places, window: Window) -> Places:
@@ -62,30 +59,48 @@ def positions(image: Places, kernel: Places, window: Window) -> Places:
     )
 
 
+def windows(images: Any, kernel: Places, steps: Places, window: Window) -> Any:
+    """Return what a kernel meets on padded images: [batch, groups, channels of one, steps, places of the kernel]."""
+    grouped = images.reshape(len(images), window.groups, -1, *images.shape[2:])
+    met = [[grouped[(..., *window.meet(p, k))] for k in indexes(kernel)] for p in indexes(steps)]
+    return np.moveaxis(np.array(met, dtype=object), (0, 1), (3, 4))
+
+
+def multiply(tally: Tally, met: Any, weight: Any) -> Any:
+    """Return [batch, out, steps]: every weight times what its kernel meets, summed over channels and places."""
+    batch, groups, _, steps, _ = met.shape
+    rows = np.moveaxis(met, 2, 3).reshape(batch, groups, 1, steps, -1)
+    return tally.dot(rows, weight.reshape(groups, -1, 1, rows.shape[-1])).reshape(batch, -1, steps)
+
+
+def weight_gradient(tally: Tally, still: Any, met: Any) -> Any:
+    """Return the gradient of a weight, from what its first channels hold at each step, and what the kernel met."""
+    batch, groups, channels, steps, places = met.shape
+    own = np.moveaxis(still.reshape(batch, groups, -1, 1, 1, steps), 0, -2)
+    seen = met.transpose(1, 2, 4, 0, 3).reshape(groups, 1, channels, places, -1)
+    return tally.dot(own.reshape(*own.shape[:4], -1), seen)
+
+
+def write(tally: Tally, images: Any, weight: Any, sizes: Sequence[int], window: Window) -> Any:
+    """Return [batch, out, *sizes]: what every weight makes of every position of images, added up where it comes to."""
+    grouped = images.reshape(len(images), window.groups, 1, -1, *images.shape[2:])
+    filters = np.swapaxes(weight.reshape(window.groups, -1, *weight.shape[1:]), 1, 2)
+    written = np.full((len(images), *filters.shape[:2], *sizes), tally.number(0), dtype=object)
+    for p, k in itertools.product(indexes(images.shape[2:]), indexes(weight.shape[2:])):
+        place = (..., *window.meet(p, k))
+        written[place] = tally.dot(grouped[(..., *p)], filters[(..., *k)], written[place])
+    return written.reshape(len(images), -1, *sizes)
+
+
+def add_bias(result: Any, bias: Any) -> Any:
+    return result if bias is None else result + bias.reshape(-1, *[1] * (result.ndim - 2))
+
+
 def convolution(tally: Tally, images: Any, weight: Any, bias: Any, window: Window) -> Any:
     """Return [batch, out, *spatial]: every weight meets every position of the output, zeros of the padding included."""
-    _, channels, *kernel = shape_of(weight)
-    sizes = positions(shape_of(images)[2:], tuple(kernel), window)
-    out_of_group = len(weight) // window.groups
-    results = []
-    for image in images:
-        padded = [pad(tally, channel, window.padding) for channel in image]
-        result = []
-        for o, filters in enumerate(weight):
-            first = o // out_of_group * channels
-
-            def element(
-                *position: int, filters: Any = filters, first: int = first, o: int = o, padded: Any = padded
-            ) -> Any:
-                total = tally.zero()
-                for c in range(channels):
-                    for k in indexes(kernel):
-                        total = total.plus_product(at(padded[first + c], window.meet(position, k)), at(filters[c], k))
-                return total if bias is None else total + bias[o]
-
-            result.append(build(sizes, element))
-        results.append(result)
-    return results
+    steps = positions(images.shape[2:], weight.shape[2:], window)
+    met = windows(pad(tally, images, window.padding), weight.shape[2:], steps, window)
+    return add_bias(multiply(tally, met, weight).reshape(len(images), -1, *steps), bias)
 
 
 def transposed_sizes(image: Places, kernel: Places, window: Window) -> tuple[Places, Places]:
@@ -100,29 +115,8 @@ def transposed_sizes(image: Places, kernel: Places, window: Window) -> tuple[Pla
 
 def transposed_convolution(tally: Tally, images: Any, weight: Any, bias: Any, window: Window) -> Any:
     """Return [batch, out, *spatial]: every weight meets every position of the input, what is cropped included."""
-    channels, out_of_group, *kernel = shape_of(weight)
-    spatial = shape_of(images)[2:]
-    full, sizes = transposed_sizes(spatial, tuple(kernel), window)
-    in_of_group = channels // window.groups
-    results = []
-    for image in images:
-        written = [dict.fromkeys(indexes(full), tally.zero()) for _ in range(out_of_group * window.groups)]
-        for c, o, p, k in itertools.product(range(channels), range(out_of_group), indexes(spatial), indexes(kernel)):
-            target = written[c // in_of_group * out_of_group + o]
-            place = window.meet(p, k)
-            target[place] = target[place].plus_product(at(image[c], p), at(weight[c][o], k))
-        results.append(
-            [
-                build(sizes, lambda *index, channel=channel, o=o: _finish(channel, index, window, bias, o))
-                for o, channel in enumerate(written)
-            ]
-        )
-    return results
-
-
-def _finish(channel: dict[Places, Any], index: Places, window: Window, bias: Any, o: int) -> Any:
-    number = channel[tuple(place + more for place, more in zip(index, window.padding, strict=True))]
-    return number if bias is None else number + bias[o]
+    full, sizes = transposed_sizes(images.shape[2:], weight.shape[2:], window)
+    return add_bias(crop(write(tally, images, weight, full, window), window.padding, sizes), bias)
 
 
 def convolution_backward(
@@ -132,49 +126,33 @@ def convolution_backward(
 
     Each pair of the forward run is met again, once for the input and once for the weight; the bias's gradient is a sum.
     """
-    spatial, kernel = shape_of(images)[2:], shape_of(weight)[2:]
-    batch, first, second = len(images), len(weight), len(weight[0])
+    spatial, kernel, of_images, of_weight = images.shape[2:], weight.shape[2:], None, None
     if transposed:
         # What the transposed convolution wrote beyond its output has no gradient.
-        full, sizes = transposed_sizes(spatial, kernel, window)
-        grad = [[widen(tally, channel, window.padding, full) for channel in sample] for sample in grad]
-        met, still = grad, images
-        steps = spatial
+        wide = widen(tally, grad, window.padding, transposed_sizes(spatial, kernel, window)[0])
+        met, still = windows(wide, kernel, spatial, window), images
+        if mask[0]:
+            of_images = multiply(tally, met, weight).reshape(images.shape)
     else:
-        met = [[pad(tally, channel, window.padding) for channel in sample] for sample in images]
-        still, steps = grad, shape_of(grad)[2:]
-    wanted_images = [
-        [{p: tally.zero() for p in indexes(shape_of(c))} for c in sample] for sample in (images if transposed else met)
-    ]
-    wanted_weight = {place: tally.zero() for place in indexes(shape_of(weight))}
-    # `still` are the channels that the kernel's first dimension names, `met` the second's, one group at a time.
-    per_group = first // window.groups
-    for b, f, s, p, k in itertools.product(range(batch), range(first), range(second), indexes(steps), indexes(kernel)):
-        channel = f // per_group * second + s
-        place = window.meet(p, k)
-        one, other = at(still[b][f], p), at(met[b][channel], place)
-        if mask[0] and transposed:
-            wanted_images[b][f][p] = wanted_images[b][f][p].plus_product(other, at(weight[f][s], k))
-        elif mask[0]:
-            target = wanted_images[b][channel]
-            target[place] = target[place].plus_product(one, at(weight[f][s], k))
-        if mask[1]:
-            wanted_weight[(f, s, *k)] = wanted_weight[(f, s, *k)].plus_product(one, other)
-    edge = (0,) * len(kernel) if transposed else window.padding
+        wide = pad(tally, images, window.padding)
+        met, still = windows(wide, kernel, grad.shape[2:], window), grad
+        if mask[0]:
+            of_images = crop(write(tally, grad, weight, wide.shape[2:], window), window.padding, spatial)
+    if mask[1]:
+        of_weight = weight_gradient(tally, still, met).reshape(weight.shape)
+    return of_images, of_weight, tally.sum(grad, (0, *range(2, grad.ndim))) if mask[2] else None
 
-    def picked(b: int, c: int, *index: int) -> Any:
-        return wanted_images[b][c][tuple(place + more for place, more in zip(index, edge, strict=True))]
 
-    bias = None
-    if mask[2]:
-        outputs = range(second * window.groups if transposed else first)
-        inner = [[crop(c, window.padding, sizes) for c in sample] for sample in grad] if transposed else grad
-        bias = [tally.sum(at(sample[o], p) for sample in inner for p in indexes(shape_of(sample[o]))) for o in outputs]
-    return (
-        build(shape_of(images), picked) if mask[0] else None,
-        build(shape_of(weight), lambda *index: wanted_weight[index]) if mask[1] else None,
-        bias,
-    )
+Corner = tuple[int, int, Number]
+
+
+def sampled(offsets: Any, sizes: Places, kernel: Places, window: Window, offset_groups: int) -> Iterator[Any]:
+    """Yield (sample, offset group, number of the output position, place of the kernel), and the coordinates."""
+    ranges = range(len(offsets)), range(offset_groups), enumerate(indexes(sizes)), enumerate(indexes(kernel))
+    for b, g, (n, p), (i, k) in itertools.product(*ranges):
+        first = 2 * (g * math.prod(kernel) + i)
+        starts = zip(window.meet(p, k), window.padding, strict=True)
+        yield (b, g, n, i), [offsets[(b, first + axis, *p)] + (at - more) for axis, (at, more) in enumerate(starts)]
 
 
 def deformable_convolution(
@@ -185,43 +163,18 @@ def deformable_convolution(
     For each position, kernel place and offset group: two coordinates, their whole parts, the distances from these and
     to the next, four weights; for each channel four multiplications and three additions; a multiplication by the mask.
     """
-    _, channels, *kernel = shape_of(weight)
-    sizes = positions(shape_of(images)[2:], tuple(kernel), window)
-    out_of_group = len(weight) // window.groups
-    results = []
-    for b, image in enumerate(images):
-        columns = {}
-        per_offset = len(image) // offset_groups
-        for g, p, (i, k) in itertools.product(range(offset_groups), indexes(sizes), enumerate(indexes(kernel))):
-            start = window.meet(p, k)
-            first = 2 * (g * math.prod(kernel) + i)
-            y = at(offsets[b][first], p) + (start[0] - window.padding[0])
-            x = at(offsets[b][first + 1], p) + (start[1] - window.padding[1])
-            corners = _corners(y, x)
-            for c in range(g * per_offset, (g + 1) * per_offset):
-                value = _interpolate(tally, image[c], corners)
-                if masks is not None:
-                    value = value * at(masks[b][g * math.prod(kernel) + i], p)
-                columns[c, p, k] = value
-        result = []
-        for o, filters in enumerate(weight):
-            start_channel = o // out_of_group * channels
-
-            def element(
-                *position: int, filters: Any = filters, start: int = start_channel, o: int = o, columns: Any = columns
-            ) -> Any:
-                total = tally.zero()
-                for c in range(channels):
-                    for k in indexes(kernel):
-                        total = total.plus_product(columns[start + c, position, k], at(filters[c], k))
-                return total if bias is None else total + bias[o]
-
-            result.append(build(sizes, element))
-        results.append(result)
-    return results
+    sizes, kernel = offsets.shape[2:], weight.shape[2:]
+    grouped = images.reshape(len(images), offset_groups, -1, *images.shape[2:])
+    columns = np.empty((*grouped.shape[:3], math.prod(sizes), math.prod(kernel)), dtype=object)
+    factors = None if masks is None else masks.reshape(len(images), offset_groups, math.prod(kernel), -1)
+    for (b, g, n, i), coordinates in sampled(offsets, sizes, kernel, window, offset_groups):
+        value = _interpolate(tally, grouped[b, g], _corners(*coordinates))
+        columns[b, g, :, n, i] = value if factors is None else value * factors[b, g, i, n]
+    met = columns.reshape(len(images), window.groups, -1, *columns.shape[3:])
+    return add_bias(multiply(tally, met, weight).reshape(len(images), -1, *sizes), bias)
 
 
-def _corners(y: Number, x: Number) -> list[tuple[int, int, Number]]:
+def _corners(y: Number, x: Number) -> list[Corner]:
     top, left = (number.call("floor", math.floor) for number in (y, x))
     below, right = y - top, x - left
     above, before = 1 - below, 1 - right
@@ -234,12 +187,13 @@ def _corners(y: Number, x: Number) -> list[tuple[int, int, Number]]:
     ]
 
 
-def _interpolate(tally: Tally, channel: Any, corners: list[tuple[int, int, Number]]) -> Number:
-    height, width = shape_of(channel)
-    parts = [
-        weight * (channel[row][column] if 0 <= row < height and 0 <= column < width else tally.zero())
-        for row, column, weight in corners
-    ]
+def _pixel(tally: Tally, channels: Any, row: int, column: int) -> Any:
+    inside = 0 <= row < channels.shape[1] and 0 <= column < channels.shape[2]
+    return channels[:, row, column] if inside else tally.zeros(len(channels))
+
+
+def _interpolate(tally: Tally, channels: Any, corners: list[Corner]) -> Any:
+    parts = [weight * _pixel(tally, channels, row, column) for row, column, weight in corners]
     return parts[0] + parts[1] + parts[2] + parts[3]
 
 
@@ -252,52 +206,36 @@ def deformable_convolution_backward(
     goes by the mask, which gets it times the value, to four corners, a multiplication and an addition each, and by the
     slope along either axis (two differences, two products, a sum, and one product and addition more) to the offsets.
     """
-    _, channels, *kernel = shape_of(weight)
-    sizes, volume = shape_of(grad)[2:], math.prod(kernel)
-    out_of_group, per_offset = len(weight) // window.groups, len(images[0]) // offset_groups
-    zeros = [{place: tally.zero() for place in indexes(shape_of(tensor))} for tensor in (images, weight, offsets)]
-    of_images, of_weight, of_offsets = zeros
-    of_masks = {} if masks is None else {place: tally.zero() for place in indexes(shape_of(masks))}
-    for b, g, p, (i, k) in itertools.product(
-        range(len(images)), range(offset_groups), indexes(sizes), enumerate(indexes(kernel))
-    ):
-        start, first = window.meet(p, k), 2 * (g * volume + i)
-        y, x = (at(offsets[b][first + axis], p) + (start[axis] - window.padding[axis]) for axis in range(2))
-        corners = _corners(y, x)
+    batch, groups, sizes, kernel = len(images), window.groups, grad.shape[2:], weight.shape[2:]
+    volume = math.prod(kernel)
+    grouped = images.reshape(batch, offset_groups, -1, *images.shape[2:])
+    slopes = tally.dot(
+        np.moveaxis(grad.reshape(batch, groups, -1, 1, math.prod(sizes), 1), 2, -1),
+        np.moveaxis(weight.reshape(groups, -1, weight.shape[1], 1, volume), 1, -1),
+    ).reshape(*grouped.shape[:3], -1, volume)
+    columns, of_images = np.empty(slopes.shape, dtype=object), tally.zeros(*grouped.shape)
+    of_offsets = np.empty((batch, offset_groups, volume, 2, math.prod(sizes)), dtype=object)
+    factors = None if masks is None else masks.reshape(batch, offset_groups, volume, -1)
+    of_masks = None if masks is None else np.empty(factors.shape, dtype=object)
+    for (b, g, n, i), (y, x) in sampled(offsets, sizes, kernel, window, offset_groups):
+        corners, slope = _corners(y, x), slopes[b, g, :, n, i]
+        value = columns[b, g, :, n, i] = _interpolate(tally, grouped[b, g], corners)
+        if masks is not None:
+            columns[b, g, :, n, i] = value * factors[b, g, i, n]
+            of_masks[b, g, i, n] = tally.sum(slope * value)
+            slope = slope * factors[b, g, i, n]
+        for row, across, share in corners:
+            reached = _pixel(tally, of_images[b, g], row, across)
+            reached[:] = reached + slope * share
         # The distances to both sides are there already: the weights were made of them.
-        below, right = (Number(number.value % 1, tally) for number in (y, x))
-        above, before = (Number(1 - number.value, tally) for number in (below, right))
-        for c in range(g * per_offset, (g + 1) * per_offset):
-            group, own = divmod(c, channels)
-            outputs = range(group * out_of_group, (group + 1) * out_of_group)
-            slope = tally.dot([at(grad[b][o], p) for o in outputs], [at(weight[o][own], k) for o in outputs])
-            value = column = _interpolate(tally, images[b][c], corners)
-            if masks is not None:
-                place = (b, g * volume + i, *p)
-                column = value * at(masks, place)
-                of_masks[place] = of_masks[place] + slope * value
-                slope = slope * at(masks, place)
-            for o in outputs:
-                place = (o, own, *k)
-                of_weight[place] = of_weight[place].plus_product(at(grad[b][o], p), column)
-            near = []
-            for row, across, share in corners:
-                inside = (b, c, row, across) in of_images
-                near.append(images[b][c][row][across] if inside else tally.zero())
-                reached = of_images.get((b, c, row, across), tally.zero()) + slope * share
-                if inside:
-                    of_images[b, c, row, across] = reached
-            along = (
-                (near[2] - near[0]) * before + (near[3] - near[1]) * right,
-                (near[1] - near[0]) * above + (near[3] - near[2]) * below,
-            )
-            for axis, change in enumerate(along):
-                place = (b, first + axis, *p)
-                of_offsets[place] = of_offsets[place] + change * slope
-    bias = [tally.sum(at(sample[o], p) for sample in grad for p in indexes(sizes)) for o in range(len(weight))]
-    pairs = ((images, of_images), (weight, of_weight), (offsets, of_offsets), (masks, of_masks))
-    built = [
-        None if tensor is None else build(shape_of(tensor), lambda *index, found=found: found[index])
-        for tensor, found in pairs
-    ]
-    return (*built, bias)
+        below, right = (tally.number(number.value % 1) for number in (y, x))
+        above, before = (tally.number(1 - number.value) for number in (below, right))
+        near = [_pixel(tally, grouped[b, g], row, across) for row, across, _ in corners]
+        along = (
+            (near[2] - near[0]) * before + (near[3] - near[1]) * right,
+            (near[1] - near[0]) * above + (near[3] - near[2]) * below,
+        )
+        of_offsets[b, g, i, :, n] = [tally.sum(change * slope) for change in along]
+    of_weight = weight_gradient(tally, grad, columns.reshape(batch, groups, -1, *columns.shape[3:]))
+    of_bias = tally.sum(grad, (0, 2, 3))
+    return of_images, of_weight, of_offsets, of_masks, of_bias

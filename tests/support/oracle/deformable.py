@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.support.oracle import convolution
+from tests.support.oracle.number import indexes
 
 
 def deform(image, weight, offset, mask, bias, window, groups, masked):
@@ -12,7 +12,7 @@ def deform(image, weight, offset, mask, bias, window, groups, masked):
     rows, columns = offset.shape[2:]
     shares = image.reshape(batch * groups, channels // groups, height, width)
     parts = []
-    for i, (y, x) in enumerate(convolution.indexes(weight.shape[2:])):
+    for i, (y, x) in enumerate(indexes(weight.shape[2:])):
         moved = offset.reshape(batch * groups, -1, 2, rows, columns)[:, i]
         start = torch.arange(rows)[:, None] * window.stride[0] - window.padding[0] + y * window.dilation[0]
         other = torch.arange(columns)[None] * window.stride[1] - window.padding[1] + x * window.dilation[1]

@@ -1,23 +1,21 @@
 """The loss programs: how far predictions are from what was expected, an element or a row at a time; and derivatives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from tests.support.oracle.number import Number, Tally
-from tests.support.oracle.pointwise import each, exp, log, log_sigmoid, scaled, select
-from tests.support.oracle.reductions import log_softmax, mean_of, norm_of
+import numpy as np
+
+from tests.support.oracle.number import Number, Tally, each, scaled
+from tests.support.oracle.pointwise import log, log_sigmoid, select
+from tests.support.oracle.reductions import log_softmax, norm_of
 
 REDUCTIONS = ("none", "mean", "sum")  # by torch's numbers 0, 1, 2
-
-
-def flat(grid: Any) -> list[Number]:
-    return [number for part in grid for number in flat(part)] if isinstance(grid, list) else [grid]
 
 
 def reduce(tally: Tally, losses: Any, reduction: str) -> Any:
     if reduction == "none":
         return losses
-    return mean_of(tally, flat(losses)) if reduction == "mean" else tally.sum(flat(losses))
+    return tally.sum(losses) / np.size(losses) if reduction == "mean" else tally.sum(losses)
 
 
 def loss(step: Callable[..., Number], reduction: str) -> Callable[..., Any]:
@@ -31,10 +29,6 @@ def loss(step: Callable[..., Number], reduction: str) -> Callable[..., Any]:
 def squared(x: Number, y: Number) -> Number:
     d = x - y
     return d * d
-
-
-def absolute(x: Number, y: Number) -> Number:
-    return abs(x - y)
 
 
 def smooth(x: Number, y: Number, beta: float) -> Number:
@@ -57,31 +51,6 @@ def cross_entropy_of_logit(x: Number, y: Number) -> Number:
     return (1 - y) * x - log_sigmoid(x)
 
 
-def cross_entropy_of_logit_weighed(x: Number, y: Number, weight: Number) -> Number:
-    return (1 - y) * x - ((weight - 1) * y + 1) * log_sigmoid(x)
-
-
-def divergence(x: Number, y: Number) -> Number:
-    """Return y*log(y) − y*x, x being a logarithm."""
-    return y * log(y) - y * x
-
-
-def divergence_of_logs(x: Number, y: Number) -> Number:
-    return exp(y) * (y - x)
-
-
-def poisson_of_log(x: Number, y: Number) -> Number:
-    return exp(x) - y * x
-
-
-def poisson(x: Number, y: Number, eps: float) -> Number:
-    return x - y * log(x + eps)
-
-
-def soft_margin(x: Number, y: Number) -> Number:
-    return log(1 + exp(-y * x))
-
-
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
@@ -97,109 +66,80 @@ def huber_backward(g: Number, x: Number, y: Number, delta: float, factor: float)
     return select(abs(d.value) < delta, factor * d * g, outer)
 
 
-def cross_entropy_of_bit_backward(g: Number, x: Number, y: Number) -> Number:
-    return g * (x - y) / ((1 - x) * x).max(1e-12)
-
-
-def soft_margin_backward(g: Number, x: Number, y: Number, factor: float) -> Number:
-    z = exp(-y * x)
-    return -y * factor * g * z / (z + 1)
-
-
 # --- rows of classes --------------------------------------------------------------------------------------------------
 
 
-def likelihood(
-    tally: Tally,
-    rows: Sequence[Sequence[Number]],
-    targets: Sequence[int],
-    weight: Sequence[Number] | None,
-    reduction: str,
-) -> Any:
+def likelihood(tally: Tally, rows: Any, targets: Any, weight: Any, reduction: str) -> Any:
     """Return −x[target], times the weight of the target; a mean is over the weights."""
-    losses = []
-    for row, target in zip(rows, targets, strict=True):
-        losses.append(-row[target] if weight is None else -row[target] * weight[target])
-    if reduction != "mean" or weight is None:
+    losses = -rows[np.arange(len(rows)), targets]
+    if weight is None:
         return reduce(tally, losses, reduction)
-    return tally.sum(losses) / tally.sum(weight[target] for target in targets)
+    losses = losses * weight[targets]
+    return tally.sum(losses) / tally.sum(weight[targets]) if reduction == "mean" else reduce(tally, losses, reduction)
 
 
-def cross_entropy(
-    tally: Tally, rows: Sequence[Sequence[Number]], targets: Sequence[int], smoothing: float, reduction: str
-) -> Any:
+def cross_entropy(tally: Tally, rows: Any, targets: Any, smoothing: float, reduction: str) -> Any:
     """Return the likelihood after log_softmax; smoothed: (1 − s)*that, plus s/classes of the sum over all classes."""
-    logs = [log_softmax(tally, row) for row in rows]
+    logs = log_softmax(tally, rows)
     own = likelihood(tally, logs, targets, None, reduction)
     if smoothing == 0:
         return own
-    spread = reduce(tally, [-tally.sum(row) for row in logs], reduction)
-    share = smoothing / len(rows[0])
-    return each(lambda a, b: (1 - smoothing) * a + b * share, own, spread)
+    spread = reduce(tally, -tally.sum(logs, 1), reduction)
+    return own * (1 - smoothing) + spread * (smoothing / rows.shape[1])
 
 
-def cross_entropy_of_probabilities(
-    tally: Tally, rows: Sequence[Sequence[Number]], targets: Sequence[Sequence[Number]], reduction: str
-) -> Any:
+def cross_entropy_of_probabilities(tally: Tally, rows: Any, targets: Any, reduction: str) -> Any:
     """Return −sum(p*log_softmax(x)) over the classes; a mean is over the rows."""
-    logs = [log_softmax(tally, row) for row in rows]
-    products = [[x * p for x, p in zip(row, target, strict=True)] for row, target in zip(logs, targets, strict=True)]
+    products = log_softmax(tally, rows) * targets
     if reduction == "none":
-        return [-tally.sum(row) for row in products]
-    total = -tally.sum(flat(products))
+        return -tally.sum(products, 1)
+    total = -tally.sum(products)
     return total / len(rows) if reduction == "mean" else total
 
 
-def likelihood_backward(
-    tally: Tally, gradient: Any, rows: Sequence[Sequence[Number]], targets: Sequence[int], reduction: str
-) -> Any:
+def likelihood_backward(tally: Tally, gradient: Any, rows: Any, targets: Any, reduction: str) -> Any:
     """Return zeros, but −g at each target: over the number of rows for a mean."""
-    result = [[tally.zero() for _ in row] for row in rows]
-    for place, target in enumerate(targets):
-        g = -(gradient[place] if reduction == "none" else gradient)
-        result[place][target] = g / len(rows) if reduction == "mean" else g
+    result = tally.zeros(*rows.shape)
+    slopes = -np.broadcast_to(gradient, len(rows))
+    result[np.arange(len(rows)), targets] = slopes / len(rows) if reduction == "mean" else slopes
     return result
 
 
 def hinge_embedding(x: Number, sign: Number, margin: float) -> Number:
     """Return x for a sign of 1, max(0, margin − x) for −1: as a sum, in which the other is 0."""
-    zero = x.tally.zero()
-    return select(not sign.equals(1), (margin - x).max(0), zero) + select(not sign.equals(-1), x, zero)
+    zero = x.tally.number(0)
+    return select(sign != 1, (margin - x).max(0), zero) + select(sign != -1, x, zero)
 
 
-def distance(tally: Tally, x: Sequence[Number], y: Sequence[Number], order: float, eps: float) -> Number:
-    """Return the norm of x − y + eps."""
-    return norm_of(tally, [a - b + eps for a, b in zip(x, y, strict=True)], order)
+def distance(tally: Tally, x: Any, y: Any, order: float, eps: float) -> Any:
+    """Return the norms of x − y + eps."""
+    return norm_of(tally, x - y + eps, order)
 
 
-def cosine_embedding(tally: Tally, x: Sequence[Number], y: Sequence[Number], sign: Number, margin: float) -> Number:
+def cosine_embedding(tally: Tally, x: Any, y: Any, sign: Any, margin: float) -> Any:
     """Return 1 − cosine for a sign of 1, max(0, cosine − margin) for −1: as a sum, in which the other is 0."""
-    inner = tally.sum(a * b for a, b in zip(x, y, strict=True))
-    squares = [tally.sum(a * a for a in row) + 1e-12 for row in (x, y)]
-    cosine = inner / (squares[0] * squares[1]).sqrt()
-    zero = tally.zero()
-    near, far = 1 - cosine, (cosine - margin).max(0)
-    return select(sign.equals(1), near, zero) + select(sign.equals(-1), far, zero)
+    inner = tally.sum(x * y, 1)
+    squares = [tally.sum(rows * rows, 1) + 1e-12 for rows in (x, y)]
+
+    def embed(cosine: Number, sign: Number) -> Number:
+        zero = tally.number(0)
+        near, far = 1 - cosine, (cosine - margin).max(0)
+        return select(sign == 1, near, zero) + select(sign == -1, far, zero)
+
+    return each(embed, inner / np.sqrt(squares[0] * squares[1]), sign)
 
 
-def multi_margin(
-    tally: Tally, row: Sequence[Number], target: int, order: int, margin: float, weight: Sequence[Number] | None
-) -> Number:
+def multi_margin(tally: Tally, row: Any, target: int, order: int, margin: float, weight: Any) -> Number:
     """Return the mean over the classes of what is left of margin − x[target] + x[class], or of its square."""
-    total = tally.zero()
-    for place, x in enumerate(row):
-        if place == target:
-            continue
-        left = margin - row[target] + x
-        part = left * left if order == 2 else left
-        part = part if weight is None else part * weight[target]
-        total = total + select(left.value > 0, part, tally.zero())
-    return total / len(row)
+    others = np.delete(row, target)
+    left = margin - row[np.full(len(others), target)] + others
+    parts = left * left if order == 2 else left
+    parts = parts if weight is None else parts * weight[target]
+    zero = tally.number(0)
+    return tally.sum(each(lambda number, part: select(number.value > 0, part, zero), left, parts)) / len(row)
 
 
-def triplet(
-    tally: Tally, anchor: Sequence[Number], near: Sequence[Number], far: Sequence[Number], margin: float
-) -> Number:
+def triplet(tally: Tally, anchor: Any, near: Any, far: Any, margin: float) -> Any:
     """Return max(0, margin + distance to the near one − that to the far one)."""
     gap = distance(tally, anchor, near, 2, 1e-6) - distance(tally, anchor, far, 2, 1e-6)
-    return (margin + gap).max(0)
+    return each(lambda number: number.max(0), margin + gap)

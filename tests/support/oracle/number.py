@@ -1,15 +1,32 @@
-"""The number: a Python number, real or complex, that tells a tally of every operation that is done with it."""
+"""Numbers, real or complex, that tell a tally of every operation on them; numpy's arrays of objects hold them."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # Operations that are more than one flop each.
 _FLOPS = {"mac": 2}
+
+
+def each(function: Callable[..., Any], *operands: Any, results: int = 1) -> Any:
+    """Return what a function makes of each element of arrays, which broadcast; of several results, an array of each."""
+    return np.frompyfunc(function, len(operands), results)(*operands)
+
+
+def plus_product(total: Any, left: Any, right: Any) -> Any:
+    """Return numbers plus products: a multiply-add each."""
+    return each(lambda number, x, y: number.plus_product(x, y), total, left, right)
+
+
+def minus_product(total: Any, left: Any, right: Any) -> Any:
+    return each(lambda number, x, y: number.minus_product(x, y), total, left, right)
 
 
 class Tally:
@@ -28,39 +45,47 @@ class Tally:
     def macs(self) -> int:
         return self.done["mac"]
 
-    def numbers(self, tensor):
-        return self._wrap(tensor.tolist())
-
-    def zero(self) -> Number:
-        return Number(0.0, self)
-
-    def lowest(self) -> Number:
-        """Return an accumulator that begins below every number."""
-        return Number(-math.inf, self)
-
     def number(self, value: float) -> Number:
         return Number(float(value), self)
 
-    def sum(self, numbers: Iterable[Number]) -> Number:
-        """Return a sum: one addition for each number, since the accumulator begins at 0."""
-        total = self.zero()
-        for number in numbers:
-            total = total + number
+    def numbers(self, tensor: Any) -> Any:
+        """Return a tensor or array as an array of counting numbers."""
+        return each(self._count, np.array(tensor.tolist(), dtype=object).reshape(tuple(tensor.shape)))
+
+    def _count(self, value: complex) -> Number | Complex:
+        is_complex = isinstance(value, complex)
+        return Complex(self.number(value.real), self.number(value.imag)) if is_complex else self.number(value)
+
+    def zeros(self, *shape: int) -> Any:
+        return np.full(shape, self.number(0), dtype=object)[()]
+
+    def sum(self, numbers: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+        """Return sums: an addition for each number, since the accumulator begins at 0."""
+        return np.sum(np.asarray(numbers, dtype=object), axis, initial=self.number(0))
+
+    def largest(self, numbers: Any, start: float = -math.inf) -> Any:
+        """Return the largest numbers along the last axis: a compare-select each, the accumulator begins below all."""
+        return np.frompyfunc(Number.max, 2, 1).reduce(np.asarray(numbers, object), -1, initial=self.number(start))
+
+    def dot(self, left: Any, right: Any, start: Any = None) -> Any:
+        """Return sums of products along the last axis: a multiply-add for each pair; the other axes broadcast."""
+        left, right = (np.moveaxis(np.asarray(array, dtype=object), -1, 0) for array in (left, right))
+        total = self.zeros(*np.broadcast_shapes(left.shape[1:], right.shape[1:])) if start is None else start
+        for one, other in zip(left, right, strict=True):
+            total = plus_product(total, one, other)
         return total
 
-    def dot(self, left: Iterable[Any], right: Iterable[Any]) -> Any:
-        """Return a sum of products: one multiply-add for each pair."""
-        total = self.zero()
-        for x, y in zip(left, right, strict=True):
-            total = total.plus_product(x, y)
-        return total
 
-    def _wrap(self, value):
-        if isinstance(value, list):
-            return [self._wrap(item) for item in value]
-        if isinstance(value, complex):
-            return Complex(Number(value.real, self), Number(value.imag, self))
-        return Number(float(value), self)
+def _told(kind: str, function: Callable[[float, float], float]) -> Callable[[Any, Any], Any]:
+    """Return an operation of two real numbers that is told to the tally; numpy does it for each of an array."""
+
+    def operate(self: Number, other: Any) -> Any:
+        if isinstance(other, (np.ndarray, Complex)):
+            return NotImplemented
+        result = self.tell(kind, function(self.value, other.value if isinstance(other, Number) else float(other)))
+        return result.value if kind == "compare" else result
+
+    return operate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,64 +95,54 @@ class Number:
     value: float
     tally: Tally
 
-    def _tell(self, kind: str, value: float) -> Number:
+    def tell(self, kind: str, value: float) -> Number:
         self.tally.done[kind] += 1
         return Number(value, self.tally)
 
-    def __add__(self, other: Number | float) -> Number:
-        return self._tell("add", self.value + _plain(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Number | float) -> Number:
-        return self._tell("add", self.value - _plain(other))
-
-    def __rsub__(self, other: float) -> Number:
-        return self._tell("add", other - self.value)
-
-    def __mul__(self, other: Number | float) -> Number:
-        return self._tell("mul", self.value * _plain(other))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Number | float) -> Number:
-        return self._tell("div", self.value / _plain(other))
-
-    def __rtruediv__(self, other: float) -> Number:
-        return self._tell("div", other / self.value)
+    __add__ = __radd__ = _told("add", operator.add)
+    __sub__ = _told("add", operator.sub)
+    __rsub__ = _told("add", lambda own, other: other - own)
+    __mul__ = __rmul__ = _told("mul", operator.mul)
+    __truediv__ = _told("div", operator.truediv)
+    __rtruediv__ = _told("div", lambda own, other: other / own)
+    __lt__ = _told("compare", operator.lt)
+    __le__ = _told("compare", operator.le)
+    __eq__ = _told("compare", operator.eq)
+    __ne__ = _told("compare", operator.ne)
+    max = _told("max", max)
+    min = _told("max", min)
 
     def __neg__(self) -> Number:
-        return self._tell("neg", -self.value)
+        return self.tell("neg", -self.value)
 
     def __abs__(self) -> Number:
-        return self._tell("abs", abs(self.value))
-
-    def max(self, other: Number | float) -> Number:
-        return self._tell("max", max(self.value, _plain(other)))
-
-    def min(self, other: Number | float) -> Number:
-        return self._tell("max", min(self.value, _plain(other)))
-
-    def equals(self, other: float) -> bool:
-        """Return whether it is a plain number: one comparison."""
-        return bool(self._tell("compare", self.value).value == other)
-
-    def sqrt(self) -> Number:
-        return self._tell("sqrt", math.sqrt(self.value))
-
-    def plus_product(self, left, right):
-        """Return the number plus a product: one multiply-add; a product of complex numbers makes the sum complex."""
-        if isinstance(left, Complex) or isinstance(right, Complex):
-            return Complex(self, Number(0.0, self.tally)).plus_product(left, right)
-        return self._tell("mac", self.value + left.value * _plain(right))
-
-    def minus_product(self, left: Number, right: Number) -> Number:
-        """Return the number less a product: one multiply-add."""
-        return self._tell("mac", self.value - left.value * right.value)
+        return self.tell("abs", abs(self.value))
 
     def call(self, name: str, function: Callable[[float], float]) -> Number:
-        """Return an elementary function of the number, told under its name: `x.call("exp", math.exp)`."""
-        return self._tell(name, function(self.value))
+        """Return an elementary function of the number, told under its name: `x.call("erf", math.erf)`."""
+        return self.tell(name, function(self.value))
+
+    # numpy calls these for each number of an array: np.exp(array).
+    def sqrt(self) -> Number:
+        return self.call("sqrt", math.sqrt)
+
+    def exp(self) -> Number:
+        return self.call("exp", math.exp)
+
+    def log(self) -> Number:
+        return self.call("log", math.log)
+
+    def tanh(self) -> Number:
+        return self.call("tanh", math.tanh)
+
+    def plus_product(self, left: Any, right: Any) -> Any:
+        """Return the number plus a product: one multiply-add; a product of complex numbers makes the sum complex."""
+        if isinstance(left, Complex) or isinstance(right, Complex):
+            return Complex(self, self.tally.number(0)).plus_product(left, right)
+        return self.tell("mac", self.value + left.value * (right.value if isinstance(right, Number) else right))
+
+    def minus_product(self, left: Number, right: Number) -> Number:
+        return self.tell("mac", self.value - left.value * right.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,14 +159,22 @@ class Complex:
     def __add__(self, other: Complex) -> Complex:
         return Complex(self.real + other.real, self.imag + other.imag)
 
+    def __radd__(self, other: Number) -> Complex:
+        """Return the sum with a real accumulator, which becomes complex."""
+        return self + Complex(other, other.tally.number(0))
+
     def __sub__(self, other: Complex) -> Complex:
         return Complex(self.real - other.real, self.imag - other.imag)
 
-    def __mul__(self, other: Complex) -> Complex:
+    def __mul__(self, other: Complex | float) -> Complex:
+        if not isinstance(other, Complex):
+            return Complex(self.real * other, self.imag * other)
         return Complex(self.real * other.real - self.imag * other.imag, self.real * other.imag + self.imag * other.real)
 
-    def __truediv__(self, other: Complex) -> Complex:
+    def __truediv__(self, other: Complex | Number) -> Complex:
         """Return the product with the conjugate over the other's square: 6 + 3 + 2 operations."""
+        if isinstance(other, Number):
+            return Complex(self.real / other, self.imag / other)
         square = other.real * other.real + other.imag * other.imag
         real = self.real * other.real + self.imag * other.imag
         return Complex(real / square, (self.imag * other.real - self.real * other.imag) / square)
@@ -170,20 +193,36 @@ class Complex:
         return Complex(real, imag.plus_product(left.imag, right.real))
 
     def minus_product(self, left: Complex, right: Complex) -> Complex:
-        """Return the number less a product: four multiply-adds, as `plus_product`."""
         real = self.real.minus_product(left.real, right.real).plus_product(left.imag, right.imag)
         imag = self.imag.minus_product(left.real, right.imag)
         return Complex(real, imag.minus_product(left.imag, right.real))
 
-    def conjugate(self) -> Complex:
-        """Return the conjugate: one negation."""
-        return Complex(self.real, -self.imag)
+
+def values(numbers: Any) -> Any:
+    """Return the values of an array of counting numbers, or of nested lists of them, as nested lists."""
+    found = each(operator.attrgetter("value"), np.array(numbers, dtype=object))
+    return found.tolist() if isinstance(found, np.ndarray) else found
 
 
-def values(numbers):
-    """Return nested lists of counting numbers as nested lists of floats, to compare with torch's own result."""
-    return [values(item) for item in numbers] if isinstance(numbers, (list, tuple)) else numbers.value
+def matmul(tally: Tally, left: Any, right: Any) -> Any:
+    """Return a matmul as numpy's: batches broadcast, a vector is one row on the left and one column on the right."""
+    wide, tall = left if left.ndim > 1 else left[None], right if right.ndim > 1 else right[:, None]
+    result = tally.dot(wide[..., :, None, :], np.swapaxes(tall, -1, -2)[..., None, :, :])
+    result = result if left.ndim > 1 else result[..., 0, :]
+    return result if right.ndim > 1 else result[..., 0]
 
 
-def _plain(value: Number | float) -> float:
-    return value.value if isinstance(value, Number) else float(value)
+def linear(tally: Tally, x: Any, weight: Any, bias: Any = None) -> Any:
+    """Return x @ weight.T + bias, of an input of any number of dimensions."""
+    products = matmul(tally, x, weight.T)
+    return products if bias is None else products + bias
+
+
+def scaled(x: Any, factor: float) -> Any:
+    """Return a multiple; a factor of 1 is no operation."""
+    return x if factor == 1 else x * factor
+
+
+def indexes(shape: Sequence[int]) -> np.ndindex:
+    """Iterate over every index of a shape."""
+    return np.ndindex(*shape)

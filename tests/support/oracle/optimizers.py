@@ -5,8 +5,7 @@ What depends on the step's number alone (bias corrections, step sizes) is no ope
 
 from dataclasses import dataclass
 
-from tests.support.oracle.number import Number
-from tests.support.oracle.pointwise import scaled
+from tests.support.oracle.number import Number, scaled
 
 
 @dataclass(frozen=True, slots=True)

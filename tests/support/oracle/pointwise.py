@@ -4,41 +4,17 @@ A program that chooses by the data does the costlier side, and then selects; a s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from tests.support.oracle.number import Complex, Number
+from tests.support.oracle.number import Complex, Number, scaled
 
+# --- elementary functions ---------------------------------------------------------------------------------------------
 
-def each(function, *operands):
-    """Return what a function makes of each element of nested lists, which broadcast as tensors do."""
-    depth = max(map(depth_of, operands))
-    if depth == 0:
-        return function(*operands)
-    size = max(len(operand) for operand in operands if depth_of(operand) == depth)
-    return [each(function, *[_part(operand, index, depth) for operand in operands]) for index in range(size)]
-
-
-def depth_of(operand: Any) -> int:
-    return 1 + depth_of(operand[0]) if isinstance(operand, list) else 0
-
-
-def elementwise(function):
-    """Return the program that does the same with each element."""
-    return lambda tally, *operands: each(function, *operands)
-
-
-def with_coefficients(step: Callable[..., Any], *coefficients: float) -> Callable[..., Any]:
-    """Return a step on elements that is given its coefficients last."""
-    return lambda *elements: step(*elements, *coefficients)
-
-
-def _part(operand: Any, index: int, depth: int) -> Any:
-    if depth_of(operand) < depth:
-        return operand
-    return operand[index if len(operand) > 1 else 0]
+exp, log, tanh = np.exp, np.log, np.tanh  # of a number or an array: numpy calls the method of this name
 
 
 def select(condition: bool, chosen: Number | float, other: Number | float) -> Number:
@@ -46,21 +22,6 @@ def select(condition: bool, chosen: Number | float, other: Number | float) -> Nu
     tally = next(value.tally for value in (chosen, other) if isinstance(value, Number))
     value = chosen if condition else other
     return value if isinstance(value, Number) else tally.number(value)
-
-
-# --- elementary functions ---------------------------------------------------------------------------------------------
-
-
-def exp(x: Number) -> Number:
-    return x.call("exp", math.exp)
-
-
-def log(x: Number) -> Number:
-    return x.call("log", math.log)
-
-
-def tanh(x: Number) -> Number:
-    return x.call("tanh", math.tanh)
 
 
 def erf(x: Number) -> Number:
@@ -72,37 +33,12 @@ def power(x: Number, exponent: Number | float) -> Number:
     return x.call("pow", lambda value: value**plain)
 
 
-def scaled(x: Number, factor: float) -> Number:
-    """Return a multiple; a factor of 1 is no operation."""
-    return x if factor == 1 else x * factor
-
-
 def scalar(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[float], float]:
     """Return torch's function of one number, for those that Python's math lacks."""
     return lambda value: function(torch.tensor(value, dtype=torch.float64)).item()
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
-
-
-def add(x: Number, y: Number, alpha: float = 1) -> Number:
-    return x + scaled(y, alpha)
-
-
-def subtract(x: Number, y: Number, alpha: float = 1) -> Number:
-    return x - scaled(y, alpha)
-
-
-def addcmul(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    return x + scaled(y, value) * z
-
-
-def addcdiv(x: Number, y: Number, z: Number, value: float = 1) -> Number:
-    return x + scaled(y, value) / z
-
-
-def lerp(x: Number, y: Number, weight: Number | float) -> Number:
-    return x + (y - x) * weight
 
 
 def clamp(x: Number, low: float | None = None, high: float | None = None) -> Number:
@@ -118,16 +54,14 @@ def sign(x: Number) -> Number:
     return x.call("sign", lambda value: (value > 0) - (value < 0))
 
 
-def reciprocal(x: Number) -> Number:
-    return 1 / x
-
-
 def remainder(x: Number, y: Number) -> Number:
     return x - (x / y).call("round", math.floor) * y
 
 
-def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
-    return [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+def cross(x: Any, y: Any) -> Any:
+    """Return the cross products of vectors along the last axis."""
+    after, before = [1, 2, 0], [2, 0, 1]
+    return x[..., after] * y[..., before] - x[..., before] * y[..., after]
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -135,18 +69,6 @@ def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
 
 def leaky_relu(x: Number, slope: Number | float) -> Number:
     return select(x.value > 0, x, x * slope)
-
-
-def prelu(x: Number, slope: Number) -> Number:
-    return leaky_relu(x, slope)
-
-
-def elu(x: Number, alpha: float = 1) -> Number:
-    return select(x.value > 0, x, scaled(exp(x) - 1, alpha))
-
-
-def celu(x: Number, alpha: float = 1) -> Number:
-    return select(x.value > 0, x, scaled(exp(scaled(x, 1 / alpha)) - 1, alpha))
 
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -174,47 +96,21 @@ def log_sigmoid(x: Number) -> Number:
     return x.min(0) - log(1 + exp(-abs(x)))
 
 
-def softshrink(x: Number, bound: float) -> Number:
-    """Return x moved towards 0 by the bound."""
-    moved = x - math.copysign(bound, x.value)
-    return select(abs(x.value) > bound, moved, x.tally.zero())
+def softshrink(x: Number, y: Number, bound: float) -> Number:
+    """Return y, or 0 where x is within the bound: a selection."""
+    return select(abs(x.value) > bound, y, 0.0)
 
 
-def threshold(x: Number, bound: float, value: float) -> Number:
-    """Return x, or a value below the bound: a selection."""
-    return select(x.value > bound, x, x.tally.number(value))
-
-
-def logit(x: Number, eps: float | None = None) -> Number:
-    """Return log(x/(1 − x)), x first brought within eps and 1 − eps."""
-    x = x if eps is None else clamp(x, eps, 1 - eps)
+def logit(x: Number) -> Number:
     return log(x / (1 - x))
-
-
-def glu(x: Number, gate: Number) -> Number:
-    return x * sigmoid(gate)
 
 
 # --- activations' derivatives, times the gradient g -------------------------------------------------------------------
 
 
-def threshold_backward(g: Number, x: Number, bound: float) -> Number:
-    """Return g, or 0 below the bound: a selection."""
-    return select(x.value > bound, g, g.tally.zero())
-
-
-def hardtanh_backward(g: Number, x: Number, low: float, high: float) -> Number:
-    """Return g, or 0 outside the bounds: a selection."""
-    return select(low < x.value < high, g, g.tally.zero())
-
-
-def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
-    return select(x.value > 0, g, g * slope)
-
-
 def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]:
     """Return the gradients of the number and of its slope: g and 0, or below 0 g*slope and g*x."""
-    return select(x.value > 0, g, g * slope), select(x.value > 0, g.tally.zero(), g * x)
+    return select(x.value > 0, g, g * slope), select(x.value > 0, g.tally.number(0), g * x)
 
 
 def gelu_backward(g: Number, x: Number) -> Number:
@@ -231,42 +127,10 @@ def gelu_tanh_backward(g: Number, x: Number) -> Number:
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c * (1 + 3 * k * square)))
 
 
-def silu_backward(g: Number, x: Number) -> Number:
-    s = sigmoid(x)
-    return g * s * (1 + x * (1 - s))
-
-
-def elu_backward(g: Number, x: Number, alpha: float, scale: float, input_scale: float) -> Number:
-    """Return g*scale, or below 0 g*alpha*scale*input_scale*exp(x*input_scale)."""
-    below = g * exp(scaled(x, input_scale))
-    return select(x.value > 0, g.value * scale, scaled(below, alpha * scale * input_scale))
-
-
-def elu_backward_of_result(g: Number, y: Number, alpha: float, scale: float, input_scale: float) -> Number:
-    below = scaled(g, input_scale) * (y + alpha * scale)
-    return select(y.value > 0, g.value * scale, below)
-
-
-def softplus_backward(g: Number, x: Number, beta: float) -> Number:
-    """Return g*z/(z + 1), z being exp(beta*x)."""
-    z = exp(scaled(x, beta))
-    return g * z / (z + 1)
-
-
 def mish_backward(g: Number, x: Number) -> Number:
     """Return g*(t + x*s*(1 − t^2)), s being sigmoid(x), t the tangent of softplus."""
     s, t = sigmoid(x), tanh(softplus(x))
     return g * (t + x * s * (1 - t * t))
-
-
-def hardswish_backward(g: Number, x: Number) -> Number:
-    """Return g*(x/3 + 1/2) between −3 and 3, g above, 0 below."""
-    return select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value if x.value >= 3 else 0.0)
-
-
-def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
-    """Return g, or 0 within the bound: a selection."""
-    return select(abs(x.value) > bound, g, g.tally.zero())
 
 
 def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
@@ -289,8 +153,3 @@ def complex_exp(z: Complex) -> Complex:
     """Return exp(x)*(cos y + i sin y)."""
     radius = exp(z.real)
     return Complex(radius * z.imag.call("cos", math.cos), radius * z.imag.call("sin", math.sin))
-
-
-def angle(z: Complex) -> Number:
-    """Return the angle, one elementary function."""
-    return z.imag.call("atan2", lambda side: math.atan2(side, z.real.value))

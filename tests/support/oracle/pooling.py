@@ -1,209 +1,173 @@
-"""The pooling programs: windows that slide over C × space lists, one sample at a time; and their gradients.
+"""The pooling programs: windows that slide over the last axes of arrays; and their gradients.
 
 A window that reaches over the edge meets -inf (the largest) or 0 (the mean): it does as much as any other. Positions
 and the sizes of windows are known before the data, so that arithmetic on them is no operation.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from tests.support.oracle.number import Number, Tally
-from tests.support.oracle.pointwise import power
-from tests.support.oracle.products import at, indexes, shape_of
+import numpy as np
 
-Grid = Any  # nested lists of numbers, as deep as the space has dimensions
-Position = tuple[int, ...]
+from tests.support.oracle.number import Number, Tally, each, indexes
+from tests.support.oracle.pointwise import power, sign
 
-
-def build(sizes: Sequence[int], make: Callable[[Position], Any], before: Position = ()) -> Grid:
-    """Return nested lists of what `make` says of each position."""
-    if not sizes:
-        return make(before)
-    return [build(sizes[1:], make, (*before, index)) for index in range(sizes[0])]
+Sizes = Sequence[int]
+Slices = tuple[slice, ...]
 
 
-def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False) -> int:
+def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
     """Return how many windows there are along a dimension; the last must begin inside, or in the padding before."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = (-(-span // stride) if ceil else span // stride) + 1
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
-def window(
-    place: Position, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> list[Position]:
-    """Return the positions that the window of an output position covers, those over the edge too."""
-    starts = [p * s - pad for p, s, pad in zip(place, stride, padding, strict=True)]
-    return [
-        tuple(a + step * d for a, step, d in zip(starts, steps, dilation, strict=True)) for steps in indexes(kernel)
+def windows(
+    sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes | None = None, ceil: bool = False
+) -> tuple[tuple[int, ...], list[Slices], Slices, Sizes]:
+    """Return the sizes of the result and each window, as slices of a grid with borders; the inside, and its sizes."""
+    steps = dilation or (1,) * len(sizes)
+    results = [pooled_size(*each, ceil) for each in zip(sizes, kernel, stride, padding, steps, strict=True)]
+    found = [
+        tuple(slice(p * s, p * s + d * (k - 1) + 1, d) for p, s, d, k in zip(at, stride, steps, kernel, strict=True))
+        for at in indexes(results)
     ]
+    wide = [
+        max(before + size, (m - 1) * s + d * (k - 1) + 1)
+        for before, size, m, s, d, k in zip(padding, sizes, results, stride, steps, kernel, strict=True)
+    ]
+    inside = tuple(slice(before, before + size) for before, size in zip(padding, sizes, strict=True))
+    return tuple(results), found, inside, wide
 
 
-def inside(position: Position, sizes: Sequence[int]) -> bool:
-    """Return whether a position lies in a grid."""
-    return all(0 <= index < size for index, size in zip(position, sizes, strict=True))
+def gather(grid: Any, results: Sizes, found: Sequence[Slices], program: Callable[[Any], Any]) -> Any:
+    """Return what a program makes of the numbers of each window."""
+    lead = grid.shape[: grid.ndim - len(results)]
+    parts = [program(grid[(..., *window)].reshape(*lead, -1)) for window in found]
+    return np.stack(parts, -1).reshape(*lead, *results)
 
 
-def pooled_sizes(
-    grid: Grid,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil: bool,
-) -> list[int]:
-    each = zip(shape_of(grid), kernel, stride, padding, dilation, strict=True)
-    return [pooled_size(*sizes, ceil) for sizes in each]
+def scatter(grid: Any, found: Sequence[Slices], shares: Any) -> Any:
+    """Add a share for each window to all of its numbers."""
+    rank = len(found[0])
+    shares = shares.reshape(*grid.shape[: grid.ndim - rank], -1)
+    for place, window in enumerate(found):
+        grid[(..., *window)] = grid[(..., *window)] + shares[(..., place, *[None] * rank)]
+    return grid
 
 
-def max_pool(
-    tally: Tally,
-    grid: Grid,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil: bool,
-) -> Grid:
+def bordered(grid: Any, inside: Slices, wide: Sizes, border: float) -> Any:
+    result = np.full((*grid.shape[: grid.ndim - len(wide)], *wide), border, dtype=object)
+    result[(..., *inside)] = grid
+    return result
+
+
+def max_pool(tally: Tally, grid: Any, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Any:
     """Return the largest number of each window."""
-    sizes = shape_of(grid)
-
-    def largest(place: Position) -> Number:
-        top = tally.lowest()
-        for position in window(place, kernel, stride, padding, dilation):
-            top = top.max(at(grid, position) if inside(position, sizes) else -math.inf)
-        return top
-
-    return build(pooled_sizes(grid, kernel, stride, padding, dilation, ceil), largest)
+    sizes = grid.shape[-len(kernel) :]
+    results, found, inside, wide = windows(sizes, kernel, stride, padding, dilation, ceil)
+    return gather(bordered(grid, inside, wide, -math.inf), results, found, tally.largest)
 
 
-def max_pool_backward(tally: Tally, gradient: Grid, chosen: Grid, sizes: Sequence[int]) -> Grid:
+def max_pool_backward(tally: Tally, gradient: Any, chosen: Any, sizes: Sizes) -> Any:
     """Return zeros to which each gradient was added at the place that its window chose, an index into the space."""
-    result = [tally.zero() for _ in range(math.prod(sizes))]
-    for place in indexes(shape_of(gradient)):
-        index = at(chosen, place)
-        result[index] = result[index] + at(gradient, place)
-    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    return build(sizes, lambda place: result[sum(p * s for p, s in zip(place, strides, strict=True))])
+    lead = gradient.shape[: gradient.ndim - len(sizes)]
+    result = tally.zeros(math.prod(lead), math.prod(sizes))
+    rows = np.arange(len(result))[:, None]
+    np.add.at(result, (rows, chosen.reshape(len(result), -1)), gradient.reshape(len(result), -1))
+    return result.reshape(*lead, *sizes)
 
 
-def divisor_of(
-    place: Position,
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    count_include_pad: bool,
-    override: int | None,
-) -> int:
-    """Return what the sum over a window is divided by: its numbers within the padding, or within the grid."""
-    if override is not None:
-        return override
-    count = 1
-    for p, size, k, s, pad in zip(place, sizes, kernel, stride, padding, strict=True):
-        start, end = p * s - pad, min(p * s - pad + k, size + pad)
-        count *= end - start if count_include_pad else min(end, size) - max(start, 0)
-    return count
+def divisors(
+    sizes: Sizes, results: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, counts_padding: bool, given: int | None
+) -> Any:
+    """Return what the sums over windows are divided by: their numbers within the padding, or within the grid."""
+    if given is not None:
+        return given
+    along = []
+    for size, result, k, s, pad in zip(sizes, results, kernel, stride, padding, strict=True):
+        start = np.arange(result) * s - pad
+        end = np.minimum(start + k, size + pad)
+        along.append(end - start if counts_padding else np.minimum(end, size) - np.maximum(start, 0))
+    return math.prod(np.ix_(*along))
 
 
 def avg_pool(
     tally: Tally,
-    grid: Grid,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    grid: Any,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
     ceil: bool,
-    count_include_pad: bool,
-    override: int | None = None,
-) -> Grid:
+    counts_padding: bool,
+    divisor: int | None = None,
+) -> Any:
     """Return the mean of each window."""
-    sizes, flat = shape_of(grid), (1,) * len(kernel)
-
-    def mean(place: Position) -> Number:
-        covered = window(place, kernel, stride, padding, flat)
-        total = tally.zero()
-        for position in covered:
-            total = total + (at(grid, position) if inside(position, sizes) else 0.0)
-        return total / divisor_of(place, sizes, kernel, stride, padding, count_include_pad, override)
-
-    return build(pooled_sizes(grid, kernel, stride, padding, flat, ceil), mean)
+    sizes = grid.shape[-len(kernel) :]
+    results, found, inside, wide = windows(sizes, kernel, stride, padding, ceil=ceil)
+    sums = gather(bordered(grid, inside, wide, 0.0), results, found, partial(tally.sum, axis=-1))
+    return sums / divisors(sizes, results, kernel, stride, padding, counts_padding, divisor)
 
 
 def avg_pool_backward(
     tally: Tally,
-    gradient: Grid,
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    count_include_pad: bool,
-    override: int | None = None,
-) -> Grid:
+    gradient: Any,
+    sizes: Sizes,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil: bool,
+    counts_padding: bool,
+    divisor: int | None = None,
+) -> Any:
     """Return zeros to which each gradient over its divisor was added, all over its window."""
-    result = {position: tally.zero() for position in indexes(sizes)}
-    for place in indexes(shape_of(gradient)):
-        share = at(gradient, place) / divisor_of(place, sizes, kernel, stride, padding, count_include_pad, override)
-        for position in window(place, kernel, stride, padding, (1,) * len(kernel)):
-            result[position] = result.get(position, tally.zero()) + share
-    return build(sizes, lambda place: result[place])
+    results, found, inside, wide = windows(sizes, kernel, stride, padding, ceil=ceil)
+    shares = gradient / divisors(sizes, results, kernel, stride, padding, counts_padding, divisor)
+    grid = tally.zeros(*gradient.shape[: gradient.ndim - len(sizes)], *wide)
+    return scatter(grid, found, shares)[(..., *inside)]
 
 
-def adaptive_window(place: Position, sizes: Sequence[int], results: Sequence[int]) -> list[Position]:
-    """Return the positions of the window of one of `results` outputs: from floor(i*n/m) to ceil((i + 1)*n/m)."""
-    each = zip(place, sizes, results, strict=True)
-    return list(itertools.product(*(range(p * n // m, -(-(p + 1) * n // m)) for p, n, m in each)))
+def adaptive_windows(sizes: Sizes, results: Sizes) -> list[Slices]:
+    """Return the window of each of `results` outputs: from floor(i*n/m) to ceil((i + 1)*n/m)."""
+    axes = list(zip(sizes, results, strict=True))
+    return [
+        tuple(slice(p * n // m, -(-(p + 1) * n // m)) for p, (n, m) in zip(at, axes, strict=True))
+        for at in indexes(results)
+    ]
 
 
-def adaptive_avg_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
+def adaptive_avg_pool(tally: Tally, grid: Any, results: Sizes) -> Any:
     """Return the mean of each of a given number of windows."""
-    sizes = shape_of(grid)
-
-    def mean(place: Position) -> Number:
-        covered = adaptive_window(place, sizes, results)
-        return tally.sum(at(grid, position) for position in covered) / len(covered)
-
-    return build(results, mean)
+    found = adaptive_windows(grid.shape[-len(results) :], results)
+    return gather(grid, results, found, lambda numbers: tally.sum(numbers, -1) / numbers.shape[-1])
 
 
-def adaptive_avg_pool_backward(tally: Tally, gradient: Grid, sizes: Sequence[int]) -> Grid:
+def adaptive_avg_pool_backward(tally: Tally, gradient: Any, sizes: Sizes) -> Any:
     """Return zeros to which each gradient over its window's size was added, all over that window."""
-    result = {position: tally.zero() for position in indexes(sizes)}
-    results = shape_of(gradient)
-    for place in indexes(results):
-        covered = adaptive_window(place, sizes, results)
-        share = at(gradient, place) / len(covered)
-        for position in covered:
-            result[position] = result[position] + share
-    return build(sizes, lambda place: result[place])
+    results = gradient.shape[-len(sizes) :]
+    found = adaptive_windows(sizes, results)
+    counts = [math.prod(part.stop - part.start for part in window) for window in found]
+    grid = tally.zeros(*gradient.shape[: -len(sizes)], *sizes)
+    return scatter(grid, found, gradient / np.reshape(counts, results))
 
 
-def adaptive_max_pool(tally: Tally, grid: Grid, results: Sequence[int]) -> Grid:
+def adaptive_max_pool(tally: Tally, grid: Any, results: Sizes) -> Any:
     """Return the largest number of each of a given number of windows."""
-    sizes = shape_of(grid)
-
-    def largest(place: Position) -> Number:
-        top = tally.lowest()
-        for position in adaptive_window(place, sizes, results):
-            top = top.max(at(grid, position))
-        return top
-
-    return build(results, largest)
+    return gather(grid, results, adaptive_windows(grid.shape[-len(results) :], results), tally.largest)
 
 
-def lp_pool(tally: Tally, grid: Grid, order: float, kernel: Sequence[int], stride: Sequence[int]) -> Grid:
+def lp_pool(tally: Tally, grid: Any, order: float, kernel: Sizes, stride: Sizes) -> Any:
     """Return (sum of x^p)^(1/p) of each window, as torch does: the mean of the powers, times the window's size.
 
     The sign of the mean is kept, and its absolute value taken by a relu, as torch.nn.functional.lp_pool2d does.
     """
-    none = (0,) * len(kernel)
-    powers = build(shape_of(grid), lambda place: power(at(grid, place), order))
-    means = avg_pool(tally, powers, kernel, stride, none, False, True)
+    powers = each(lambda x: power(x, order), grid)
+    means = avg_pool(tally, powers, kernel, stride, (0,) * len(kernel), False, True)
 
-    def root(place: Position) -> Number:
-        mean = at(means, place)
-        sign = mean.call("sign", lambda value: (value > 0) - (value < 0))
-        return power(sign * abs(mean).max(0) * math.prod(kernel), 1 / order)
+    def root(mean: Number) -> Number:
+        return power(sign(mean) * abs(mean).max(0) * math.prod(kernel), 1 / order)
 
-    return build(shape_of(means), root)
+    return each(root, means)

@@ -1,309 +1,210 @@
-"""The recurrence programs: RNN, LSTM and GRU cells and layers, as loops over counting numbers."""
+"""The recurrence programs: RNN, LSTM and GRU cells and layers, on arrays of [..., units]."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from tests.support.oracle.number import Number, Tally
-from tests.support.oracle.pointwise import sigmoid, tanh
-from tests.support.oracle.products import linear, transpose
+import numpy as np
+
+from tests.support.oracle.number import Tally, each, linear, matmul
+from tests.support.oracle.pointwise import select, sigmoid, tanh
 
 Weights = Sequence[Any]  # of the input, of the hidden state, their biases or none, and the projection or none
-Row = list[Number]
-Gradients = list[Any]  # of the input, of both weights, and of both biases if there are any
+State = Sequence[Any]  # the hidden state, and for an LSTM the cell
+Gradients = list[Any]  # of the input, of both weights, of both biases and of the projection if there are any
 
 
-def gate_sums(tally: Tally, x: Row, hidden: Row, weights: Weights) -> Row:
-    """Return what an input and a hidden state make of a cell's weights and biases, added."""
-    w_ih, w_hh, b_ih, b_hh = weights[:4]
-    return [a + b for a, b in zip(linear(tally, x, w_ih, b_ih), linear(tally, hidden, w_hh, b_hh), strict=True)]
+@contextmanager
+def free_of_cost(tally: Tally) -> Iterator[None]:
+    """Forget what is done inside: the forward run left it."""
+    spent = Counter(tally.done)
+    yield
+    tally.done = spent
 
 
-def rnn_step(tally: Tally, x: Row, state: Sequence[Row], weights: Weights, activation: str) -> tuple[Row, ...]:
-    """Return the next hidden state of a plain RNN cell, for one sample."""
-    sums = gate_sums(tally, x, state[0], weights)
-    return ([tanh(number) if activation == "tanh" else number.max(0.0) for number in sums],)
+def lstm_gates(tally: Tally, x: Any, hidden: Any, weights: Weights) -> list[Any]:
+    sums = linear(tally, x, weights[0], weights[2]) + linear(tally, hidden, weights[1], weights[3])
+    i, f, g, o = np.split(sums, 4, -1)
+    return [sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)]
 
 
-def lstm_step(tally: Tally, x: Row, state: Sequence[Row], weights: Weights) -> tuple[Row, ...]:
-    """Return the next hidden state and cell of an LSTM cell, for one sample."""
-    hidden, cell = state
-    sums = gate_sums(tally, x, hidden, weights)
-    size = len(cell)
-    i, f, g, o = (sums[first : first + size] for first in range(0, 4 * size, size))
-    cells = [sigmoid(f[n]) * cell[n] + sigmoid(i[n]) * tanh(g[n]) for n in range(size)]
-    result = [sigmoid(o[n]) * tanh(cells[n]) for n in range(size)]
-    return (result if weights[4] is None else linear(tally, result, weights[4]), cells)
+def gru_gates(tally: Tally, x: Any, hidden: Any, weights: Weights) -> list[Any]:
+    """Return the gates, and what the hidden state makes for the new one, before r multiplies it."""
+    first = np.split(linear(tally, x, weights[0], weights[2]), 3, -1)
+    second = np.split(linear(tally, hidden, weights[1], weights[3]), 3, -1)
+    r, z = sigmoid(first[0] + second[0]), sigmoid(first[1] + second[1])
+    return [r, z, tanh(first[2] + r * second[2]), second[2]]
 
 
-def gru_step(tally: Tally, x: Row, state: Sequence[Row], weights: Weights) -> tuple[Row, ...]:
-    """Return the next hidden state of a GRU cell, for one sample: (h - n) * z + n."""
-    w_ih, w_hh, b_ih, b_hh = weights[:4]
-    (hidden,) = state
-    first, second = linear(tally, x, w_ih, b_ih), linear(tally, hidden, w_hh, b_hh)
-    size = len(hidden)
-    result = []
-    for n in range(size):
-        r = sigmoid(first[n] + second[n])
-        z = sigmoid(first[size + n] + second[size + n])
-        new = tanh(first[2 * size + n] + r * second[2 * size + n])
-        result.append((hidden[n] - new) * z + new)
-    return (result,)
+def step(tally: Tally, kind: str, x: Any, state: State, weights: Weights) -> tuple[Any, ...]:
+    """Return the next state of a cell of some kind; a GRU's is (h - n) * z + n."""
+    if kind == "LSTM":
+        i, f, g, o = lstm_gates(tally, x, state[0], weights)
+        cell = f * state[1] + i * g
+        result = o * tanh(cell)
+        return (result if weights[4] is None else linear(tally, result, weights[4]), cell)
+    if kind == "GRU":
+        _, z, new, _ = gru_gates(tally, x, state[0], weights)
+        return ((state[0] - new) * z + new,)
+    sums = linear(tally, x, weights[0], weights[2]) + linear(tally, state[0], weights[1], weights[3])
+    return (tanh(sums) if kind == "tanh" else each(lambda number: number.max(0.0), sums),)
 
 
 def run(
     tally: Tally,
     kind: str,
-    sequences: list[list[Row]],
-    states: list[list[tuple[Row, ...]]],
+    sequences: Sequence[Any],
+    states: Sequence[Sequence[State]],
     weights: Sequence[Weights],
     bidirectional: bool,
-) -> tuple[list[list[Row]], list[list[tuple[Row, ...]]]]:
+) -> tuple[list[Any], list[list[State]]]:
     """Return the outputs of each sequence and the last states, after layers that may run in two directions.
 
     `sequences` holds for each sample its rows, which may differ in number; `states` for each layer and direction the
     first state of each sample, and `weights` its weights.
     """
-    directions = 2 if bidirectional else 1
-    last = []
-    for layer in range(len(weights) // directions):
+    directions, last = 1 + bidirectional, []
+    for first in range(0, len(weights), directions):
         outputs = []
-        for direction in range(directions):
-            place = layer * directions + direction
+        for place in range(first, first + directions):
+            order = slice(None, None, -1 if place > first else 1)
             rows, ends = [], []
-            for sample, sequence in enumerate(sequences):
-                state = states[place][sample]
+            for state, sequence in zip(states[place], sequences, strict=True):
                 made = []
-                for x in reversed(sequence) if direction else sequence:
+                for x in sequence[order]:
                     state = step(tally, kind, x, state, weights[place])
                     made.append(state[0])
-                rows.append(made[::-1] if direction else made)
+                rows.append(np.stack(made)[order])
                 ends.append(state)
             outputs.append(rows)
             last.append(ends)
-        sequences = [
-            [[number for part in parts for number in part] for parts in zip(*samples, strict=True)]
-            for samples in zip(*outputs, strict=True)
-        ]
-    return sequences, last
+        sequences = [np.concatenate(ways, -1) for ways in zip(*outputs, strict=True)]
+    return list(sequences), last
 
 
-def step(tally: Tally, kind: str, x: Row, state: Sequence[Row], weights: Weights) -> tuple[Row, ...]:
-    """Return the next state of a cell of some kind, for one sample."""
-    if kind == "LSTM":
-        return lstm_step(tally, x, state, weights)
-    if kind == "GRU":
-        return gru_step(tally, x, state, weights)
-    return rnn_step(tally, x, state, weights, kind)
-
-
-def lstm_slopes(grad_h: Row, grad_c: Row, gates: Sequence[Row], cell: Row, before: Row) -> tuple[Row, Row]:
+def lstm_slopes(grad_h: Any, grad_c: Any, gates: Sequence[Any], cell: Any, before: Any) -> tuple[Any, Any]:
     """Return the gradients of the sums of an LSTM cell's gates, and of the cell before; tanh(cell) is made again."""
     i, f, g, o = gates
-    parts = [[], [], [], []]
-    carried = []
-    for n in range(len(cell)):
-        bent = tanh(cell[n])
-        down = grad_c[n] + _tanh_slope(grad_h[n] * o[n], bent)
-        parts[0].append(_sigmoid_slope(down * g[n], i[n]))
-        parts[1].append(_sigmoid_slope(down * before[n], f[n]))
-        parts[2].append(_tanh_slope(down * i[n], g[n]))
-        parts[3].append(_sigmoid_slope(grad_h[n] * bent, o[n]))
-        carried.append(down * f[n])
-    return [number for part in parts for number in part], carried
+    bent = tanh(cell)
+    down = grad_c + _tanh_slope(grad_h * o, bent)
+    slopes = (
+        _sigmoid_slope(down * g, i),
+        _sigmoid_slope(down * before, f),
+        _tanh_slope(down * i, g),
+        _sigmoid_slope(grad_h * bent, o),
+    )
+    return np.concatenate(slopes, -1), down * f
 
 
-def gru_slopes(grad_h: Row, gates: Sequence[Row], hidden: Row, side: Row) -> tuple[Row, Row, Row]:
+def gru_slopes(grad_h: Any, gates: Sequence[Any], hidden: Any, side: Any) -> tuple[Any, Any, Any]:
     """Return the gradients of the sums of a GRU cell's gates, of input and of hidden state, and what z hands back.
 
     `side` is what the hidden state made for the new gate, before r multiplied it.
     """
     r, z, new = gates
-    units = range(len(grad_h))
-    to_z = [_sigmoid_slope(grad_h[n] * (hidden[n] - new[n]), z[n]) for n in units]
-    to_new = [_tanh_slope(grad_h[n] * (1.0 - z[n]), new[n]) for n in units]
-    to_r = [_sigmoid_slope(to_new[n] * side[n], r[n]) for n in units]
-    of_hidden = to_r + to_z + [to_new[n] * r[n] for n in units]
-    return to_r + to_z + to_new, of_hidden, [grad_h[n] * z[n] for n in units]
+    to_z = _sigmoid_slope(grad_h * (hidden - new), z)
+    to_new = _tanh_slope(grad_h * (1.0 - z), new)
+    to_r = _sigmoid_slope(to_new * side, r)
+    both = (to_r, to_z)
+    return np.concatenate((*both, to_new), -1), np.concatenate((*both, to_new * r), -1), grad_h * z
 
 
-def lstm_backward(
-    tally: Tally, xs: list[Row], state: Sequence[Row], weights: Weights, grads: list[Row], last: Sequence[Row]
+def layer_backward(
+    tally: Tally, kind: str, xs: Any, state: State, weights: Weights, grads: Any, last: State
 ) -> Gradients:
-    """Return the gradients of an LSTM layer's input, of its two weights and, if there are any, biases and projection.
+    """Return the gradients of a layer's input, of its two weights and, if there are any, biases and projection.
 
-    It is one sample's; `grads` are of the outputs, `last` of the last hidden state and cell. The gates are there from
-    the forward run, and cost nothing here.
+    It is one sample's; `grads` are of the outputs, `last` of the last state. The gates are there from the forward run,
+    and cost nothing here.
     """
-    projection = weights[4] if len(weights) > 4 else None
-    saved = _saved_gates(xs, state, weights, tally)
-    slopes = []
-    projected = []
-    grad_h, grad_c = last
+    projection = weights[4] if kind == "LSTM" else None
+    states, gates = [state], []
+    with free_of_cost(tally):
+        for x in xs:
+            if kind in ("LSTM", "GRU"):
+                gates.append((lstm_gates if kind == "LSTM" else gru_gates)(tally, x, states[-1][0], weights))
+            states.append(step(tally, kind, x, states[-1], weights))
+        outputs = (
+            [own[3] * tanh(after[1]) for own, after in zip(gates, states[1:], strict=True)] if kind == "LSTM" else []
+        )
+    of_input, of_hidden, projected = [], [], []
+    grad_h, grad_c = last if kind == "LSTM" else (last[0], None)
     for t in reversed(range(len(xs))):
-        i, f, g, o, cell, before, *_ = saved[t]
-        grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
-        if projection is not None:
-            projected.insert(0, grad_h)
-            grad_h = [tally.dot(grad_h, column) for column in transpose(projection)]
-        towards, grad_c = lstm_slopes(grad_h, grad_c, (i, f, g, o), cell, before)
-        slopes.insert(0, towards)
-        grad_h = [tally.dot(slopes[0], column) for column in transpose(weights[1])]
-    gradients = _weight_gradients(tally, xs, [step[6] for step in saved], weights, slopes, slopes)
-    if projection is not None:
-        outputs = transpose([step[7] for step in saved])
-        gradients.append([[tally.dot(row, column) for column in outputs] for row in transpose(projected)])
-    return gradients
-
-
-def rnn_backward(
-    tally: Tally,
-    xs: list[Row],
-    state: Sequence[Row],
-    weights: Weights,
-    grads: list[Row],
-    last: Sequence[Row],
-    activation: str,
-) -> Gradients:
-    """Return the gradients of a plain RNN layer, as `lstm_backward`; relu's slope selects."""
-    spent = Counter(tally.done)
-    hidden = [state[0]]
-    for x in xs:
-        hidden.append(rnn_step(tally, x, (hidden[-1],), weights, activation)[0])
-    tally.done = spent
-    slopes = []
-    (grad_h,) = last
-    for t in reversed(range(len(xs))):
-        grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
-        if activation == "tanh":
-            slope = [_tanh_slope(grad, value) for grad, value in zip(grad_h, hidden[t + 1], strict=True)]
+        grad_h = grads[t] + grad_h
+        hidden, after = states[t][0], states[t + 1]
+        if kind == "LSTM":
+            if projection is not None:
+                projected.insert(0, grad_h)
+                grad_h = matmul(tally, grad_h, projection)
+            first, grad_c = lstm_slopes(grad_h, grad_c, gates[t], after[1], states[t][1])
+            second, kept = first, None
+        elif kind == "GRU":
+            first, second, kept = gru_slopes(grad_h, gates[t][:3], hidden, gates[t][3])
         else:
-            slope = [g if value.value > 0 else tally.zero() for g, value in zip(grad_h, hidden[t + 1], strict=True)]
-        slopes.insert(0, slope)
-        grad_h = [tally.dot(slope, column) for column in transpose(weights[1])]
-    return _weight_gradients(tally, xs, hidden[:-1], weights, slopes, slopes)
-
-
-def gru_backward(
-    tally: Tally, xs: list[Row], state: Sequence[Row], weights: Weights, grads: list[Row], last: Sequence[Row]
-) -> Gradients:
-    """Return the gradients of a GRU layer, as `lstm_backward`; the two biases of the new gate's have their own."""
-    w_ih, w_hh, b_ih, b_hh = weights[:4]
-    spent = Counter(tally.done)
-    hidden, saved = [state[0]], []
-    for x in xs:
-        first, second = linear(tally, x, w_ih, b_ih), linear(tally, hidden[-1], w_hh, b_hh)
-        size = len(hidden[-1])
-        r = [sigmoid(first[n] + second[n]) for n in range(size)]
-        z = [sigmoid(first[size + n] + second[size + n]) for n in range(size)]
-        new = [tanh(first[2 * size + n] + r[n] * second[2 * size + n]) for n in range(size)]
-        saved.append((r, z, new, second[2 * size :]))
-        hidden.append(gru_step(tally, x, (hidden[-1],), weights)[0])
-    tally.done = spent
-    of_input = []
-    of_hidden = []
-    (grad_h,) = last
-    for t in reversed(range(len(xs))):
-        r, z, new, side = saved[t]
-        grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
-        first, second, kept = gru_slopes(grad_h, (r, z, new), hidden[t], side)
+            slope = _tanh_slope if kind == "tanh" else _relu_slope
+            first = second = slope(grad_h, after[0])
+            kept = None
         of_input.insert(0, first)
         of_hidden.insert(0, second)
-        back = [tally.dot(second, column) for column in transpose(w_hh)]
-        grad_h = [a + b for a, b in zip(back, kept, strict=True)]
-    return _weight_gradients(tally, xs, hidden[:-1], weights, of_input, of_hidden)
+        grad_h = matmul(tally, second, weights[1])
+        grad_h = grad_h if kept is None else grad_h + kept
+    first, second, hidden = np.stack(of_input), np.stack(of_hidden), np.stack([before[0] for before in states[:-1]])
+    gradients = [matmul(tally, first, weights[0]), matmul(tally, first.T, xs), matmul(tally, second.T, hidden)]
+    if weights[2] is not None:
+        gradients += [tally.sum(first, 0), tally.sum(second, 0)]
+    if projection is not None:
+        gradients.append(matmul(tally, np.stack(projected).T, np.stack(outputs)))
+    return gradients
 
 
 def layers_backward(
     tally: Tally,
     kind: str,
-    xs: list[Row],
-    states: Sequence[Sequence[Row]],
+    xs: Any,
+    states: Sequence[State],
     weights: Sequence[Weights],
-    grads: list[Row],
-    last: Sequence[Sequence[Row]],
+    grads: Any,
+    last: Sequence[State],
     bidirectional: bool,
     dropped: Sequence[tuple[Any, float]] = (),
-) -> tuple[list[Row], list[Gradients]]:
+) -> tuple[Any, list[Gradients]]:
     """Return the gradients of the input of a stack of layers, and of the weights of each layer and direction.
 
-    One sample's, as `lstm_backward`; `states` and `last` have one entry for each layer and direction. Gradients of
+    One sample's, as `layer_backward`; `states` and `last` have one entry for each layer and direction. Gradients of
     an input from two directions are added. `dropped` has dropout's mask and factor for each layer but the last.
     """
-    directions = 2 if bidirectional else 1
-    spent = Counter(tally.done)
-    inputs = [xs]
-    for layer in range(len(weights) // directions):
-        own = slice(layer * directions, (layer + 1) * directions)
-        begin = [[tuple(state)] for state in states[own]]
-        (outputs,), _ = run(tally, kind, [inputs[-1]], begin, weights[own], bidirectional)
-        if layer < len(dropped):
-            kept, factor = dropped[layer]
-            outputs = [[x * k * factor for x, k in zip(*rows, strict=True)] for rows in zip(outputs, kept, strict=True)]
-        inputs.append(outputs)
-    tally.done = spent
+    directions, inputs = 1 + bidirectional, [xs]
+    layers = [range(first, first + directions) for first in range(0, len(weights), directions)]
+    with free_of_cost(tally):
+        for layer, places in enumerate(layers):
+            own = slice(places.start, places.stop)
+            (outputs,), _ = run(tally, kind, [inputs[-1]], [[s] for s in states[own]], weights[own], bidirectional)
+            if layer < len(dropped):
+                outputs = outputs * dropped[layer][0] * dropped[layer][1]
+            inputs.append(outputs)
     found = []
-    for layer in reversed(range(len(weights) // directions)):
+    for layer, places in reversed(list(enumerate(layers))):
         if layer < len(dropped):
-            kept, factor = dropped[layer]
-            grads = [[x * k * factor for x, k in zip(*rows, strict=True)] for rows in zip(grads, kept, strict=True)]
-        width = len(grads[0]) // directions
+            grads = grads * dropped[layer][0] * dropped[layer][1]
         parts = []
-        for direction in range(directions):
-            place = layer * directions + direction
-            order = slice(None, None, -1 if direction else 1)
-            share = [row[direction * width : (direction + 1) * width] for row in grads]
+        for place, share in zip(places, np.split(grads, directions, -1), strict=True):
+            order = slice(None, None, -1 if place > places.start else 1)
             arguments = (inputs[layer][order], states[place], weights[place], share[order], last[place])
-            gradients = _layer_backward(tally, kind, *arguments)
+            gradients = layer_backward(tally, kind, *arguments)
             parts.append(gradients[0][order])
-            found.insert(direction, gradients[1:])
-        grads = parts[0]
-        if bidirectional:
-            grads = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+            found.insert(place - places.start, gradients[1:])
+        grads = parts[0] + parts[1] if bidirectional else parts[0]
     return grads, found
 
 
-def _layer_backward(tally: Tally, kind: str, *arguments: Any) -> Gradients:
-    if kind == "LSTM":
-        return lstm_backward(tally, *arguments)
-    if kind == "GRU":
-        return gru_backward(tally, *arguments)
-    return rnn_backward(tally, *arguments, kind)
-
-
-def _weight_gradients(
-    tally: Tally, xs: list[Row], hidden: list[Row], weights: Weights, of_input: list[Row], of_hidden: list[Row]
-) -> Gradients:
-    """Return the gradients from the gates' sums', as far as these come from the input and the hidden state."""
-    grad_x = [[tally.dot(row, column) for column in transpose(weights[0])] for row in of_input]
-    first, second = transpose(of_input), transpose(of_hidden)
-    grad_ih = [[tally.dot(gate, column) for column in transpose(xs)] for gate in first]
-    grad_hh = [[tally.dot(gate, column) for column in transpose(hidden)] for gate in second]
-    if weights[2] is None:
-        return [grad_x, grad_ih, grad_hh]
-    return [grad_x, grad_ih, grad_hh, [tally.sum(gate) for gate in first], [tally.sum(gate) for gate in second]]
-
-
-def _saved_gates(xs: list[Row], state: Sequence[Row], weights: Weights, tally: Tally) -> list[list[Row]]:
-    """Return for each step the gates, the cell, cell and hidden state before it, and the output, free of cost."""
-    spent = Counter(tally.done)
-    hidden, cell = state
-    steps = []
-    for x in xs:
-        sums = gate_sums(tally, x, hidden, weights)
-        size = len(cell)
-        i, f, g, o = (sums[first : first + size] for first in range(0, 4 * size, size))
-        next_hidden, next_cell = lstm_step(tally, x, (hidden, cell), weights)
-        gates = [[sigmoid(n) for n in i], [sigmoid(n) for n in f], [tanh(n) for n in g], [sigmoid(n) for n in o]]
-        steps.append([*gates, next_cell, cell, hidden, [a * tanh(b) for a, b in zip(gates[3], next_cell, strict=True)]])
-        hidden, cell = next_hidden, next_cell
-    tally.done = spent
-    return steps
-
-
-def _sigmoid_slope(grad: Number, value: Number) -> Number:
+def _sigmoid_slope(grad: Any, value: Any) -> Any:
     return grad * (1.0 - value) * value
 
 
-def _tanh_slope(grad: Number, value: Number) -> Number:
+def _tanh_slope(grad: Any, value: Any) -> Any:
     return grad * (1.0 - value * value)
+
+
+def _relu_slope(grad: Any, value: Any) -> Any:
+    return each(lambda g, y: select(y.value > 0, g, 0.0), grad, value)

@@ -1,143 +1,107 @@
-"""The reduction programs: sums, products, largest values, norms, softmax and running sums, over rows of numbers.
-
-A program gets one row, the numbers that are reduced to one result; the test moves the reduced dimensions to the end.
-"""
+"""The reduction programs: sums, products, largest values, norms, softmax and running sums along the last axis."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import torch
+import numpy as np
 
-from tests.support.oracle.number import Number, Tally
+from tests.support.oracle.number import Number, Tally, each
 from tests.support.oracle.pointwise import exp, log, power
 
-Row = Sequence[Number]
+
+def mean_of(tally: Tally, x: Any) -> Any:
+    """Return means: a sum and a division."""
+    return tally.sum(x, -1) / x.shape[-1]
 
 
-def rows(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Return a tensor as a matrix whose rows are what is reduced over some dimensions."""
-    kept = [dim for dim in range(tensor.ndim) if dim not in dims]
-    return tensor.permute(*kept, *dims).reshape(math.prod(tensor.shape[dim] for dim in kept), -1)
+def product_of(tally: Tally, x: Any) -> Any:
+    return np.multiply.reduce(x, -1, initial=tally.number(1))
 
 
-def over(function):
-    """Return the program that reduces each row of one or several matrices."""
-    return lambda tally, *matrices: [function(tally, *each) for each in zip(*matrices, strict=True)]
-
-
-# --- one result a row -------------------------------------------------------------------------------------------------
-
-
-def sum_of(tally: Tally, row: Row) -> Number:
-    return tally.sum(row)
-
-
-def mean_of(tally: Tally, row: Row) -> Number:
-    """Return the mean: a sum and a division."""
-    return tally.sum(row) / len(row)
-
-
-def product_of(tally: Tally, row: Row) -> Number:
-    total = tally.number(1)
-    for x in row:
-        total = total * x
-    return total
-
-
-def largest_of(tally: Tally, row: Row) -> Number:
+def largest_of(tally: Tally, x: Any) -> Any:
     """Return the largest: a compare-select each."""
-    top = tally.lowest()
-    for x in row:
-        top = top.max(x)
-    return top
+    return tally.largest(x)
 
 
-def smallest_of(tally: Tally, row: Row) -> Number:
+def smallest_of(tally: Tally, x: Any) -> Any:
     """Return the smallest: a compare-select each."""
-    low = tally.number(math.inf)
-    for x in row:
-        low = low.min(x)
-    return low
+    return np.frompyfunc(Number.min, 2, 1).reduce(x, -1, initial=tally.number(math.inf))
 
 
-def squares_of(tally: Tally, row: Row) -> Number:
-    """Return the sum of squares: a multiply-add each."""
-    return tally.sum(x * x for x in row)
+def squares_of(tally: Tally, x: Any) -> Any:
+    """Return sums of squares: a multiplication and an addition each, since this is no matrix product."""
+    return tally.sum(x * x, -1)
 
 
-def variance_of(tally: Tally, row: Row, correction: int = 0) -> Number:
+def variance_of(tally: Tally, x: Any, correction: int = 0) -> Any:
     """Return the variance: the mean, and the mean square of what is left of each number."""
-    return variance_and_mean_of(tally, row, correction)[0]
+    return variance_and_mean_of(tally, x, correction)[0]
 
 
-def variance_and_mean_of(tally: Tally, row: Row, correction: int = 0) -> tuple[Number, Number]:
+def variance_and_mean_of(tally: Tally, x: Any, correction: int = 0) -> tuple[Any, Any]:
     """Return both, the mean being taken once."""
-    mean = mean_of(tally, row)
-    return squares_of(tally, [x - mean for x in row]) / (len(row) - correction), mean
+    mean = mean_of(tally, x)
+    return squares_of(tally, x - np.expand_dims(mean, -1)) / (x.shape[-1] - correction), mean
 
 
-def deviation_of(tally: Tally, row: Row, correction: int = 0) -> Number:
-    return variance_of(tally, row, correction).sqrt()
+def deviation_of(tally: Tally, x: Any, correction: int = 0) -> Any:
+    return np.sqrt(variance_of(tally, x, correction))
 
 
-def norm_of(tally: Tally, row: Row, order: float = 2) -> Number:
-    """Return a norm: lengths, sums of lengths, largest and smallest, or any other power."""
+def norm_of(tally: Tally, x: Any, order: float = 2) -> Any:
+    """Return norms: lengths, sums of lengths, largest and smallest, or any other power."""
     if order == 2:
-        return squares_of(tally, row).sqrt()
-    lengths = [abs(x) for x in row]
+        return np.sqrt(squares_of(tally, x))
     if order == 1:
-        return tally.sum(lengths)
+        return tally.sum(abs(x), -1)
     if math.isinf(order):
-        return (largest_of if order > 0 else smallest_of)(tally, lengths)
-    return power(tally.sum(power(x, order) for x in lengths), 1 / order)
+        return (largest_of if order > 0 else smallest_of)(tally, abs(x))
+    powers = each(partial(power, exponent=order), abs(x))
+    return each(partial(power, exponent=1 / order), tally.sum(powers, -1))
 
 
-def log_sum_exp(tally: Tally, row: Row) -> Number:
+def log_sum_exp(tally: Tally, x: Any) -> Any:
     """Return log(sum(exp(x))), the largest taken out first."""
-    top = largest_of(tally, row)
-    return log(tally.sum(exp(x - top) for x in row)) + top
+    top = tally.largest(x)
+    return log(tally.sum(exp(x - np.expand_dims(top, -1)), -1)) + top
 
 
 # --- as many results as numbers ---------------------------------------------------------------------------------------
 
 
-def softmax(tally: Tally, row: Row) -> list[Number]:
+def softmax(tally: Tally, x: Any) -> Any:
     """Return exp(x − top)/sum."""
-    top = largest_of(tally, row)
-    powers = [exp(x - top) for x in row]
-    total = tally.sum(powers)
-    return [x / total for x in powers]
+    powers = exp(x - np.expand_dims(tally.largest(x), -1))
+    return powers / np.expand_dims(tally.sum(powers, -1), -1)
 
 
-def log_softmax(tally: Tally, row: Row) -> list[Number]:
+def log_softmax(tally: Tally, x: Any) -> Any:
     """Return (x − top) − log(sum(exp(x − top)))."""
-    top = largest_of(tally, row)
-    centred = [x - top for x in row]
-    total = log(tally.sum(exp(x) for x in centred))
-    return [x - total for x in centred]
+    centred = x - np.expand_dims(tally.largest(x), -1)
+    return centred - np.expand_dims(log(tally.sum(exp(centred), -1)), -1)
 
 
-def softmax_backward(tally: Tally, gradient: Row, output: Row) -> list[Number]:
+def softmax_backward(tally: Tally, gradient: Any, output: Any) -> Any:
     """Return y*(g − sum(g*y))."""
-    inner = tally.sum(g * y for g, y in zip(gradient, output, strict=True))
-    return [y * (g - inner) for g, y in zip(gradient, output, strict=True)]
+    return output * (gradient - np.expand_dims(tally.sum(gradient * output, -1), -1))
 
 
-def log_softmax_backward(tally: Tally, gradient: Row, output: Row) -> list[Number]:
+def log_softmax_backward(tally: Tally, gradient: Any, output: Any) -> Any:
     """Return g − exp(y)*sum(g)."""
-    total = tally.sum(gradient)
-    return [g - exp(y) * total for g, y in zip(gradient, output, strict=True)]
+    return gradient - exp(output) * np.expand_dims(tally.sum(gradient, -1), -1)
 
 
-def running(step: Callable[[Number, Number], Number], start: float) -> Callable[..., list[Number]]:
+def running(step: Callable[[Number, Number], Number], start: float) -> Callable[..., Any]:
     """Return the program of a running sum, product ...: one step for each number."""
 
-    def program(tally: Tally, row: Row) -> list[Number]:
+    def program(tally: Tally, x: Any) -> Any:
         total, results = tally.number(start), []
-        for x in row:
-            total = step(total, x)
+        for part in np.moveaxis(x, -1, 0):
+            total = each(step, total, part)
             results.append(total)
-        return results
+        return np.stack(results, -1)
 
     return program
 
@@ -148,11 +112,10 @@ def log_add_exp(x: Number, y: Number) -> Number:
     return top + log(1 + exp(low - top))
 
 
-def unit_row(tally: Tally, row: Row, eps: float) -> list[Number]:
-    """Return a row over its length, which is at least eps."""
-    length = norm_of(tally, row).max(eps)
-    return [x / length for x in row]
+def unit_row(tally: Tally, x: Any, eps: float) -> Any:
+    """Return rows over their lengths, which are at least eps."""
+    return x / np.expand_dims(each(lambda length: length.max(eps), norm_of(tally, x)), -1)
 
 
-def cosine(tally: Tally, x: Row, y: Row, eps: float) -> Number:
-    return tally.sum(a * b for a, b in zip(unit_row(tally, x, eps), unit_row(tally, y, eps), strict=True))
+def cosine(tally: Tally, x: Any, y: Any, eps: float) -> Any:
+    return tally.sum(unit_row(tally, x, eps) * unit_row(tally, y, eps), -1)

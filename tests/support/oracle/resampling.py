@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.support.oracle.number import Number, Tally
+import numpy as np
+
+from tests.support.oracle.number import Number, Tally, indexes
 from tests.support.oracle.pointwise import select
-from tests.support.oracle.pooling import Grid, Position, build, inside
-from tests.support.oracle.products import at, indexes, shape_of
+
+Position = tuple[int, ...]
+Sizes = Sequence[int]
 
 # Where one output lies between the points along a dimension: their positions with their weights.
 Taps = list[tuple[int, float]]
@@ -52,24 +55,18 @@ def nearest_taps(index: int, size: int, result: int, align_corners: bool) -> Tap
     return [(min(index * size // result, size - 1), 1.0)]
 
 
-def resample(tally: Tally, grid: Grid, results: Sequence[int], taps: Callable[..., Taps], align_corners: bool) -> Grid:
-    """Return a grid of another size; with one tap an output is a copy."""
-    sizes = shape_of(grid)
-
-    def read(place: Position) -> Number:
-        total = None
-        for position, weight in joint_taps(place, sizes, results, taps, align_corners):
-            if weight is None:
-                return at(grid, position)
-            part = at(grid, position) * weight
-            total = part if total is None else total + part
-        return total
-
-    return build(results, read)
+def resample(tally: Tally, grid: Any, results: Sizes, taps: Callable[..., Taps], align_corners: bool) -> Any:
+    """Return [batch, channels, *space] of another size; with one tap an output is a copy."""
+    result = np.empty((*grid.shape[:2], *results), dtype=object)
+    for place in indexes(results):
+        points = joint_taps(place, grid.shape[2:], results, taps, align_corners)
+        parts = [grid[(..., *at)] if weight is None else grid[(..., *at)] * weight for at, weight in points]
+        result[(..., *place)] = np.add.reduce(parts)
+    return result
 
 
 def joint_taps(
-    place: Position, sizes: Sequence[int], results: Sequence[int], taps: Callable[..., Taps], align_corners: bool
+    place: Position, sizes: Sizes, results: Sizes, taps: Callable[..., Taps], align_corners: bool
 ) -> list[tuple[Position, float | None]]:
     """Return the points that an output reads with their weights, the products of those along the dimensions."""
     along = [taps(p, size, result, align_corners) for p, size, result in zip(place, sizes, results, strict=True)]
@@ -81,17 +78,14 @@ def joint_taps(
     ]
 
 
-def resample_backward(
-    tally: Tally, gradient: Grid, sizes: Sequence[int], taps: Callable[..., Taps], align_corners: bool
-) -> Grid:
+def resample_backward(tally: Tally, gradient: Any, sizes: Sizes, taps: Callable[..., Taps], align_corners: bool) -> Any:
     """Return zeros to which each gradient was added, times its weight, at the points that its output read."""
-    result = {position: tally.zero() for position in indexes(sizes)}
-    results = shape_of(gradient)
+    result, results = tally.zeros(*gradient.shape[:2], *sizes), gradient.shape[2:]
     for place in indexes(results):
-        g = at(gradient, place)
-        for position, weight in joint_taps(place, sizes, results, taps, align_corners):
-            result[position] = result[position] + (g if weight is None else g * weight)
-    return build(sizes, lambda place: result[place])
+        g = gradient[(..., *place)]
+        for at, weight in joint_taps(place, sizes, results, taps, align_corners):
+            result[(..., *at)] = result[(..., *at)] + (g if weight is None else g * weight)
+    return result
 
 
 # --- places that the data gives ---------------------------------------------------------------------------------------
@@ -119,24 +113,25 @@ def bring_inside(x: Number, size: int, padding: str, align_corners: bool) -> Num
     return x if padding == "zeros" else x.max(0).min(size - 1)
 
 
-def sample(tally: Tally, image: Grid, places: Grid, mode: str, padding: str, align_corners: bool) -> Grid:
-    """Return C x space lists read at places, whose last dimension holds x, y (and z) between −1 and 1."""
-    sizes = shape_of(image[0])
-    results = shape_of(places)[:-1]
-    read = {}
-    for place in indexes(results):
-        pairs = zip(reversed(at(places, place)), sizes, strict=True)
-        coordinates = [unnormalise(x, size, align_corners) for x, size in pairs]
+def sample(tally: Tally, images: Any, places: Any, mode: str, padding: str, align_corners: bool) -> Any:
+    """Return [batch, channels, *space] read at places, whose last axis holds x, y (and z) between −1 and 1."""
+    sizes, results = images.shape[2:], places.shape[1:-1]
+    result = np.empty((*images.shape[:2], *results), dtype=object)
+    for b, *place in indexes((len(images), *results)):
+        coordinates = read_place(places[(b, *place)], sizes, align_corners)
         if mode == "bicubic":
-            rows, columns = (
-                cubic_points(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)
-            )
-            read[place] = [cubic(tally, channel, rows, columns) for channel in image]
-            continue
-        inner = [bring_inside(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)]
-        points = nearest_point(inner) if mode == "nearest" else linear_points(inner)
-        read[place] = [weighted(tally, channel, points, sizes) for channel in image]
-    return [build(results, lambda place, c=c: read[place][c]) for c in range(len(image))]
+            axes = zip(coordinates, sizes, strict=True)
+            value = cubic(tally, images[b], *(cubic_points(x, size, padding, align_corners) for x, size in axes))
+        else:
+            axes = zip(coordinates, sizes, strict=True)
+            inner = [bring_inside(x, size, padding, align_corners) for x, size in axes]
+            value = weighted(tally, images[b], nearest_point(inner) if mode == "nearest" else linear_points(inner))
+        result[(b, slice(None), *place)] = value
+    return result
+
+
+def read_place(place: Any, sizes: Sizes, align_corners: bool) -> list[Number]:
+    return [unnormalise(x, size, align_corners) for x, size in zip(reversed(place), sizes, strict=True)]
 
 
 def cubic_points(x: Number, size: int, padding: str, align_corners: bool) -> list[tuple[int | None, Number]]:
@@ -162,36 +157,34 @@ def outer_cubic(d: Number) -> Number:
     return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
 
-def cubic(tally: Tally, channel: Grid, rows: Any, columns: Any) -> Number:
+def cubic(tally: Tally, channels: Any, rows: Any, columns: Any) -> Any:
     """Return the weighted sum over rows of weighted sums over columns."""
     lines = []
     for row, _ in rows:
-        values = [channel[row][c] if row is not None and c is not None else tally.zero() for c, _ in columns]
+        values = [pixel(tally, channels, (row, column)) for column, _ in columns]
         lines.append(blend(values, [weight for _, weight in columns]))
     return blend(lines, [weight for _, weight in rows])
 
 
-def blend(values: Sequence[Number], weights: Sequence[Number]) -> Number:
+def pixel(tally: Tally, channels: Any, position: Sequence[int | None]) -> Any:
+    """Return the numbers of the channels at a position, 0 outside."""
+    pairs = zip(position, channels.shape[1:], strict=True)
+    inside = all(index is not None and 0 <= index < size for index, size in pairs)
+    return channels[(slice(None), *position)] if inside else tally.zeros(len(channels))
+
+
+def blend(values: Sequence[Any], weights: Sequence[Number]) -> Any:
     """Return a weighted sum: k multiplications, k − 1 additions."""
-    total = values[0] * weights[0]
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = total + value * weight
-    return total
+    return np.add.reduce([value * weight for value, weight in zip(values, weights, strict=True)])
 
 
 Points = list[tuple[Position, Number | None]]
 
 
-def weighted(tally: Tally, channel: Grid, points: Points, sizes: Sequence[int]) -> Number:
+def weighted(tally: Tally, channels: Any, points: Points) -> Any:
     """Return the weighted sum over points, those outside being 0; a single point is copied."""
-    total = None
-    for position, weight in points:
-        value = at(channel, position) if inside(position, sizes) else tally.zero()
-        if weight is None:
-            return value
-        total = value * weight if total is None else total + value * weight
-    assert total is not None
-    return total
+    values = [pixel(tally, channels, position) for position, _ in points]
+    return values[0] if points[0][1] is None else blend(values, [weight for _, weight in points])
 
 
 def nearest_point(coordinates: Sequence[Number]) -> Points:
@@ -213,51 +206,44 @@ def linear_points(coordinates: Sequence[Number]) -> Points:
 
 def corners(along: Sequence[Sequence[tuple[int, Number]]]) -> Points:
     """Return the corners that points along each dimension make, with the products of their weights."""
-    return [(tuple(index for index, _ in each), product_of(each)) for each in itertools.product(*along)]
+    return [
+        (tuple(index for index, _ in each), np.multiply.reduce([weight for _, weight in each]))
+        for each in itertools.product(*along)
+    ]
 
 
 def sample_backward(
-    tally: Tally, gradient: Grid, image: Grid, places: Grid, mode: str, padding: str, align_corners: bool
-) -> tuple[Grid, Grid]:
-    """Return the gradients of C x space lists and of the places at which they were read, nearest or bilinear.
+    tally: Tally, gradient: Any, images: Any, places: Any, mode: str, padding: str, align_corners: bool
+) -> tuple[Any, Any]:
+    """Return the gradients of [batch, channels, *space] and of the places at which it was read, nearest or bilinear.
 
     A corner adds to its pixel the gradient times its weight, and to the place, for each dimension, the gradient times
     its pixel times what its weight has from the other dimensions; at last that goes through the coordinate's scale.
     """
-    sizes, results = shape_of(image[0]), shape_of(places)[:-1]
-    of_image = [{position: tally.zero() for position in indexes(sizes)} for _ in image]
-    of_places = {}
-    for place in indexes(results):
-        given = list(zip(reversed(at(places, place)), sizes, strict=True))
-        coordinates = [unnormalise(x, size, align_corners) for x, size in given]
-        inner = [bring_inside(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)]
-        slopes = [tally.zero() for _ in sizes]
+    sizes, of_images, of_places = images.shape[2:], tally.zeros(*images.shape), tally.zeros(*places.shape)
+    for b, *place in indexes(places.shape[:-1]):
+        g = gradient[(b, slice(None), *place)]
+        coordinates = read_place(places[(b, *place)], sizes, align_corners)
+        axes = zip(coordinates, sizes, strict=True)
+        inner = [bring_inside(x, size, padding, align_corners) for x, size in axes]
         if mode == "nearest":
-            position = nearest_point(inner)[0][0]
-            for sums, grid in zip(of_image, gradient, strict=True):
-                sums[position] = sums.get(position, tally.zero()) + at(grid, place)
-        else:
-            along = [sides(x) for x in inner]
-            pieces = corners(along)
-            rests = [dict(corners(along[:axis] + along[axis + 1 :])) for axis in range(len(sizes))]
-            for sums, grid, channel in zip(of_image, gradient, image, strict=True):
-                g = at(grid, place)
-                for position, weight in pieces:
-                    sums[position] = sums.get(position, tally.zero()) + g * weight
-                    value = at(channel, position) if inside(position, sizes) else tally.zero()
-                    for axis, rest in enumerate(rests):
-                        part = value * rest[position[:axis] + position[axis + 1 :]] * g
-                        upper = position[axis] == along[axis][1][0]
-                        slopes[axis] = slopes[axis] + part if upper else slopes[axis] - part
-            slopes = [
-                slope * through(x, size, padding, align_corners)
-                for slope, x, size in zip(slopes, coordinates, sizes, strict=True)
-            ]
-        of_places[place] = slopes[::-1]
-    return (
-        [build(sizes, lambda place, sums=sums: sums[place]) for sums in of_image],
-        build(results, lambda place: of_places[place]),
-    )
+            target = pixel(tally, of_images[b], nearest_point(inner)[0][0])
+            target[:] = target + g
+            continue
+        along = [sides(x) for x in inner]
+        rests = [dict(corners(along[:axis] + along[axis + 1 :])) for axis in range(len(sizes))]
+        slopes = [tally.number(0) for _ in sizes]
+        for position, weight in corners(along):
+            target = pixel(tally, of_images[b], position)
+            target[:] = target + g * weight
+            value = pixel(tally, images[b], position)
+            for axis, rest in enumerate(rests):
+                parts = value * rest[position[:axis] + position[axis + 1 :]] * g
+                upper = position[axis] == along[axis][1][0]
+                slopes[axis] = (np.add if upper else np.subtract).reduce(parts, initial=slopes[axis])
+        scales = [through(x, size, padding, align_corners) for x, size in zip(coordinates, sizes, strict=True)]
+        of_places[(b, *place)] = [slope * scale for slope, scale in zip(slopes, scales, strict=True)][::-1]
+    return of_images, of_places
 
 
 def through(x: Number, size: int, padding: str, align_corners: bool) -> float:
@@ -270,42 +256,22 @@ def through(x: Number, size: int, padding: str, align_corners: bool) -> float:
     return scale * round((shifted[1] - shifted[0]) / (2 * step))
 
 
-def product_of(taps: Sequence[tuple[int, Number]]) -> Number:
-    """Return the product of the weights along the dimensions."""
-    product = taps[0][1]
-    for _, weight in taps[1:]:
-        product = product * weight
-    return product
-
-
 def roi_align(
-    tally: Tally,
-    image: Grid,
-    roi: Sequence[Number],
-    pooled: tuple[int, int],
-    scale: float,
-    sampling: int,
-    aligned: bool,
-) -> Grid:
-    """Return C x pooled lists: the means over `sampling` squared points in each bin of a region (arXiv 1703.06870)."""
-    sizes = shape_of(image[0])
-    left, top, right, bottom = (x * scale - 0.5 if aligned else x * scale for x in roi)
-    axes = []
-    for low, high, bins in ((top, bottom, pooled[0]), (left, right, pooled[1])):
-        span = high - low if aligned else (high - low).max(1)
-        axes.append((low, span / bins))
-
-    def coordinate(axis: int, k: int) -> Number:
-        low, step = axes[axis]
-        return (low + step * ((k + 0.5) / sampling)).max(0).min(sizes[axis] - 1)
-
-    def bin_points(place: Position) -> list[Points]:
-        each = itertools.product(*(range(p * sampling, (p + 1) * sampling) for p in place))
-        return [linear_points([coordinate(axis, k) for axis, k in enumerate(ks)]) for ks in each]
-
-    read = {place: bin_points(place) for place in indexes(pooled)}
-
-    def mean(channel: Grid, place: Position) -> Number:
-        return tally.sum(weighted(tally, channel, points, sizes) for points in read[place]) / sampling**2
-
-    return [build(pooled, lambda place, channel=channel: mean(channel, place)) for channel in image]
+    tally: Tally, images: Any, rois: Any, pooled: tuple[int, int], scale: float, sampling: int, aligned: bool
+) -> Any:
+    """Return [rois, channels, *pooled]: the means over `sampling` squared points in each bin (arXiv 1703.06870)."""
+    sizes, result = images.shape[2:], np.empty((len(rois), images.shape[1], *pooled), dtype=object)
+    for number, (image, *roi) in enumerate(rois):
+        left, top, right, bottom = (x * scale - 0.5 if aligned else x * scale for x in roi)
+        axes = []
+        for low, high, bins in ((top, bottom, pooled[0]), (left, right, pooled[1])):
+            span = high - low if aligned else (high - low).max(1)
+            axes.append((low, span / bins))
+        for place in indexes(pooled):
+            parts = []
+            for ks in itertools.product(*(range(p * sampling, (p + 1) * sampling) for p in place)):
+                steps = zip(axes, ks, sizes, strict=True)
+                at = [(low + step * ((k + 0.5) / sampling)).max(0).min(size - 1) for (low, step), k, size in steps]
+                parts.append(weighted(tally, images[int(image.value)], linear_points(at)))
+            result[(number, slice(None), *place)] = tally.sum(np.stack(parts), 0) / sampling**2
+    return result

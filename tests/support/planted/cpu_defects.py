@@ -271,63 +271,56 @@ def _save(model):
 
 of = partial(partial, train)  # options → what makes such a training step
 _SMALL = {"shape": (1, 16), "width": 512}
+# Code of the finding → name → what makes a step with the defect, and the clean step.
+_DEFECTS: dict[str, dict[str, tuple[Maker, Maker]]] = {
+    "unfused_attention": {
+        "separate attention": (of(separate, shape=(2, 512), width=128), of(shape=(2, 512), width=128)),
+        "masked attention": (of(masked, shape=(2, 512), width=128), of(shape=(4, 256))),
+        "separate attention of long sequences": (
+            of(separate, shape=(1, 1024), width=128),
+            of(shape=(1, 1024), width=128),
+        ),
+    },
+    "float64_products": {
+        "float64 products": (partial(_products, torch.float64), partial(_products, torch.float32)),
+        "float64 model": (of(dtype=torch.float64), of(width=320)),
+    },
+    "product_loop": {
+        "token by token": (partial(_tokens_one_by_one, True), partial(_tokens_one_by_one, False)),
+        "loop over experts": (partial(_experts, True), partial(_experts, False)),
+        "8 rows, head by head": (partial(_heads, True), partial(_heads, False)),
+    },
+    "unfused_optimizer": {
+        name: (of(optimizer=optimizer, **_SMALL), of(shape=(number, 400), width=512))
+        for number, (name, optimizer) in enumerate(
+            {
+                "foreach optimizer off": _adam(foreach=False),
+                "foreach optimizer": _adam(foreach=True),
+                "RMSprop": lambda p: torch.optim.RMSprop(p, foreach=False),
+            }.items(),
+            1,
+        )
+    },
+    "data_loading": {
+        "data loading": (_load(0.05), _load(0, width=768, shape=(1, 300))),
+        "data loading by a worker": (_load(0.2, workers=1), _load(0, workers=1, width=768, shape=(1, 320))),
+    },
+    "compilation": {"recompilation": (_compile(range(128, 1024, 8)), _compile(repeat(3072)))},
+    "garbage_collection": {"garbage collection": (_collect, of(shape=(5, 128)))},
+    "checkpoint_saving": {"saving": (of(after=_save, **_SMALL), of(shape=(6, 128)))},
+    "host_work": {
+        "Python work": (of(before=lambda: _busy(0.1)), of(shape=(7, 96))),
+        "Python work in a range": (of(before=_named("make_batch", 0.1)), of(shape=(8, 96))),
+    },
+    "item_calls": {".item() of each value": (of(after=_read_items, shape=(1, 64)), of(shape=(1, 256)))},
+    "indexing": {"index_select": (of(around=_index), of(shape=(2, 448)))},
+    "zeroing": {"filling": (of(after=_zero, width=512, shape=(1, 32)), of(shape=(1, 512)))},
+    **{code: {name: (of(around=copies), train) for name, copies in kinds.items()} for code, kinds in _COPIES.items()},
+}
+# Found by Python functions.
+_WITH_STACK = ("garbage_collection", "checkpoint_saving")
 CPU_DEFECTS = [
-    CpuDefect(
-        "separate attention",
-        "unfused_attention",
-        of(separate, shape=(2, 512), width=128),
-        of(shape=(2, 512), width=128),
-    ),
-    CpuDefect("masked attention", "unfused_attention", of(masked, shape=(2, 512), width=128), of(shape=(4, 256))),
-    CpuDefect(
-        "separate attention of long sequences",
-        "unfused_attention",
-        of(separate, shape=(1, 1024), width=128),
-        of(shape=(1, 1024), width=128),
-    ),
-    CpuDefect(
-        "float64 products", "float64_products", partial(_products, torch.float64), partial(_products, torch.float32)
-    ),
-    CpuDefect("float64 model", "float64_products", of(dtype=torch.float64), of(width=320)),
-    CpuDefect("token by token", "product_loop", partial(_tokens_one_by_one, True), partial(_tokens_one_by_one, False)),
-    CpuDefect("loop over experts", "product_loop", partial(_experts, True), partial(_experts, False)),
-    CpuDefect("8 rows, head by head", "product_loop", partial(_heads, True), partial(_heads, False)),
-    CpuDefect(
-        "foreach optimizer off",
-        "unfused_optimizer",
-        of(optimizer=_adam(foreach=False), **_SMALL),
-        of(shape=(1, 400), width=512),
-    ),
-    CpuDefect(
-        "foreach optimizer",
-        "unfused_optimizer",
-        of(optimizer=_adam(foreach=True), **_SMALL),
-        of(shape=(2, 400), width=512),
-    ),
-    CpuDefect(
-        "RMSprop",
-        "unfused_optimizer",
-        of(optimizer=lambda p: torch.optim.RMSprop(p, foreach=False), **_SMALL),
-        of(shape=(3, 400), width=512),
-    ),
-    CpuDefect("data loading", "data_loading", _load(0.05), _load(0, width=768, shape=(1, 300))),
-    CpuDefect(
-        "data loading by a worker",
-        "data_loading",
-        _load(0.2, workers=1),
-        _load(0, workers=1, width=768, shape=(1, 320)),
-    ),
-    CpuDefect("recompilation", "compilation", _compile(range(128, 1024, 8)), _compile(repeat(3072))),
-    CpuDefect("garbage collection", "garbage_collection", _collect, of(shape=(5, 128)), with_stack=True),
-    CpuDefect("saving", "checkpoint_saving", of(after=_save, **_SMALL), of(shape=(6, 128)), with_stack=True),
-    CpuDefect("Python work", "host_work", of(before=lambda: _busy(0.1)), of(shape=(7, 96))),
-    CpuDefect("Python work in a range", "host_work", of(before=_named("make_batch", 0.1)), of(shape=(8, 96))),
-    CpuDefect(".item() of each value", "item_calls", of(after=_read_items, shape=(1, 64)), of(shape=(1, 256))),
-    CpuDefect("index_select", "indexing", of(around=_index), of(shape=(2, 448))),
-    CpuDefect("filling", "zeroing", of(after=_zero, width=512, shape=(1, 32)), of(shape=(1, 512))),
-    *(
-        CpuDefect(name, code, of(around=copies), train)
-        for code, kinds in _COPIES.items()
-        for name, copies in kinds.items()
-    ),
+    CpuDefect(name, code, *makers, with_stack=code in _WITH_STACK)
+    for code, defects in _DEFECTS.items()
+    for name, makers in defects.items()
 ]

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -46,6 +46,12 @@ def _each_collective(wanted: str, change: Callable[[Collective], list[Work]]) ->
     return _where(lambda item: isinstance(item, Collective) and item.collective == wanted, change)
 
 
+def _op(name: str, dims: Sequence[Any], kernel: str, seconds: float, like: Op, *types: str) -> Op:
+    """Return an op of one kernel in the phase of another, on tensors of bfloat16 unless types are given."""
+    given = types or (_BF16,) * len(dims)
+    return Op(op=f"aten::{name}", kernels=((kernel, seconds),), dims=tuple(dims), types=given, phase=like.phase)
+
+
 def _every(number: int, added: Callable[[int], list[Work]], phase: str = "forward") -> Change:
     """Return a change that adds work after each so-many-th op of a phase."""
 
@@ -76,23 +82,17 @@ def _in_middle(*added: Work) -> Change:
 def _unfused(op: Op) -> list[Work]:
     """Attention of products, a softmax and a mask, each of which reads and writes the scores."""
     batch, heads, tokens, size = op.dims[1] if "backward" in op.op else op.dims[0]
-    keys, phase = (batch * heads, tokens, tokens), op.phase
-    query, transposed = (batch * heads, tokens, size), (batch * heads, size, tokens)
+    keys, query, transposed = ((batch * heads, *sizes) for sizes in ((tokens, tokens), (tokens, size), (size, tokens)))
     moved = batch * heads * tokens * tokens * 2 / _BANDWIDTH
     product = max(2 * batch * heads * tokens * tokens * size / 5e14, moved)
     scores = (batch, heads, tokens, tokens)
-
-    def make(name: str, dims: tuple[tuple[int, ...], ...], kernel: str, seconds: float) -> Op:
-        return Op(op=name, kernels=((kernel, seconds),), dims=dims, types=(_BF16,) * len(dims), phase=phase)
-
-    first = make("aten::bmm", (query, transposed), PRODUCTS["bfloat16"], product)
-    second = make("aten::bmm", (keys, query), PRODUCTS["bfloat16"], product)
-    if phase == "backward":
-        softmax = make("aten::_softmax_backward_data", (scores, scores), _SOFTMAX, 3 * moved)
-        return [second, first, softmax, make("aten::mul", (scores,), _ELEMENTWISE, 2 * moved), second, second]
-    masked = make("aten::masked_fill_", (scores,), _ELEMENTWISE, 2 * moved)
-    divided = make("aten::div", (scores,), _ELEMENTWISE, 2 * moved)
-    return [first, divided, masked, make("aten::_softmax", (scores,), _SOFTMAX, 2 * moved), second]
+    first = _op("bmm", (query, transposed), PRODUCTS["bfloat16"], product, op)
+    second = _op("bmm", (keys, query), PRODUCTS["bfloat16"], product, op)
+    if op.phase == "backward":
+        softmax = _op("_softmax_backward_data", (scores, scores), _SOFTMAX, 3 * moved, op)
+        return [second, first, softmax, _op("mul", (scores,), _ELEMENTWISE, 2 * moved, op), second, second]
+    divided, masked = (_op(name, (scores,), _ELEMENTWISE, 2 * moved, op) for name in ("div", "masked_fill_"))
+    return [first, divided, masked, _op("_softmax", (scores,), _SOFTMAX, 2 * moved, op), second]
 
 
 def _as_dtype(dtype: str, kernel: str, slower: float) -> Callable[[Op], list[Work]]:
@@ -120,13 +120,8 @@ def _thin(rows: int) -> Callable[[Op], list[Work]]:
     def change(op: Op) -> list[Work]:
         first, second = op.dims[-2:] if op.op == "aten::mm" else op.dims[1:3]
         inner, columns = first[1], second[1]
-        dims = ((rows, inner), (inner, columns))
-        nbytes = 2 * inner * columns
-        return [
-            replace(
-                op, op="aten::mm", dims=dims, types=(_BF16, _BF16), kernels=((op.kernels[0][0], nbytes / _BANDWIDTH),)
-            )
-        ]
+        read = _op("mm", ((rows, inner), (inner, columns)), op.kernels[0][0], 2 * inner * columns / _BANDWIDTH, op)
+        return [replace(op, op=read.op, dims=read.dims, types=read.types, kernels=read.kernels)]
 
     return change
 
@@ -138,31 +133,19 @@ def _loop(op: Op) -> list[Work]:
     found = []
     for expert in range(16):
         rows = max(tokens // 64 + 17 * expert % 97, 1)
-        dims = ((rows, inner), (inner, columns))
         seconds = 20e-6 + 2 * rows * inner * columns / 2e14
         found.append(Op(op="aten::nonzero", phase=op.phase, dims=((tokens,),), types=("bool",), launch=20e-6))
-        found.append(
-            Op(
-                op="aten::mm",
-                kernels=((PRODUCTS["bfloat16"], seconds),),
-                dims=dims,
-                types=(_BF16, _BF16),
-                phase=op.phase,
-            )
-        )
+        found.append(_op("mm", ((rows, inner), (inner, columns)), PRODUCTS["bfloat16"], seconds, op))
     return found
 
 
 # --- memory-bound kernels ------------------------------------------------------------------------------------------
 
 
-def _copied(op: str, types: tuple[str, ...], kernel: str = _COPY) -> Callable[[Op], list[Work]]:
+def _copied(op: str, *types: str) -> Callable[[Op], list[Work]]:
     def change(item: Op) -> list[Work]:
         dims = next((dim for dim in item.dims if dim), (4096, 4096))
-        copy = Op(
-            op=op, kernels=((kernel, 0.35 * item.seconds),), dims=(dims,) * len(types), types=types, phase=item.phase
-        )
-        return [copy, item]
+        return [_op(op, (dims,) * len(types), _COPY, 0.35 * item.seconds, item, *types), item]
 
     return change
 
@@ -179,17 +162,7 @@ def _unfuse_optimizer(name: str, number: int) -> Callable[[Op], list[Work]]:
         each = 26 / 7 * op.seconds / len(ops) / number
         elements = op.seconds * _BANDWIDTH / 14 / number
         dims = ((int(elements) // 1024, 1024),) * 2
-        return [
-            Op(
-                op=f"aten::{name}{one}",
-                kernels=((_ELEMENTWISE, each),),
-                dims=dims,
-                types=(_BF16, _BF16),
-                phase="optimizer",
-            )
-            for _ in range(number)
-            for one in ops
-        ]
+        return [_op(name + one, dims, _ELEMENTWISE, each, op) for _ in range(number) for one in ops]
 
     return change
 
@@ -314,14 +287,14 @@ DEFECTS = (
     Defect("loop over experts", "experts", "product_loop", _each(_loop, "_grouped_mm")),
     Defect("slow clock", "llama", "slow_products", _slower_kernels(1.4)),
     Defect("slow clock of an A100", "a100", "slow_products", _slower_kernels(1.5)),
-    Defect("contiguous copies", "llama", "copies", _each(_copied("aten::copy_", (_BF16, _BF16)), "attention|::mm$")),
-    Defect("clones", "one GPU", "copies", _each(_copied("aten::clone", (_BF16,)), _MM)),
-    Defect("concatenation", "one GPU", "copies", _each(_copied("aten::cat", (_BF16,)), _MM)),
-    Defect("padding", "sgd", "copies", _each(_copied("aten::constant_pad_nd", (_BF16,)), _MM)),
-    Defect("casts", "llama", "casts", _each(_copied("aten::copy_", (_FLOAT, _BF16)), _MM)),
-    Defect("casts of weights", "fsdp", "casts", _each(_copied("aten::_to_copy", (_FLOAT,)), _MM)),
-    Defect("index_put", "one GPU", "indexing", _each(_copied("aten::index_put_", (_BF16, _BF16)), _MM)),
-    Defect("zeroed gradients", "one GPU", "zeroing", _each(_copied("aten::zero_", (_BF16,)), _MM)),
+    Defect("contiguous copies", "llama", "copies", _each(_copied("copy_", _BF16, _BF16), "attention|::mm$")),
+    Defect("clones", "one GPU", "copies", _each(_copied("clone", _BF16), _MM)),
+    Defect("concatenation", "one GPU", "copies", _each(_copied("cat", _BF16), _MM)),
+    Defect("padding", "sgd", "copies", _each(_copied("constant_pad_nd", _BF16), _MM)),
+    Defect("casts", "llama", "casts", _each(_copied("copy_", _FLOAT, _BF16), _MM)),
+    Defect("casts of weights", "fsdp", "casts", _each(_copied("_to_copy", _FLOAT), _MM)),
+    Defect("index_put", "one GPU", "indexing", _each(_copied("index_put_", _BF16, _BF16), _MM)),
+    Defect("zeroed gradients", "one GPU", "zeroing", _each(_copied("zero_", _BF16), _MM)),
     Defect(
         "unpinned batches", "one GPU", "unpinned_copies", _in_middle(_transfer(_HTOD, 8e-3, "cudaStreamSynchronize"))
     ),

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -166,7 +165,7 @@ def _op(launch: Launch, signatures: Mapping[tuple[Any, ...], Signature], timer: 
         name = "aten::_fused_rms_norm_backward"
     # As kernels differ from each other in a step, by up to 2 %.
     noise = 1 + 0.02 * (zlib.crc32(repr(key).encode()) % 100 - 50) / 100
-    specs = () if signature is None else _tensors(signature)
+    specs = () if signature is None else signature.inputs
     return Op(
         op=name,
         kernels=((name_kernel(launch), timer.seconds(launch.kernel) * noise),),
@@ -178,10 +177,6 @@ def _op(launch: Launch, signatures: Mapping[tuple[Any, ...], Signature], timer: 
     )
 
 
-def _tensors(signature: Signature) -> tuple[Any, ...]:
-    return tuple(signature.inputs)
-
-
 def name_kernel(launch: Launch) -> str:
     if launch.kernel.kind == "matmul":
         return PRODUCTS[launch.kernel.dtype]
@@ -191,7 +186,3 @@ def name_kernel(launch: Launch) -> str:
         return _ATTENTION_BACKWARD
     name = "norm" if launch.op == "fused" else launch.op
     return next((kernel for part, kernel in _OTHERS.items() if part in name), _ELEMENTWISE)
-
-
-def with_module(op: Op, module: str) -> Op:
-    return replace(op, module=module)

@@ -52,7 +52,7 @@ def train(rank: int, name: str, before: int, *, counted: bool) -> list[torch.Ten
     return [*inner.state_dict().values(), *(parameter.grad for parameter in inner.parameters())]
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int) -> None:
     for name in WRAPPERS:
         for before in range(3):
             counted, plain = (train(rank, name, before, counted=counted) for counted in (True, False))

@@ -1,11 +1,9 @@
 """The work of one of four processes that talk by gloo: models of each family, divided in each way, and recorded."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,7 +170,9 @@ def prepare():
         build_small(name)
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return case → the traces of all ranks and what each sends to each expert, and step → the work of this rank."""
+    passes = {}
     for name, (make, divide_model, mesh, sequence) in CASES.items():
         torch.manual_seed(0)
         model = make()
@@ -190,9 +190,6 @@ def main(rank: int, folder: str) -> None:
         histograms = [None] * RANKS
         dist.all_gather_object(histograms, {key: count_sent(*value, mesh, rank) for key, value in chosen.items()})
         if rank == 0:
-            texts = {number: trace.to_json() for number, trace in step.traces.items()}
-            Path(folder, f"{name}.json").write_text(json.dumps([texts, histograms]))
-    for family, layout in STEPS:
-        recorded = record_step(make_family(family, layout), *LAYOUTS[layout])
-        if recorded is not None:
-            Path(folder, f"{family} {layout} {rank}.json").write_text(json.dumps(describe_work(recorded)))
+            passes[name] = [{number: trace.to_json() for number, trace in step.traces.items()}, histograms]
+    steps = {step: record_step(make_family(*step), *LAYOUTS[step[1]]) for step in STEPS}
+    return passes, {" ".join(step): describe_work(trace) for step, trace in steps.items() if trace is not None}

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -164,8 +163,6 @@ def record_step(family, mesh, options):
     return run.trace()
 
 
-def main(rank, folder):
-    for name, (mesh, options) in CASES.items():
-        trace = record_step(LLAMA, mesh, options)
-        if trace is not None:
-            Path(folder, f"{name} {rank}.json").write_text(trace.to_json())
+def main(rank):
+    traces = {name: record_step(LLAMA, mesh, options) for name, (mesh, options) in CASES.items()}
+    return {name: trace.to_json() for name, trace in traces.items() if trace is not None}

@@ -1,8 +1,8 @@
 """The work of one of two processes that train a sharded or replicated model by gloo under a StepMeter."""
 
-import json
 from collections import Counter
 from dataclasses import asdict, astuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,7 +91,7 @@ def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
     return [parameter.detach() for parameter in parameters], found
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int) -> dict[str, Any]:
     results = {}
     for case in ("ddp", "compiled ddp", "fsdp2"):
         torch._dynamo.reset()
@@ -100,5 +100,4 @@ def main(rank: int, folder: str) -> None:
         metered, results[case] = run(case, rank, metered=True)
         results[case]["graphs without a meter"] = unmetered["graphs"]
         results[case]["equal"] = all(torch.equal(a, b) for a, b in zip(plain, metered, strict=True))
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(results, file)
+    return results

@@ -1,9 +1,5 @@
 """Compare the planned memory of each rank with what processes that train together by gloo allocate."""
 
-import json
-import tempfile
-from pathlib import Path
-
 import torch
 
 from fvflops import plan_rank
@@ -18,7 +14,7 @@ def compare_ranks(processes, cases):
     For each case, a mesh and the name of an optimizer, a list of each rank's steps, predicted by `plan_rank`; then the
     list of FSDP2 with mixed precision and checkpoints, predicted by each rank from its sharded model.
     """
-    measured = _measure(processes, cases)
+    measured = run_ranks("memory_worker", processes, cases)
     planned = [
         [_pairs(_predict(mesh, optimizer, rank), measured[rank][0][index]) for rank in range(processes)]
         for index, (mesh, optimizer) in enumerate(cases)
@@ -36,9 +32,3 @@ def _predict(mesh, optimizer, rank):
     plan = plan_rank(model, (TOKENS,), mesh=mesh, rank=rank, optimizer=OPTIMIZERS[optimizer], loss=cross_entropy)
     first, later = plan.memory(first_step=True), plan.memory()
     return first.peak - first.baseline, later.peak - first.baseline
-
-
-def _measure(processes, cases):
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks("memory_worker", processes, folder, json.dumps(cases))
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]

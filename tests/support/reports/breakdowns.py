@@ -7,19 +7,7 @@ from typing import Any
 from fvflops.trace import Event, ModuleInfo, ModuleTree
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from fvflops.views.breakdown import Breakdown, Cell, Measure, Peaks
-
-# What a model may be called by somebody who means ill, or well; a module's name holds no dot.
-HOSTILE = (
-    "</script><script>HACKED=1</script>",
-    "<img src=x onerror=HACKED=2>",
-    "\x1b[31mred\x1b[0m",
-    "line\nbreak",
-    "\u202eleft",
-    "שלום",
-    "{{data}}",
-    "&lt;",
-    "x" * 10_000,
-)
+from tests.support.reports.hostile_names import NAMES
 
 
 def build_tree(*names: str, class_name: str = "Layer") -> ModuleTree:
@@ -67,18 +55,15 @@ def break_net_down() -> Breakdown:
 def break_hostile_down() -> Breakdown:
     """Return a net in which modules, classes, operators and all else have hostile names."""
     tree = ModuleTree(
-        {
-            "": ModuleInfo("", "", HOSTILE[0]),
-            **{name: ModuleInfo(name, name, name, extra_repr=name) for name in HOSTILE},
-        }
+        {"": ModuleInfo("", "", NAMES[0]), **{name: ModuleInfo(name, name, name, extra_repr=name) for name in NAMES}}
     )
-    cells = {Cell(name, "forward", name): 10 for name in HOSTILE}
+    cells = {Cell(name, "forward", name): 10 for name in NAMES}
     return Breakdown(
         tree,
         {"flops": Measure("FLOPs", cells), "calls": Measure("Op calls", cells)},
-        ledger={"unsupported": dict.fromkeys(HOSTILE, 1)},
-        unsupported_elements=dict.fromkeys(HOSTILE, 1),
-        about={name: name for name in HOSTILE},
+        ledger={"unsupported": dict.fromkeys(NAMES, 1)},
+        unsupported_elements=dict.fromkeys(NAMES, 1),
+        about={name: name for name in NAMES},
     )
 
 

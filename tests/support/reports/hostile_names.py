@@ -12,7 +12,8 @@ from tests.support.reports.timed_traces import measure
 
 # Each can break a page, a terminal, Markdown, LaTeX, a spreadsheet, XML or a file. None contains a dot.
 NAMES = (
-    "</script><img src=x onerror=alert(1)>",
+    "</script><script>HACKED=1</script>",
+    "<img src=x onerror=HACKED=2>",
     "]]>",
     "<!--",
     "\x1b[31mred\x1b]0;title\x07\x9b31m\x0b\x0c\x1c",
@@ -41,6 +42,14 @@ NAMES = (
     "##vso[task]x",
 )
 ALL = " ".join(NAMES)
+# More that a cell of a table must show as it is.
+CELLS = (
+    *("\\input{/etc/passwd}", "%", "a & b \\\\", "$x^2_3$ #1 ~", "[9em]", "*", "**", "*x*", "__x__", "_", "_x_", "``"),
+    *("--'',,``", '"quoted"', " ", "   ", " x", "x ", "* x  y *", "\\ ", "\u00a0", "\u3000x\u2003", "@SUM(A1)"),
+    *("\u202eabc", " =1"),
+    *("=1+1", "a|b", "`x`", "<b>&amp;", "&lt;", "{{data}}", "[z](u)", "\\|", "~~s~~", "$m$", "#1", "a,b", "'", "\r"),
+    *(name for name in NAMES if name.isascii()),
+)
 
 
 class Part(nn.Module):
