@@ -5,6 +5,7 @@ import types
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -159,11 +160,11 @@ def run(
     loss: Any = None,
     **options: Any,
 ) -> Run:
-    results: list[Any] = []
+    results: SimpleQueue[Any] = SimpleQueue()  # a list of the model's would be restored where a tensor was cached
 
     def model(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
-        results.append(layouts(result))
+        results.put(layouts(result))
         return result
 
     torch.default_generator.manual_seed(0)
@@ -171,7 +172,7 @@ def run(
         trace = record_call(
             model, args, kwargs, execution=execution, quiet=True, stops_at=stops_at, loss=loss, **options
         )
-    return Run(notes, storage_table(trace), results[-1])
+    return Run(notes, storage_table(trace), results.get_nowait())
 
 
 def difference(real: Run, shapes: Run) -> str:
