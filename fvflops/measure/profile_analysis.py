@@ -20,6 +20,7 @@ from fvflops.analysis.steps import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.read_module_tree import check_initialised, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.restore.torch_state import restore_versions
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.capture.training_step import autocast_to
 from fvflops.counting import build_timeline
@@ -35,7 +36,6 @@ from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
 from fvflops.text import Unpack, explaining_arguments, require_int
-from fvflops.torch_internals import set_versions
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
@@ -213,7 +213,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                 self._failure = f"run {index + 1} of {len(self._actions)} raised {' '.join(message.split())}"
                 raise
             finally:
-                set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
+                restore_versions(versions)
             if action in ACTIVE:
                 self._measured.append(trace)
                 self._clocked += clocked

@@ -27,9 +27,8 @@ from fvflops.capture.restore.contents import DICT, ORDERED_DICT
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.global_settings import save_settings
 from fvflops.capture.restore.namespaces import is_library
-from fvflops.capture.restore.torch_state import sharding_state, without_modes
+from fvflops.capture.restore.torch_state import restore_versions, sharding_state, without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
-from fvflops.torch_internals import set_versions
 
 # Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, if
 # any. Overloads that return into `out` arguments do too.
@@ -47,7 +46,7 @@ _UPDATES_STATISTICS: Mapping[str, str | None] = {
 
 _shape, _requires_grad = attrgetter("shape"), attrgetter("requires_grad")
 _hooks, _attributes = attrgetter("_backward_hooks"), attrgetter("__dict__")
-_is_leaf, _grad, _version = attrgetter("is_leaf"), attrgetter("grad"), attrgetter("_version")
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -172,8 +171,7 @@ class Snapshot:
             self._code.snapshot([*classes, *code, *self._contents.code], objects=True)
             self._settings = list(save_settings())
             everything = (*tensors, *model_index.unstrided, *self.tensors) if versions else ()
-            self._versioned = [item for item in everything if not item.is_inference()]
-            self._versions = list(map(_version, self._versioned))
+            self._versions = [(item, item._version) for item in everything if not item.is_inference()]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -203,8 +201,7 @@ class Snapshot:
                 containers,
                 *self._code.restorers(),
                 (methodcaller("clear"), filter(None, (*self._empty_attributes, *self._model_index.empty))),
-                # Of written tensors, so that the caller's backward passes accept what they have saved.
-                (lambda versions: set_versions(tuple(self._versioned), versions), [tuple(self._versions)]),
+                (restore_versions, [self._versions]),
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -40,6 +40,7 @@ from fvflops.torch_internals import (
     python_dispatch,
     set_function_state,
     set_multithreading,
+    set_versions,
     set_view_replay,
     top_saved_hooks,
     transform_depth,
@@ -309,6 +310,15 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     parameters = [parameter for group in groups for parameter in group.fsdp_params]
     shared = [item for state in states for item in (state._state_ctx, state._comm_ctx)]
     return [vars(item) for item in dict.fromkeys([*states, *groups, *parameters, *shared])]
+
+
+def restore_versions(versions: Collection[tuple[torch.Tensor, int]]) -> None:
+    """Set tensors' version counters, so that the caller's backward passes accept what they have saved."""
+    try:
+        set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
+    except TypeError:  # an older torch sets one at a time
+        for pair in versions:
+            set_versions(*pair)
 
 
 def parameter_groups(modules: Iterable[nn.Module]) -> list[Any]:
