@@ -21,7 +21,7 @@ from fvflops.plan.step_time.calibration import (
 )
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
-from training_runs.run_record import TrainingRun
+from training_runs.rows import TrainingRun
 from training_runs.time_tables import Point
 
 
@@ -49,25 +49,6 @@ SOFTWARE: Mapping[str, Parameter] = {
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
     "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
 }
-# First word of a run's source → the software that predicts it, by its name in configs/efficiencies.yaml.
-SOFTWARE_OF: Mapping[str, str] = {
-    "vTrain": "Megatron-DeepSpeed 2022",
-    "BigScience": "Megatron-DeepSpeed 2022",
-    "Korthikanti": "Megatron-DeepSpeed 2022",
-    "Megatron": "Megatron-DeepSpeed 2022",
-    "MPT": "MPT 2023",
-    "layout": "MPT 2023",
-    "IBM": "PyTorch 2024",
-    "InternEvo": "MPT 2023",
-    "KempnerForge": "PyTorch 2024",
-    "Llama": "PyTorch 2024",
-    "NVIDIA": "Megatron-Core 2025",
-    "torchtitan": "PyTorch 2024",
-}
-# Software whose kernels were written for an older generation of GPUs than some runs had.
-_OLDER: Mapping[tuple[str, str], str] = {("MPT 2023", "H100 SXM"): "MPT 2023 on H100"}
-# Sources to which the shipped figures are fitted.
-FITTED = ("vTrain", "MPT", "torchtitan", "IBM", "Llama", "NVIDIA")
 # A source that is predicted only: its trials of one layout differ by up to 29 %.
 _TRIALS = "BigScience"
 # Of one network: bandwidths as fractions of the nominal ones.
@@ -117,7 +98,7 @@ def fit(batch: Batch, *, chosen: Sequence[int] | None = None) -> Fit:
     spread = np.array([parameters[name].spread for name in names])
     least, most = (np.log([getattr(parameters[name], limit) for name in names]) for limit in ("least", "most"))
     indexes = list(range(len(batch.runs)) if chosen is None else chosen)
-    measured = np.log([batch.runs[index].run.step_seconds or np.nan for index in indexes])
+    measured = np.log([batch.runs[index].run.seconds or np.nan for index in indexes])
 
     def residuals_at(points: Sequence[np.ndarray]) -> np.ndarray:
         predicted = batch.predict([_fit_at(names, point).point() for point in points])[:, indexes]
@@ -166,17 +147,6 @@ def cross_validate(batch: Batch, group_of: Callable[[PreparedRun], object], fold
     return predicted
 
 
-def software_of(run: TrainingRun) -> str:
-    """Return the software whose figures predict a run."""
-    software = SOFTWARE_OF[run.publisher]
-    return _OLDER.get((software, run.device), software)
-
-
-def is_fitted(run: TrainingRun) -> bool:
-    """Return whether the shipped figures are fitted to a run: not to boards of 500 W, whose clock is not stated."""
-    return run.publisher in FITTED and run.clock == 1.0
-
-
 def shipped_network(run: TrainingRun) -> Network:
     family = "H100" if run.device == "H200" else run.device.split()[0]
     network = find_network(f"HGX {family} {8 * run.node_gbps:g}G")
@@ -186,5 +156,5 @@ def shipped_network(run: TrainingRun) -> Network:
 def predict_shipped(item: PreparedRun) -> float:
     """Return the estimated seconds of a step of a run, by the efficiency and the network of configs/."""
     return predict_seconds(
-        item, find_efficiency(device_of(item.run), software=software_of(item.run)), shipped_network(item.run)
+        item, find_efficiency(device_of(item.run), software=item.run.software), shipped_network(item.run)
     )
