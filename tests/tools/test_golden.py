@@ -57,7 +57,7 @@ def test_two_writes_are_equal(written):
 
 
 def test_a_changed_number_is_an_error(copied):
-    change(copied[1] / NUMBERS, "macs 416520", "macs 416521")
+    change(copied[1] / NUMBERS, "416520", "416521")
     code, text = run("compare", *copied)
     assert code == 1
     assert f"NUMBERS DIFFER: {NUMBERS}\n" in text and "1 differ in numbers, 0 in words only" in text

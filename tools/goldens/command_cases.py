@@ -5,28 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
-from itertools import product
+from functools import partial
 from pathlib import Path
-from string import Template
-from typing import Any
-
-import yaml
 
 from fvflops.cli import COMMANDS, main
-from fvflops.formulas import shipped_tables
 from goldens import clock
-from goldens.jobs import Folder, Job, captured, file_name, variables
+from goldens.jobs import Folder, Job, captured, expand, file_name, read_cases, variables
 
-LINES = Path(__file__).with_name("command_lines.yaml")
-_CHOICE = re.compile("<([^<>]*)>")
 _SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
 _CONFIGS = {
     "bert.json": {**_SIZES, "num_hidden_layers": 2},
@@ -108,25 +99,8 @@ def run_lines(name: str, commands: Commands) -> None:
     # How often a profile looks at the clock is part of its output.
     with clock.ticking() if name.startswith("cli/profile") else nullcontext():
         for line in job["lines"].splitlines():
-            for words in expand(line, job.get("values", {})):
+            for words in map(shlex.split, expand(line, job.get("values", {}))):
                 commands.run(*words)
-
-
-def expand(line: str, values: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield the words of each command line that a line stands for."""
-    known = {**read_cases()["values"], "TABLES": "|".join(shipped_tables()), **values}
-    while "$" in line:
-        line = Template(line).substitute(known)
-    parts = _CHOICE.split(line)  # text and choices in turn
-    choices = (part.split("|") if number % 2 else (part,) for number, part in enumerate(parts))
-    yield from (shlex.split("".join(chosen)) for chosen in product(*choices))
-
-
-@cache
-def read_cases() -> dict[str, Any]:
-    """Return the values, the jobs' lines, and the tables, budgets and calls with mistakes."""
-    with open(LINES, encoding="utf-8") as file:
-        return yaml.safe_load(file)
 
 
 def _run(run: Callable[[Commands], None], folder: Folder) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 
 import fvflops
 from fvflops import zoo
-from goldens.command_cases import Commands, read_cases, run_lines
-from goldens.counts import sections
-from goldens.jobs import Folder, Job, captured
+from goldens.command_cases import Commands, run_lines
+from goldens.expressions import sections
+from goldens.jobs import Folder, Job, captured, read_cases
 
 
 def jobs() -> list[Job]:
@@ -39,9 +39,8 @@ def _write_files(folder: Folder) -> None:
         table = load(name, text)
         return fvflops.FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table=table).total()
 
-    folder.write(
-        "tables.txt", sections({name: partial(use, name, text) for name, text in read_cases()["tables"].items()})
-    )
+    tables = read_cases()["tables"].items()
+    folder.write("tables.txt", sections((name, partial(use, name, text)) for name, text in tables))
     commands = Commands(folder)
     for name, text in read_cases()["budgets"].items():
         with open("budget.yaml", "w") as file:
@@ -61,9 +60,8 @@ def _write_files(folder: Folder) -> None:
         "an unknown phase": whole.replace('"forward"', '"forwards"'),
         "a stack that is not there": whole.replace('"stacks":[[],[0]]', '"stacks":[[],[7]]'),
     }
-    folder.write(
-        "traces.txt", sections({name: partial(fvflops.Trace.from_json, text) for name, text in damaged.items()})
-    )
+    loads = ((name, partial(fvflops.Trace.from_json, text)) for name, text in damaged.items())
+    folder.write("traces.txt", sections(loads))
 
 
 def _write_calls(folder: Folder) -> None:
@@ -84,6 +82,6 @@ def _write_calls(folder: Folder) -> None:
         "tokens": torch.ones(1, 16, dtype=torch.int64),
         "tiny": zoo.build("llama_tiny", device="meta"),
     }
-    calls = {name: partial(eval, text, names) for name, text in read_cases()["calls"].items()}
+    calls = ((name, partial(eval, text, names)) for name, text in read_cases()["calls"].items())
     _, out, err = captured(lambda: folder.write("calls.txt", sections(calls)))
     folder.write("printed.txt", f"{out}\n{err}")
