@@ -77,9 +77,11 @@ def expand(line: str, values: Mapping[str, str] | None = None) -> Iterator[str]:
     >>> list(expand("count $LENET <|--train>"))
     ['count zoo:lenet5 ', 'count zoo:lenet5 --train']
     """
+    from fvflops.cli import COMMANDS
     from fvflops.formulas import shipped_tables
 
-    known = {**read_cases()["values"], "TABLES": "|".join(shipped_tables()), **(values or {})}
+    lists = {"TABLES": "|".join(shipped_tables()), "COMMANDS": "|".join(COMMANDS)}
+    known = {**read_cases()["values"], **lists, **(values or {})}
     while "$" in line:
         line = Template(line).substitute(known)
     parts = _CHOICE.split(line)  # text and choices in turn

@@ -10,23 +10,13 @@ from torch import nn
 
 import fvflops
 from fvflops import zoo
-from goldens.command_cases import Commands, run_lines
+from goldens.command_cases import Commands
 from goldens.expressions import sections
 from goldens.jobs import Folder, Job, captured, read_cases
 
 
 def jobs() -> list[Job]:
-    return [
-        Job("mistakes/commands", _write_commands),
-        Job("mistakes/calls", _write_calls),
-        Job("mistakes/files", _write_files),
-    ]
-
-
-def _write_commands(folder: Folder) -> None:
-    commands = Commands(folder)
-    run_lines("mistakes/commands", commands)
-    commands.run()
+    return [Job("mistakes/calls", _write_calls), Job("mistakes/files", _write_files)]
 
 
 def _write_files(folder: Folder) -> None:
