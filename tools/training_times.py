@@ -3,15 +3,14 @@
 
     tools/training_times.py                     errors with the shipped configs/efficiencies.yaml and networks.yaml
     tools/training_times.py --only MPT --worst 5
-    tools/training_times.py --fit               fits each device, cross-validates by model and by mesh, and prints YAML
+    tools/training_times.py --fit               fits each software, and prints YAML
     tools/training_times.py --held-out          predicts each source by a fit to all others of its software
     tools/training_times.py --write             writes both errors to configs/measured_errors.yaml and the page of them
     tools/training_times.py --fit --cache FILE  keeps the plans, which take most of the time, for the next fit
 
-The figures in configs/ are fitted to the sources that sources.yaml says. In cross-validation the models (or
-meshes) of a software are divided into five folds, and each fold's runs are predicted by a fit to the others. Of studies
-of layouts a second table has the rank correlation of estimated with measured times, and by how much the layout with the
-least estimate is slower than the best.
+The figures in configs/ are fitted to the sources that sources.yaml says. A second table has for a study of layouts the
+rank correlation of estimated with measured times, and by how much the layout with the least estimate is slower than the
+best.
 
 Every run is planned as `fvflops plan` plans it (tools/training_runs): its model is executed by shapes on one rank of
 each kind; equal parts of several runs are executed once.
@@ -25,7 +24,7 @@ import pickle
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,7 +36,7 @@ import numpy as np  # noqa: E402
 from error_figures import write_errors  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
 from training_runs.error_tables import relative_errors, source_table, study_table  # noqa: E402
-from training_runs.fitting import cross_validate, fit, predict_shipped  # noqa: E402
+from training_runs.fitting import fit, hold_out, point_of, predict_shipped  # noqa: E402
 from training_runs.prepared import PreparedRun, is_planned, key_of, prepare  # noqa: E402
 from training_runs.rows import TrainingRun, read_runs  # noqa: E402
 
@@ -50,7 +49,7 @@ Prepared = list[PreparedRun]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/training_times.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", help="only sources that begin with this word; may be repeated")
-    parser.add_argument("--fit", action="store_true", help="fit, cross-validate and print YAML")
+    parser.add_argument("--fit", action="store_true", help="fit, and print YAML")
     parser.add_argument("--held-out", action="store_true", help="predict each source by a fit without it")
     parser.add_argument("--write", action="store_true", help="write the errors that reports show (with --held-out)")
     parser.add_argument("--worst", type=int, default=8, metavar="N", help="rows with the largest errors to show (8)")
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(prepared):,} runs planned in {time.perf_counter() - start:.0f} s")
     kinds = {"shipped": np.array([predict_shipped(item) for item in prepared])}
     if arguments.fit:
-        kinds |= _fit_all(prepared)
+        kinds["fitted"] = _fit_all(prepared)
         print("\nerrors in %\n" + source_table([item.run for item in prepared], kinds))
     else:
         if arguments.held_out or arguments.write:
@@ -125,9 +124,7 @@ def _hold_out(prepared: Prepared) -> np.ndarray:
     """Return the seconds of each run by a fit to all others of its software that others have published."""
     predicted = np.full(len(prepared), np.nan)
     for _, own, batch in _batches(prepared):
-        publishers = {item.run.publisher for item in batch.runs}
-        if len(publishers) > 1:
-            predicted[own] = cross_validate(batch, lambda item: item.run.publisher, len(publishers))
+        predicted[own] = hold_out(batch)
     return predicted
 
 
@@ -164,27 +161,16 @@ def _batches(prepared: Prepared) -> Iterator[tuple[str, np.ndarray, Batch]]:
         yield software, np.array(indexes), Batch([prepared[index] for index in indexes])
 
 
-def _fit_all(prepared: Prepared) -> dict[str, np.ndarray]:
-    """Print the fitted figures of each software; return by kind of fit the predicted seconds of all runs."""
-    predicted = {kind: np.full(len(prepared), np.nan) for kind in ("fitted", *_GROUPS)}
-    fitted = [index for index, item in enumerate(prepared) if item.run.is_fitted]
+def _fit_all(prepared: Prepared) -> np.ndarray:
+    """Print the fitted figures of each software; return the predicted seconds of all runs that they are fitted to."""
+    predicted = np.full(len(prepared), np.nan)
+    fitted = np.flatnonzero([item.run.is_fitted for item in prepared])
     for software, own, batch in _batches([prepared[index] for index in fitted]):
-        start = time.perf_counter()
         found = fit(batch)
-        print(f"\n{software}: {len(batch.runs)} runs, fitted in {time.perf_counter() - start:.1f} s")
-        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="", flush=True)
-        indexes = np.array(fitted)[own]
-        predicted["fitted"][indexes] = batch.predict([found.point()])[0]
-        for kind, group_of in _GROUPS.items():
-            predicted[kind][indexes] = cross_validate(batch, group_of, _FOLDS)
+        print(f"\n{software}: {len(batch.runs)} runs")
+        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.items()), end="", flush=True)
+        predicted[fitted[own]] = batch.predict([point_of(found)])[0]
     return predicted
-
-
-_FOLDS = 5
-_GROUPS: Mapping[str, Callable[[PreparedRun], object]] = {
-    "held-out models": lambda item: item.run.name,
-    "held-out meshes": lambda item: tuple(item.run.mesh.items()),
-}
 
 
 if __name__ == "__main__":

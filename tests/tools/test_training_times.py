@@ -20,7 +20,7 @@ NODE = "vTrain single node"
 
 
 DEVICE = "A100 SXM 80GB"
-EXPECTED = {name: item.expected for name, item in {**fitting.SOFTWARE, **fitting.NETWORK}.items()}
+EXPECTED = {name: item.expected for name, item in fitting.PARAMETERS.items()}
 
 
 def small_mpts():
@@ -57,13 +57,12 @@ def test_estimates_of_whole_runs_are_near_what_was_measured():
 
 def test_a_fit_finds_the_figures_that_made_the_times():
     items = small_mpts()
-    made = fitting.Fit({**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})
-    (seconds,) = Batch(items).predict([made.point()])
+    (seconds,) = Batch(items).predict([fitting.point_of({**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})])
     timed = Batch(
         [replace(item, run=replace(item.run, seconds=value)) for item, value in zip(items, seconds, strict=True)]
     )
     found = fitting.fit(timed)
-    after, before = timed.predict([found.point(), fitting.Fit(EXPECTED).point()]) / seconds - 1
+    after, before = timed.predict([fitting.point_of(found), fitting.point_of(EXPECTED)]) / seconds - 1
     assert abs(after).max() < 0.04 < abs(before).max()
 
 
@@ -76,34 +75,35 @@ def test_a_batch_takes_as_long_as_the_package_simulates():
     runs = [gpt, interleaved, accumulated, small(NODE, mesh={"tp": 8})]
     items = [prepared.prepare(replace(run, device=DEVICE), {}) for run in runs]
     # The host or the device is late.
-    fits = [fitting.Fit({**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
+    points = [fitting.point_of({**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
     expected = [
         [
             fitting.predict_seconds(
                 item,
-                replace(found.efficiency(), kernels=find_figures(device_of(item.run))),
-                found.network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps),
+                replace(efficiency, kernels=find_figures(device_of(item.run))),
+                network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps),
             )
             for item in items
         ]
-        for found in fits
+        for efficiency, network in points
     ]
-    assert Batch(items).predict([found.point() for found in fits]) == pytest.approx(np.array(expected), rel=1e-9)
+    assert Batch(items).predict(points) == pytest.approx(np.array(expected), rel=1e-9)
 
 
-def test_a_model_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
-    batch, fits = Batch(small_mpts()), []
-    names = [item.run.name for item in batch.runs]
+def test_a_source_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
+    pairs = zip(small_mpts(), ["A 1", "A 2", "B"], strict=True)
+    items = [replace(item, run=replace(item.run, source=source)) for item, source in pairs]
+    fits = []
 
-    def fit(batch, *, chosen):
-        fits.append({names[index] for index in chosen})
-        return fitting.Fit({**EXPECTED, "step": 1000.0 * len(fits)})
+    def fit(batch, chosen):
+        fits.append(chosen)
+        return {**EXPECTED, "step": 1000.0 * len(fits)}
 
     monkeypatch.setattr(fitting, "fit", fit)
-    predicted = fitting.cross_validate(batch, lambda item: item.run.name, 2)
-    # Each run has the time of the fit of its fold, between whose steps are thousands of seconds.
-    seen = [fits[int(seconds // 1000) - 1] for seconds in predicted]
-    assert len(fits) == 2 and all(name not in models for name, models in zip(names, seen, strict=True))
+    predicted = fitting.hold_out(Batch(items))
+    # Each run has the time of the fit to the others, between whose steps are thousands of seconds.
+    assert fits == [[2], [0, 1]] and (predicted // 1000).tolist() == [1, 1, 2]
+    assert np.isnan(fitting.hold_out(Batch(items[:2]))).all()
 
 
 def test_a_skipped_step_copies_and_unscales_gradients():
