@@ -37,9 +37,18 @@ def read_junit(path: Path) -> tuple[int, int, list[str]]:
     return passed, skipped, failed
 
 
+def read_rows(page: str) -> dict[tuple[str, str], str]:
+    """Return the rows of the page, by Python and torch.
+
+    >>> read_rows("| 3.11 | 2.13.0 | 5,120 | 12 | 0 |")
+    {('3.11', '2.13.0'): '5,120 | 12 | 0'}
+    """
+    return {(python, torch): numbers for python, torch, numbers in _ROW.findall(page)}
+
+
 def update(page: str, versions: tuple[str, str], numbers: str) -> str:
     """Return the page with the numbers of a Python and a torch in its table, which is sorted by these versions."""
-    rows = {(python, torch): known for python, torch, known in _ROW.findall(page)} | {versions: numbers}
+    rows = read_rows(page) | {versions: numbers}
     lines = [f"| {' | '.join(pair)} | {rows[pair]} |\n" for pair in sorted(rows, key=lambda pair: [*map(_order, pair)])]
     return replace_part(page, "<!-- matrix -->\n", "<!-- end of matrix -->", _HEADER + "".join(lines))
 

@@ -66,11 +66,7 @@ def _write_model(build: Build, folder: Folder, *, train: bool = False, full: boo
 def _count(model: Any, inputs: Any, table: str) -> str:
     flops = quieten(fvflops.FlopCountAnalysis(model, inputs, table=table))
     trace = flops.trace()
-    activations, moved, read, written = (
-        quieten(kind.from_trace(trace, table=table, **options))
-        for kind, options in (
-            (fvflops.ActivationCountAnalysis, {}),
-            *((fvflops.ByteCountAnalysis, {"part": part}) for part in ("moved", "read", "written")),
-        )
-    )
-    return evaluate("counts", flops=flops, activations=activations, moved=moved, read=read, written=written)
+    found: dict[str, Any] = {"activations": fvflops.ActivationCountAnalysis.from_trace(trace, table=table)}
+    for part in ("moved", "read", "written"):
+        found[part] = fvflops.ByteCountAnalysis.from_trace(trace, table=table, part=part)
+    return evaluate("counts", flops=flops, **{name: quieten(analysis) for name, analysis in found.items()})

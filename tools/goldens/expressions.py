@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,13 @@ def evaluate(kind: str, **names: Any) -> str:
     return sections((text, partial(eval, text, known)) for line in texts for text in expand(line))
 
 
-def sections(texts: Iterable[tuple[str, Any]]) -> str:
+def sections(texts: Iterable[tuple[str, Callable[[], Any]]]) -> str:
     """Return values under their titles, each made or the error that it raises."""
-    return "\n".join(f"=== {title}\n{attempt(lambda make=make: show(make()))}\n" for title, make in texts)
+    return "\n".join(f"=== {title}\n{attempt(partial(_show_made, make))}\n" for title, make in texts)
+
+
+def _show_made(make: Callable[[], Any]) -> str:
+    return show(make())
 
 
 def quieten(analysis: Any) -> Any:

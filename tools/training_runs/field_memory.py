@@ -244,8 +244,8 @@ def write_table(found: Sequence[Compared]) -> str:
         if item.case.fits is None:
             shown = f"{item.predicted:.2f}", f"{item.case.gb:.2f}", f"{item.error:+.1%}"
         else:
-            verdicts = ("fits" if fits else "does not fit" for fits in (item.fits, item.case.fits))
-            shown = f"{item.predicted:.2f}: {next(verdicts)}", next(verdicts), ""
+            said, known = ("fits" if fits else "does not fit" for fits in (item.fits, item.case.fits))
+            shown = f"{item.predicted:.2f}: {said}", known, ""
         cells.append((item.case.source, item.case.run, item.case.quantity, *shown, item.case.assumes))
     heads = ["source", "run", "memory", "predicted, GB", "published", "error", "assumes"]
     errors = [abs(item.error) for item in found if item.case.fits is None]
