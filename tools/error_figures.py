@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import yaml  # noqa: E402
 from documentation.page_parts import replace_part  # noqa: E402
 
-from fvflops.devices.measured_errors import KERNELS, Errors, average, load_errors  # noqa: E402
+from fvflops.devices.measured_errors import KERNELS, average, load_errors  # noqa: E402
 from fvflops.units import format_quantity, format_thousands  # noqa: E402
 
 FILE = ROOT / "configs" / "measured_errors.yaml"
@@ -36,13 +36,8 @@ def write_errors(section: str, rows: Iterable[Any]) -> None:
     document = yaml.safe_load(FILE.read_text())
     given = [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]
     document[section] = given
-    lines = [f"description: {document['description']}\n"]
-    for name in Errors._fields:
-        lines.append(f"{name}:\n" if document[name] else f"{name}: []\n")
-        for row in document[name]:
-            flow = yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=10_000).strip()
-            lines.append(f"- {flow}\n")
-    FILE.write_text(_HEADER + "".join(lines))
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=10_000)
+    FILE.write_text(_HEADER + text)
     load_errors.cache_clear()
     PAGE.write_text(write_tables(PAGE.read_text()))
 
@@ -87,10 +82,9 @@ def _tabulate_runs() -> str:
 
 def _draw(heads: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> str:
     """Return a table of Markdown whose first columns are texts and whose others are numbers."""
-    rule = [":---" if index < texts else "---:" for index in range(len(heads))]
-    lines = [" | ".join(cells) for cells in (heads, *body)]
-    lines.insert(1, "|".join(rule))
-    return "\n".join(f"|{line}|" if index == 1 else f"| {line} |" for index, line in enumerate(lines))
+    rule = "|".join([":---"] * texts + ["---:"] * (len(heads) - texts))
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (heads, *body))
+    return "\n".join([head, f"|{rule}|", *lines])
 
 
 if __name__ == "__main__":

@@ -94,10 +94,9 @@ def write(folder: Path, only: list[str], processes: int) -> int:
 
 def find_jobs() -> list[Job]:
     """Return all jobs, long ones first."""
-    from goldens import answers, api, command_cases, counts, features, mistakes, programs, timed
+    from goldens import command_cases, counts, features, other_cases, timed
 
-    parts = (programs, command_cases, features, answers, timed, mistakes, counts, api)
-    return [job for part in parts for job in part.jobs()]
+    return [job for part in (command_cases, other_cases, features, timed, counts) for job in part.jobs()]
 
 
 def import_libraries(jobs: Sequence[Job]) -> None:

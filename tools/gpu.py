@@ -98,39 +98,37 @@ def measure(
 ) -> dict[str, Any]:
     """Return section → results, the errors of its processes, and how long it took; `save` gets it so far."""
     results: dict[str, Any] = {}
+
+    def add(section: str, share: int, result: dict[str, Any]) -> None:
+        entry = results.setdefault(section, {"found": {}, "errors": [], "seconds": 0})
+        entry["seconds"] = max(entry["seconds"], result["seconds"])
+        if "found" in result:
+            _merge(entry["found"], result["found"])
+        else:
+            entry["errors"].append({"share": share, "error": result["error"], "log": result["log"]})
+        report(f"{section} {share}: {result['seconds']} s {result.get('error', '')}")
+
     together = [(name, share) for name in names if not SECTIONS[name].alone for share in range(SECTIONS[name].shares)]
     with ThreadPoolExecutor(max(1, len(together))) as pool:
         runs = [pool.submit(run_apart, name, share, folder) for name, share in together]
         for (name, share), run in zip(together, runs, strict=True):
-            _add(results, name, share, run.result(), report)
+            add(name, share, run.result())
     save(results)
     for name in names:
         if SECTIONS[name].alone:
-            _add(results, name, 0, run_apart(name, 0, folder), report)
+            add(name, 0, run_apart(name, 0, folder))
             save(results)
     return results
 
 
-def _add(
-    results: dict[str, Any], section: str, share: int, result: dict[str, Any], report: Callable[[str], None]
-) -> None:
-    entry = results.setdefault(section, {"found": {}, "errors": [], "seconds": 0})
-    entry["seconds"] = max(entry["seconds"], result["seconds"])
-    if "found" in result:
-        _merge(entry["found"], result["found"])
-    else:
-        entry["errors"].append({"share": share, "error": result["error"], "log": result["log"]})
-    report(f"{section} {share}: {result['seconds']} s {result.get('error', '')}")
-
-
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add the results of a share: numbers are summed, and mappings joined."""
     for key, value in more.items():
-        if isinstance(value, int) and isinstance(into.get(key), int):
-            into[key] += value
-        elif isinstance(value, dict) and isinstance(into.get(key), dict):
-            into[key].update(value)
-        else:
-            into[key] = value
+        if isinstance(value, int):
+            value += into.get(key, 0)
+        elif isinstance(value, dict):
+            value = {**into.get(key, {}), **value}
+        into[key] = value
 
 
 def main() -> int:

@@ -11,26 +11,15 @@ import argparse
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 from documentation.page_parts import replace_part
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "versions.md"
 _HEADER = "| Python | torch | passed | skipped | failed |\n|:---|:---|---:|---:|---:|\n"
-_ROW = re.compile(r"^\| (3\.\d+) \| (\d[\w.+]*) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
-
-
-class Result(NamedTuple):
-    """Numbers of tests by outcome, for a version of Python ("3.11") and of torch ("2.13.0")."""
-
-    python: str
-    torch: str
-    passed: int
-    skipped: int
-    failed: int
+_ROW = re.compile(r"^\| (3\.\d+) \| (\d[\w.+]*) \| ([\d,]+ \| [\d,]+ \| [\d,]+) \|$", re.MULTILINE)
 
 
 def read_junit(path: Path) -> tuple[int, int, list[str]]:
@@ -48,32 +37,20 @@ def read_junit(path: Path) -> tuple[int, int, list[str]]:
     return passed, skipped, failed
 
 
-def read_rows(page: str) -> list[Result]:
-    """Return the rows of the page.
+def read_rows(page: str) -> dict[tuple[str, str], str]:
+    """Return the rows of the page, by Python and torch.
 
     >>> read_rows("| 3.11 | 2.13.0 | 5,120 | 12 | 0 |")
-    [Result(python='3.11', torch='2.13.0', passed=5120, skipped=12, failed=0)]
+    {('3.11', '2.13.0'): '5,120 | 12 | 0'}
     """
-    return [
-        Result(python, torch, *(int(number.replace(",", "")) for number in numbers))
-        for python, torch, *numbers in _ROW.findall(page)
-    ]
+    return {(python, torch): numbers for python, torch, numbers in _ROW.findall(page)}
 
 
-def write_rows(rows: Iterable[Result]) -> str:
-    """Return the table in Markdown, sorted by versions, with the last row given for each pair of them."""
-    latest = {(row.python, row.torch): row for row in rows}
-    lines = [
-        f"| {row.python} | {row.torch} | {row.passed:,} | {row.skipped:,} | {row.failed:,} |\n"
-        for row in sorted(latest.values(), key=lambda row: (_order(row.python), _order(row.torch)))
-    ]
-    return _HEADER + "".join(lines)
-
-
-def update(page: str, result: Result) -> str:
-    """Return the page with a result in its table, which is between its two comments."""
-    table = write_rows([*read_rows(page), result])
-    return replace_part(page, "<!-- matrix -->\n", "<!-- end of matrix -->", table)
+def update(page: str, versions: tuple[str, str], numbers: str) -> str:
+    """Return the page with the numbers of a Python and a torch in its table, which is sorted by these versions."""
+    rows = read_rows(page) | {versions: numbers}
+    lines = [f"| {' | '.join(pair)} | {rows[pair]} |\n" for pair in sorted(rows, key=lambda pair: [*map(_order, pair)])]
+    return replace_part(page, "<!-- matrix -->\n", "<!-- end of matrix -->", _HEADER + "".join(lines))
 
 
 def _order(version: str) -> list[int]:
@@ -88,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args(argv)
     passed, skipped, failed = read_junit(arguments.junit)
-    result = Result(arguments.python, arguments.torch, passed, skipped, len(failed))
-    arguments.page.write_text(update(arguments.page.read_text(), result))
-    print(
-        f"Python {result.python}, torch {result.torch}: {passed:,} passed, {skipped:,} skipped, {len(failed):,} failed"
-    )
+    counts = passed, skipped, len(failed)
+    numbers = " | ".join(f"{count:,}" for count in counts)
+    page = update(arguments.page.read_text(), (arguments.python, arguments.torch), numbers)
+    arguments.page.write_text(page)
+    said = ", ".join(f"{count:,} {what}" for count, what in zip(counts, ("passed", "skipped", "failed"), strict=True))
+    print(f"Python {arguments.python}, torch {arguments.torch}: {said}")
     print(*failed, sep="\n", end="\n" if failed else "")
     return 0
 

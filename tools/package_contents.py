@@ -8,39 +8,28 @@ anything else but metadata. Prints files and sizes; exits with 1 if a file is mi
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_METADATA = ("PKG-INFO", "setup.cfg")
+_METADATA = re.compile(r"^(PKG-INFO|setup\.cfg)$|__pycache__|\.(egg|dist)-info/")
 _MAX_SHOWN = 10
 
 
-def list_source(folder: Path) -> set[str]:
-    """Return the files of a checkout without leftovers of building."""
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return {name for name in files if "__pycache__" not in name and ".egg-info/" not in name}
-
-
-def list_sdist(path: Path) -> set[str]:
-    """Return the files of an sdist, without its top folder and the metadata that the build adds."""
-    with tarfile.open(path) as archive:
-        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    return {name for name in names if ".egg-info/" not in name and name not in _METADATA}
-
-
-def list_wheel(path: Path) -> set[str]:
-    """Return the files of a wheel without its metadata."""
-    with zipfile.ZipFile(path) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
-
-
-def in_wheel(source: set[str]) -> set[str]:
-    """Return the files that a wheel of this source contains: the package, and configs/ inside it."""
-    package = {name for name in source if name.startswith("fvflops/")}
-    return package | {f"fvflops/{name}" for name in source if name.startswith("configs/")}
+def list_files(path: Path) -> set[str]:
+    """Return the files of a checkout, an sdist or a wheel, without metadata and leftovers of building."""
+    if path.is_dir():
+        names = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    elif path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            names = {name for name in wheel.namelist() if not name.endswith("/")}
+    else:
+        with tarfile.open(path) as sdist:
+            names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
+    return {name for name in names if not _METADATA.search(name)}
 
 
 def describe_difference(name: str, found: set[str], expected: set[str]) -> list[str]:
@@ -61,12 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("source", "sdist", "wheel"):
         parser.add_argument(name, type=Path)
     arguments = parser.parse_args(argv)
-    source = list_source(arguments.source)
+    source = list_files(arguments.source)
+    in_wheel = {name for name in source if name.startswith("fvflops/")}
+    in_wheel |= {f"fvflops/{name}" for name in source if name.startswith("configs/")}
     problems = []
-    for path, found, expected in (
-        (arguments.sdist, list_sdist(arguments.sdist), source - set(_METADATA)),
-        (arguments.wheel, list_wheel(arguments.wheel), in_wheel(source)),
-    ):
+    for path, expected in ((arguments.sdist, source), (arguments.wheel, in_wheel)):
+        found = list_files(path)
         print(f"{path.name}: {len(found)} files, {path.stat().st_size / 1e6:.1f} MB")
         problems += describe_difference(path.name, found, expected)
     print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)

@@ -2,17 +2,15 @@
 """Compares estimated times of training steps with measured ones, and fits the figures of the estimates.
 
     tools/training_times.py                     errors with the shipped configs/efficiencies.yaml and networks.yaml
-    tools/training_times.py --set mpt --worst 5
-    tools/training_times.py --data FOLDER       other rows: files named as those in tests/data/training_times
-    tools/training_times.py --fit               fits each device, cross-validates by model and by mesh, and prints YAML
+    tools/training_times.py --only MPT --worst 5
+    tools/training_times.py --fit               fits each software, and prints YAML
     tools/training_times.py --held-out          predicts each source by a fit to all others of its software
     tools/training_times.py --write             writes both errors to configs/measured_errors.yaml and the page of them
     tools/training_times.py --fit --cache FILE  keeps the plans, which take most of the time, for the next fit
 
-The figures in configs/ are fitted to the sources of fitting.py's FITTED alone. In cross-validation the models (or
-meshes) of a software are divided into five folds, and each fold's runs are predicted by a fit to the others. Of studies
-of layouts a second table has the rank correlation of estimated with measured times, and by how much the layout with the
-least estimate is slower than the best.
+The figures in configs/ are fitted to the sources that sources.yaml says. A second table has for a study of layouts the
+rank correlation of estimated with measured times, and by how much the layout with the least estimate is slower than the
+best.
 
 Every run is planned as `fvflops plan` plans it (tools/training_runs): its model is executed by shapes on one rank of
 each kind; equal parts of several runs are executed once.
@@ -26,7 +24,7 @@ import pickle
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,10 +36,9 @@ import numpy as np  # noqa: E402
 from error_figures import write_errors  # noqa: E402
 from training_runs.batch import Batch  # noqa: E402
 from training_runs.error_tables import relative_errors, source_table, study_table  # noqa: E402
-from training_runs.fitting import cross_validate, fit, is_fitted, predict_shipped, software_of  # noqa: E402
+from training_runs.fitting import fit, hold_out, point_of, predict_shipped  # noqa: E402
 from training_runs.prepared import PreparedRun, is_planned, key_of, prepare  # noqa: E402
-from training_runs.rows import DATASETS, read_runs  # noqa: E402
-from training_runs.run_record import FILES, TrainingRun  # noqa: E402
+from training_runs.rows import TrainingRun, read_runs  # noqa: E402
 
 from fvflops.devices.measured_errors import NODES, ONE_NODE, RunErrors  # noqa: E402
 from fvflops.garbage_collector import gc_paused  # noqa: E402
@@ -51,9 +48,8 @@ Prepared = list[PreparedRun]
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/training_times.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--set", action="append", choices=DATASETS, help="only this dataset; may be repeated")
-    parser.add_argument("--data", type=Path, help="folder with the files of the datasets")
-    parser.add_argument("--fit", action="store_true", help="fit, cross-validate and print YAML")
+    parser.add_argument("--only", action="append", help="only sources that begin with this word; may be repeated")
+    parser.add_argument("--fit", action="store_true", help="fit, and print YAML")
     parser.add_argument("--held-out", action="store_true", help="predict each source by a fit without it")
     parser.add_argument("--write", action="store_true", help="write the errors that reports show (with --held-out)")
     parser.add_argument("--worst", type=int, default=8, metavar="N", help="rows with the largest errors to show (8)")
@@ -61,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="file that keeps planned runs; delete it if planning changes")
     arguments = parser.parse_args(argv)
     start = time.perf_counter()
-    runs = [run for name in arguments.set or DATASETS for run in _read(name, arguments.data)]
+    runs = [run for run in read_runs() if is_planned(run) and run.publisher in (arguments.only or [run.publisher])]
     prepared = _prepare_all(runs, arguments.jobs, arguments.cache)
     print(f"{len(prepared):,} runs planned in {time.perf_counter() - start:.0f} s")
     kinds = {"shipped": np.array([predict_shipped(item) for item in prepared])}
     if arguments.fit:
-        kinds |= _fit_all(prepared)
+        kinds["fitted"] = _fit_all(prepared)
         print("\nerrors in %\n" + source_table([item.run for item in prepared], kinds))
     else:
         if arguments.held_out or arguments.write:
@@ -78,25 +74,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read(name: str, folder: Path | None) -> list[TrainingRun]:
-    return [run for run in read_runs(name, folder and folder / FILES[name]) if is_planned(run)]
-
-
 def _prepare_all(runs: Sequence[TrainingRun], jobs: int, cache: Path | None) -> Prepared:
     """Plan the runs in processes; runs that share a recording go to the same one."""
     kept: Prepared = pickle.loads(cache.read_bytes()) if cache is not None and cache.exists() else []
-    by_place = {item.run.place: item for item in kept}
+    known = {item.run.line: item for item in kept}
     groups: dict[object, list[TrainingRun]] = defaultdict(list)
     for run in runs:
-        if run.place not in by_place or by_place[run.place].run != run:
+        if run.line not in known or known[run.line].run != run:
             groups[key_of(run)].append(run)
     if groups:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             for group in pool.map(_prepare_group, groups.values(), chunksize=1):
-                by_place.update({item.run.place: item for item in group})
+                known.update({item.run.line: item for item in group})
         if cache is not None:
-            cache.write_bytes(pickle.dumps(list(by_place.values())))
-    return [by_place[run.place] for run in runs]
+            cache.write_bytes(pickle.dumps(list(known.values())))
+    return [known[run.line] for run in runs]
 
 
 @gc_paused()
@@ -123,8 +115,8 @@ def _report(prepared: Prepared, predicted: Mapping[str, np.ndarray], worst: int)
         run = runs[index]
         mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.items())
         print(
-            f"{errors[index]:+7.1%}  {run.place}: {run.name} on {mesh} ({run.device}), micro batch {run.micro_batch}, "
-            f"{run.microbatches} microbatches: measured {run.step_seconds:.3f} s, estimated {seconds[index]:.3f} s"
+            f"{errors[index]:+7.1%}  {run}, {mesh}, micro batch {run.micro_batch}, "
+            f"{run.microbatches} microbatches: measured {run.seconds:.3f} s, estimated {seconds[index]:.3f} s"
         )
 
 
@@ -132,9 +124,7 @@ def _hold_out(prepared: Prepared) -> np.ndarray:
     """Return the seconds of each run by a fit to all others of its software that others have published."""
     predicted = np.full(len(prepared), np.nan)
     for _, own, batch in _batches(prepared):
-        publishers = {item.run.publisher for item in batch.runs}
-        if len(publishers) > 1:
-            predicted[own] = cross_validate(batch, lambda item: item.run.publisher, len(publishers))
+        predicted[own] = hold_out(batch)
     return predicted
 
 
@@ -145,7 +135,7 @@ def list_errors(prepared: Prepared, shipped: np.ndarray, held_out: np.ndarray) -
     groups: dict[tuple[str, str, str, str, bool], list[int]] = defaultdict(list)
     for index, run in enumerate(runs):
         nodes = ONE_NODE if run.gpus <= run.gpus_per_node else NODES
-        groups[software_of(run), run.device, run.source, nodes, is_fitted(run)].append(index)
+        groups[run.software, run.device, run.source, nodes, run.is_fitted].append(index)
     for (software, device, source, nodes, fitted), own in sorted(groups.items(), reverse=True):
         mean_unseen = float(abs(unseen[own]).mean())
         yield RunErrors(
@@ -166,32 +156,21 @@ def _batches(prepared: Prepared) -> Iterator[tuple[str, np.ndarray, Batch]]:
     """Yield each software, the indexes of its runs, and these as a batch."""
     by_software: dict[str, list[int]] = defaultdict(list)
     for index, item in enumerate(prepared):
-        by_software[software_of(item.run)].append(index)
+        by_software[item.run.software].append(index)
     for software, indexes in by_software.items():
         yield software, np.array(indexes), Batch([prepared[index] for index in indexes])
 
 
-def _fit_all(prepared: Prepared) -> dict[str, np.ndarray]:
-    """Print the fitted figures of each software; return by kind of fit the predicted seconds of all runs."""
-    predicted = {kind: np.full(len(prepared), np.nan) for kind in ("fitted", *_GROUPS)}
-    fitted = [index for index, item in enumerate(prepared) if is_fitted(item.run)]
+def _fit_all(prepared: Prepared) -> np.ndarray:
+    """Print the fitted figures of each software; return the predicted seconds of all runs that they are fitted to."""
+    predicted = np.full(len(prepared), np.nan)
+    fitted = np.flatnonzero([item.run.is_fitted for item in prepared])
     for software, own, batch in _batches([prepared[index] for index in fitted]):
-        start = time.perf_counter()
         found = fit(batch)
-        print(f"\n{software}: {len(batch.runs)} runs, fitted in {time.perf_counter() - start:.1f} s")
-        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="", flush=True)
-        indexes = np.array(fitted)[own]
-        predicted["fitted"][indexes] = batch.predict([found.point()])[0]
-        for kind, group_of in _GROUPS.items():
-            predicted[kind][indexes] = cross_validate(batch, group_of, _FOLDS)
+        print(f"\n{software}: {len(batch.runs)} runs")
+        print("".join(f"  {name}: {value:.4g}\n" for name, value in found.items()), end="", flush=True)
+        predicted[fitted[own]] = batch.predict([point_of(found)])[0]
     return predicted
-
-
-_FOLDS = 5
-_GROUPS: Mapping[str, Callable[[PreparedRun], object]] = {
-    "held-out models": lambda item: item.run.name,
-    "held-out meshes": lambda item: tuple(item.run.mesh.items()),
-}
 
 
 if __name__ == "__main__":

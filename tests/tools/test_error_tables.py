@@ -12,14 +12,14 @@ read_runs = load_tool("training_runs.rows").read_runs
 
 def layouts(*seconds):
     """Return runs of a layout study with these measured seconds."""
-    run = read_runs("layout study")[0]
-    return [replace(run, value=value) for value in seconds]
+    run = next(run for run in read_runs() if run.publisher == "layout")
+    return [replace(run, seconds=value) for value in seconds]
 
 
 def test_a_source_has_the_mean_error_and_the_bias_of_its_runs():
-    study, other = layouts(10.0, 20.0), read_runs("runs")[:1]
+    study, other = layouts(10.0, 20.0), read_runs()[:1]
     runs = [*study, *other]
-    predicted = np.array([11.0, 16.0, other[0].step_seconds])
+    predicted = np.array([11.0, 16.0, other[0].seconds])
     *_, first, second, total = tables.source_table(runs, {"shipped": predicted}).splitlines()
     assert first.split() == ["layout", "study", "2023", "2", "15.0", "-5.0", "19.5"]
     assert second.split()[-4:] == ["1", "0.0", "+0.0", "0.0"] and total.split()[:3] == ["all", "3", "10.0"]

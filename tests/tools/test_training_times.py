@@ -16,29 +16,30 @@ fitting = load_tool("training_runs.fitting")
 Batch, device_of = (getattr(load_tool("training_runs.batch"), name) for name in ("Batch", "device_of"))
 read_runs = load_tool("training_runs.rows").read_runs
 predict_shipped = fitting.predict_shipped
-NODE = "single node"
+NODE = "vTrain single node"
 
 
 DEVICE = "A100 SXM 80GB"
-EXPECTED = {name: item.expected for name, item in {**fitting.SOFTWARE, **fitting.NETWORK}.items()}
+EXPECTED = {name: item.expected for name, item in fitting.PARAMETERS.items()}
 
 
 def small_mpts():
     """Return three models of three layers."""
     names = ("mpt 350m", "mpt 1b", "mpt 3b")
-    return [prepared.prepare(small("mpt", name=name, device=DEVICE), {}) for name in names]
+    return [prepared.prepare(small("MPT", name=name, device=DEVICE), {}) for name in names]
 
 
-def small(dataset, **wanted):
+def small(source, **wanted):
     """Return the first run with these fields, with three layers for each stage."""
-    run = next(run for run in read_runs(dataset) if all(getattr(run, name) == value for name, value in wanted.items()))
+    wanted["source"] = source
+    run = next(run for run in read_runs() if all(getattr(run, name) == value for name, value in wanted.items()))
     return replace(run, config=replace(run.config, layers=3 * run.mesh.get("pp", 1)))
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 4}, {"pp": 2, "dp": 2, "tp": 2}], ids=str)
 def test_runs_that_share_a_plan_have_the_time_of_their_own(mesh, monkeypatch):
     run = small(NODE, mesh=mesh)
-    run = replace(run, local_batch=5 * run.micro_batch)
+    run = replace(run, microbatches=5)
     shared = prepared.prepare(run, {})
     monkeypatch.setattr(prepared, "_recorded", lambda run: run)
     own = prepared.prepare(run, {})
@@ -47,65 +48,62 @@ def test_runs_that_share_a_plan_have_the_time_of_their_own(mesh, monkeypatch):
 
 
 def test_estimates_of_whole_runs_are_near_what_was_measured():
-    gpt = next(run for run in read_runs(NODE) if run.mesh == {"pp": 2, "dp": 2, "tp": 2})
-    mpt = next(run for run in read_runs("mpt") if run.name == "mpt 350m")
+    gpt = next(run for run in read_runs() if run.mesh == {"pp": 2, "dp": 2, "tp": 2})
+    mpt = next(run for run in read_runs() if run.name == "mpt 350m")
     for run in (gpt, mpt):
         item = prepared.prepare(run, {})
-        assert predict_shipped(item) == pytest.approx(run.step_seconds, rel=0.15)
+        assert predict_shipped(item) == pytest.approx(run.seconds, rel=0.15)
 
 
 def test_a_fit_finds_the_figures_that_made_the_times():
     items = small_mpts()
-    made = fitting.Fit({**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})
-    (seconds,) = Batch(items).predict([made.point()])
+    (seconds,) = Batch(items).predict([fitting.point_of({**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})])
     timed = Batch(
-        [
-            replace(item, run=replace(item.run, quantity="step seconds", value=value))
-            for item, value in zip(items, seconds, strict=True)
-        ]
+        [replace(item, run=replace(item.run, seconds=value)) for item, value in zip(items, seconds, strict=True)]
     )
     found = fitting.fit(timed)
-    after, before = timed.predict([found.point(), fitting.Fit(EXPECTED).point()]) / seconds - 1
+    after, before = timed.predict([fitting.point_of(found), fitting.point_of(EXPECTED)]) / seconds - 1
     assert abs(after).max() < 0.04 < abs(before).max()
 
 
 def test_a_batch_takes_as_long_as_the_package_simulates():
     gpt = small(NODE, mesh={"pp": 2, "dp": 2, "tp": 2})
-    interleaved = replace(gpt, virtual_stages=3, local_batch=4 * gpt.micro_batch)
-    mpt = small("mpt", name="mpt 1b")
+    interleaved = replace(gpt, virtual_stages=3, microbatches=4)
+    mpt = small("MPT", name="mpt 1b")
     # With several microbatches FSDP2 adds gradients on the stream of their reduction.
-    accumulated = replace(mpt, memory_bandwidth=1e12, local_batch=3 * mpt.micro_batch)
+    accumulated = replace(mpt, memory_bandwidth=1e12, microbatches=3)
     runs = [gpt, interleaved, accumulated, small(NODE, mesh={"tp": 8})]
     items = [prepared.prepare(replace(run, device=DEVICE), {}) for run in runs]
     # The host or the device is late.
-    fits = [fitting.Fit({**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
+    points = [fitting.point_of({**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
     expected = [
         [
             fitting.predict_seconds(
                 item,
-                replace(found.efficiency(), kernels=find_figures(device_of(item.run))),
-                found.network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps),
+                replace(efficiency, kernels=find_figures(device_of(item.run))),
+                network(device_of(item.run), item.run.gpus_per_node, item.run.node_gbps),
             )
             for item in items
         ]
-        for found in fits
+        for efficiency, network in points
     ]
-    assert Batch(items).predict([found.point() for found in fits]) == pytest.approx(np.array(expected), rel=1e-9)
+    assert Batch(items).predict(points) == pytest.approx(np.array(expected), rel=1e-9)
 
 
-def test_a_model_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
-    batch, fits = Batch(small_mpts()), []
-    names = [item.run.name for item in batch.runs]
+def test_a_source_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
+    pairs = zip(small_mpts(), ["A 1", "A 2", "B"], strict=True)
+    items = [replace(item, run=replace(item.run, source=source)) for item, source in pairs]
+    fits = []
 
-    def fit(batch, *, chosen):
-        fits.append({names[index] for index in chosen})
-        return fitting.Fit({**EXPECTED, "step": 1000.0 * len(fits)})
+    def fit(batch, chosen):
+        fits.append(chosen)
+        return {**EXPECTED, "step": 1000.0 * len(fits)}
 
     monkeypatch.setattr(fitting, "fit", fit)
-    predicted = fitting.cross_validate(batch, lambda item: item.run.name, 2)
-    # Each run has the time of the fit of its fold, between whose steps are thousands of seconds.
-    seen = [fits[int(seconds // 1000) - 1] for seconds in predicted]
-    assert len(fits) == 2 and all(name not in models for name, models in zip(names, seen, strict=True))
+    predicted = fitting.hold_out(Batch(items))
+    # Each run has the time of the fit to the others, between whose steps are thousands of seconds.
+    assert fits == [[2], [0, 1]] and (predicted // 1000).tolist() == [1, 1, 2]
+    assert np.isnan(fitting.hold_out(Batch(items[:2]))).all()
 
 
 def test_a_skipped_step_copies_and_unscales_gradients():
@@ -125,9 +123,7 @@ def test_a_skipped_step_copies_and_unscales_gradients():
 def test_a_softmax_without_a_kernel_takes_longer():
     run = small(NODE, mesh={"tp": 8}, micro_batch=1)
     assert not megatron_gpt.has_softmax_kernel(run.sequence, run.micro_batch * run.config.heads // 8)
-    slow, fast = (
-        prepared.prepare(replace(run, micro_batch=size, local_batch=2 * size), {}) for size in (run.micro_batch, 2)
-    )
+    slow, fast = (prepared.prepare(replace(run, micro_batch=size, microbatches=2), {}) for size in (run.micro_batch, 2))
     efficiency = find_efficiency(run.device)
     seconds = [fitting.predict_seconds(item, efficiency, fitting.shipped_network(item.run)) for item in (slow, fast)]
     assert seconds[0] > seconds[1]  # although it has half of the tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,15 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarking.measuring import Run
-from fvflops import FlopCountAnalysis, load_table
-from fvflops.capture.run import record_call
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.capture.shapes.shape_cache import clear_cache
-from fvflops.counting import TableCostModel
 from fvflops.zoo import ZOO
 from fvflops.zoo.llama import CONFIGS, Llama
 
-Step = Literal["forward", "forward+backward"]
-STEPS: tuple[Step, ...] = ("forward", "forward+backward")
+STEPS = ("forward", "forward+backward")
 
 
 class Case(NamedTuple):
@@ -55,22 +52,13 @@ GROWTHS: dict[str, tuple[tuple[int, ...], Callable[[int], Case]]] = {
 }
 
 
-def count(model: nn.Module, value: torch.Tensor, loss: Callable[[Any], torch.Tensor] | None = None) -> int:
-    """Return the flops of a forward run, or with a loss of forward and backward, from nothing to the number."""
-    if loss is None:
-        return FlopCountAnalysis(model, value).total()
-    stops_at = TableCostModel(load_table("default"), "flops").stops_at
-    trace = record_call(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
-    return FlopCountAnalysis.from_trace(trace).total()
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A model and an input on a device, and the step to make."""
 
     model: nn.Module
     value: torch.Tensor
-    step: Step
+    step: str
 
     def run(self) -> None:
         if self.step == "forward":
@@ -80,10 +68,21 @@ class Subject:
             self.model(self.value).sum().backward()
 
     def count(self) -> int:
-        return count(self.model, self.value, None if self.step == "forward" else torch.sum)
+        if self.step == "forward":
+            return FlopCountAnalysis(self.model, self.value, warn=False).total()
+        return TrainingStepAnalysis(self.model, self.value, loss=torch.sum).total()
 
-    def clean(self) -> None:
-        self.model.zero_grad(set_to_none=True)
+    def bare(self, make_context: Callable[[], Any] | None = None) -> Run:
+        """Return a run, in a context if one is given."""
+
+        def run() -> None:
+            if make_context is None:
+                self.run()
+            else:
+                with make_context():
+                    self.run()
+
+        return Run(run, after=partial(self.model.zero_grad, set_to_none=True))
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Subjects:
     """One case and step with its model on every kind of device; each is built when first asked for."""
 
     case: Case
-    step: Step
+    step: str
 
     def _build(self, device: str) -> Subject:
         with torch.device(device):
@@ -112,6 +111,15 @@ class Subjects:
     def real(self) -> Subject:
         return self._build("cpu")
 
+    def cold(self) -> Run:
+        warm = [self.weightless, self.real] if self.case.fits else [self.weightless]
+        return count_cold(self.weightless, warm)
+
+
+def count_cold(subject: Subject, warm: list[Subject]) -> Run:
+    """Return a count from an empty cache, after which the subjects that other contenders count warm are counted."""
+    return Run(subject.count, before=clear_cache, after=lambda: [other.count() for other in warm])
+
 
 class NoOpMode(TorchDispatchMode):
     """A dispatch mode that only passes on."""
@@ -120,71 +128,32 @@ class NoOpMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _run_under(make_mode: Callable[[], Any], subject: Subject) -> None:
-    with make_mode():
-        subject.run()
-
-
-def bare(subjects: Subjects) -> Run:
-    return Run(subjects.meta.run, after=subjects.meta.clean)
-
-
-def _under(make_mode: Callable[[], Any], subjects: Subjects) -> Run:
-    return Run(partial(_run_under, make_mode, subjects.meta), after=subjects.meta.clean)
-
-
 def _fvcore(subjects: Subjects) -> Run | None:
     """fvcore over real weights, forward only: it traces, and cannot count a backward."""
     if subjects.step != "forward" or not subjects.case.fits:
         return None
-    subject = subjects.real
+    from fvcore.nn import FlopCountAnalysis
 
-    def run() -> None:
-        from fvcore.nn import FlopCountAnalysis
-
-        analysis = FlopCountAnalysis(subject.model, subject.value)
-        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total()
-
-    return Run(run)
+    model, value = subjects.real.model, subjects.real.value
+    return Run(lambda: FlopCountAnalysis(model, value).unsupported_ops_warnings(False).total())
 
 
-def fvflops_warm(subjects: Subjects) -> Run:
-    """fvflops on a model without weights, which has counted it before."""
-    return Run(subjects.weightless.count)
-
-
-def count_cold(subject: Subject, warm: list[Subject]) -> Run:
-    """Return a count from an empty cache, after which the subjects that other contenders count warm are counted."""
-    return Run(subject.count, before=clear_cache, after=lambda: [other.count() for other in warm])
-
-
-def _fvflops_cold(subjects: Subjects) -> Run:
-    warm = [subjects.weightless, subjects.real] if subjects.case.fits else [subjects.weightless]
-    return count_cold(subjects.weightless, warm)
-
-
-def _fvflops_on_weights(subjects: Subjects) -> Run | None:
-    """fvflops on the model that fvcore gets, warm."""
-    return Run(subjects.real.count) if subjects.case.fits else None
-
-
+FLOP_COUNTER_MODE = partial(FlopCounterMode, display=False)
 CONTENDERS: dict[str, Callable[[Subjects], Run | None]] = {
-    "bare": bare,
-    "no-op mode": partial(_under, NoOpMode),
-    "FlopCounterMode on meta": partial(_under, partial(FlopCounterMode, display=False)),
+    "bare": lambda subjects: subjects.meta.bare(),
+    "no-op mode": lambda subjects: subjects.meta.bare(NoOpMode),
+    "FlopCounterMode on meta": lambda subjects: subjects.meta.bare(FLOP_COUNTER_MODE),
     "fvcore on weights": _fvcore,
-    "fvflops warm": fvflops_warm,
-    "fvflops cold": _fvflops_cold,
-    "fvflops warm on weights": _fvflops_on_weights,
+    "fvflops warm": lambda subjects: Run(subjects.weightless.count),
+    "fvflops cold": Subjects.cold,
+    "fvflops warm on weights": lambda subjects: Run(subjects.real.count) if subjects.case.fits else None,
 }
 # Which are divided by which, in the order in which the ratios are printed.
-RATIOS: tuple[tuple[str, str], ...] = (
+RATIOS = (
     ("fvflops warm", "bare"),
     ("fvflops cold", "bare"),
     ("FlopCounterMode on meta", "fvflops warm"),
     ("fvcore on weights", "fvflops warm"),
     ("fvcore on weights", "fvflops warm on weights"),
     ("no-op mode", "bare"),
-    ("FlopCounterMode on meta", "bare"),
-    ("fvcore on weights", "bare"),
 )

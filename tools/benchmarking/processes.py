@@ -1,37 +1,31 @@
-"""Measurements in processes of their own: `python -m benchmarking.processes NAME [ARGUMENT ...]` prints one as JSON."""
+"""Measurements in processes of their own, of their imports, their first count, and many counts in a row."""
 
 from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# Name → how many analyses, whether with backward, the zoo's model and the shape of its input.
-REPEATS: dict[str, tuple[int, bool, str, tuple[int, ...]]] = {
-    "LeNet-5": (1000, False, "lenet5", (1, 1, 28, 28)),
-    "LeNet-5, forward+backward": (1000, True, "lenet5", (1, 1, 28, 28)),
-    "LeNet-5, each time another model": (1000, False, "lenet5", (1, 1, 28, 28)),
-    "ResNet-50": (100, False, "resnet50", (1, 3, 224, 224)),
-}
+_PROGRAM = """import json, warnings; warnings.simplefilter("ignore")
+from benchmarking.processes import {name}
+print(json.dumps({name}(*{arguments})))"""
 
 
-def run_apart(name: str, *arguments: str) -> Any:
+def run_apart(measure: Callable[..., Any], *arguments: Any) -> Any:
     """Return a measurement by a new process; if that fails, raise RuntimeError with the last line of its output."""
     # Let Python cache bytecode, which an installed package has.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     path = os.pathsep.join([str(ROOT / "tools"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "benchmarking.processes", name, *arguments]
+    command = [sys.executable, "-c", _PROGRAM.format(name=measure.__name__, arguments=arguments)]
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:
@@ -57,17 +51,13 @@ def measure_imports(name: str) -> dict[str, float]:
     model, inputs = build_case(name)
     before = set(sys.modules)
     counted = time.perf_counter()
-    FlopCountAnalysis(model, inputs).total()
+    FlopCountAnalysis(model, inputs, warn=False).total()
     seconds = time.perf_counter() - counted
-    return {
-        "torch": after_torch - begun,
-        "fvflops": after_fvflops - after_torch,
-        "count": seconds,
-        "modules": len(set(sys.modules) - before),
-    }
+    modules = len(set(sys.modules) - before)
+    return {"torch": after_torch - begun, "fvflops": after_fvflops - after_torch, "count": seconds, "modules": modules}
 
 
-def measure_first(case: str, step: Any, contender: str) -> dict[str, Any]:
+def measure_first(case: str, step: str, contender: str) -> dict[str, float]:
     """Return the seconds of a process' first bare run or first count, and the memory that it takes over the model."""
     from benchmarking.contenders import CASES, Subjects
 
@@ -79,37 +69,28 @@ def measure_first(case: str, step: Any, contender: str) -> dict[str, Any]:
     before = _megabytes("VmRSS")
     begun = time.perf_counter()
     run()
-    seconds = time.perf_counter() - begun
-    return {"seconds": seconds, "megabytes": [_megabytes(field) - before for field in ("VmRSS", "VmHWM")]}
+    return {"seconds": time.perf_counter() - begun, "megabytes": _megabytes("VmHWM") - before}
 
 
-def measure_repeats(name: str, share: str) -> dict[str, Any]:
+def measure_repeats(name: str, step: str, times: int) -> dict[str, float]:
     """Return the seconds of the first and last tenth of analyses in a row, and how memory and Python's objects grew."""
-    import torch
+    from benchmarking.contenders import CASES, Subjects, _from_zoo
 
-    from benchmarking.contenders import count
-    from fvflops.zoo import build
-
-    times, backward, zoo_name, shape = REPEATS[name]
-    times = max(20, int(times * float(share)))
-    model, value = build(zoo_name).eval(), torch.zeros(shape)
-    loss = torch.sum if backward else None
+    subjects = Subjects(CASES.get(name) or _from_zoo(name), step)
     for _ in range(5):
-        count(model, value, loss)
+        subjects.weightless.count()
     gc.collect()
     objects, before = len(gc.get_objects()), _megabytes("VmRSS")
     seconds = []
     for _ in range(times):
-        if "another model" in name:
-            model = build(zoo_name).eval()
         begun = time.perf_counter()
-        count(model, value, loss)
+        subjects.weightless.count()
         seconds.append(time.perf_counter() - begun)
     gc.collect()
+    tenth = max(1, times // 10)
     return {
-        "times": times,
-        "first": statistics.median(seconds[: times // 10]),
-        "last": statistics.median(seconds[-(times // 10) :]),
+        "first tenth": statistics.median(seconds[:tenth]),
+        "last tenth": statistics.median(seconds[-tenth:]),
         "objects": len(gc.get_objects()) - objects,
         "megabytes": _megabytes("VmRSS") - before,
     }
@@ -121,17 +102,3 @@ def _megabytes(field: str) -> float:
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:")), float("nan"))
-
-
-MEASURES: dict[str, Callable[..., Any]] = {
-    "imports": measure_imports,
-    "first": measure_first,
-    "repeats": measure_repeats,
-}
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    measure, *arguments = sys.argv[1:]
-    print(json.dumps(MEASURES[measure](*arguments)))

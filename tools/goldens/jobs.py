@@ -13,14 +13,20 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
+from string import Template
 from typing import Any
 from unittest.mock import patch
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+_CHOICE = re.compile("<([^<>]*)>")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 _ESCAPE = re.compile(r"[^A-Za-z0-9=.+-]+")
 _LONGEST = 100  # characters of a file's name
@@ -56,6 +62,31 @@ class Folder:
             text = text.replace(found, new)
         text = _ADDRESS.sub("0x...", text)
         path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+@cache
+def read_cases() -> dict[str, Any]:
+    """Return the jobs' lines, and the tables, budgets and calls with mistakes, of command_lines.yaml."""
+    with open(Path(__file__).with_name("command_lines.yaml"), encoding="utf-8") as file:
+        return yaml.safe_load(file)
+
+
+def expand(line: str, values: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield each line that a line with names after $ and choices stands for.
+
+    >>> list(expand("count $LENET <|--train>"))
+    ['count zoo:lenet5 ', 'count zoo:lenet5 --train']
+    """
+    from fvflops.cli import COMMANDS
+    from fvflops.formulas import shipped_tables
+
+    lists = {"TABLES": "|".join(shipped_tables()), "COMMANDS": "|".join(COMMANDS)}
+    known = {**read_cases()["values"], **lists, **(values or {})}
+    while "$" in line:
+        line = Template(line).substitute(known)
+    parts = _CHOICE.split(line)  # text and choices in turn
+    choices = (part.split("|") if number % 2 else (part,) for number, part in enumerate(parts))
+    yield from map("".join, product(*choices))
 
 
 def file_name(words: Sequence[str]) -> str:

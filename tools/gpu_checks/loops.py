@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,19 +24,20 @@ class Loop:
     def __init__(self, config: GPT2Config, batch: int, length: int, device: str, *, compiled: bool = False) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.graphs = 0
         self.model = GPT2(config).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.tokens = torch.randint(0, config.vocab_size, (batch, length), device=device)
         if compiled:
             self.model.compile()
 
-    def step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def loss(self) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext():
             logits = self.model(self.tokens)
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), self.tokens[:, 1:].flatten())
-        loss.backward()
+            return F.cross_entropy(logits[:, :-1].flatten(0, 1), self.tokens[:, 1:].flatten())
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss().backward()
         self.optimizer.step()
 
     def wait(self) -> None:
@@ -45,14 +45,18 @@ class Loop:
             torch.cuda.synchronize()
 
 
+def make_loop(*, compiled: bool = False) -> Loop:
+    """Return the loop of the page: 16 × 1,024 tokens."""
+    return Loop(GPT2Config(dropout=0.0), 16, 1024, "cuda", compiled=compiled)
+
+
 def measure_loops(share: int, shares: int) -> dict[str, Any]:
     """Return the cost and the figures of StepMeter, and the share of the FLOPs that an annotated trace has."""
-    make = partial(Loop, GPT2Config(dropout=0.0), 16, 1024, "cuda")
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "metered, eager": lambda: meter_steps(make()),
-        "metered, compiled": lambda: meter_steps(make(compiled=True)),
-        "annotated, without shapes": lambda: annotate_steps(make(), shapes=False),
-        "annotated, with shapes": lambda: annotate_steps(make(), shapes=True),
+        "metered, eager": lambda: meter_steps(make_loop()),
+        "metered, compiled": lambda: meter_steps(make_loop(compiled=True)),
+        "annotated, without shapes": lambda: annotate_steps(make_loop(), shapes=False),
+        "annotated, with shapes": lambda: annotate_steps(make_loop(), shapes=True),
     }
     found = {}
     for name, part in parts.items():
@@ -83,13 +87,12 @@ def meter_steps(loop: Loop, rounds: int = 30, steps: int = 3) -> dict[str, Any]:
     mean, summary = meter.mean(steps * rounds), meter.summary()
     meter.close()
     assert mean is not None and summary is not None
-    predicted = summary.memory_predicted
     return {
         "plain seconds": median(plain for plain, _ in pairs),
         "metered seconds": median(seconds for _, seconds in pairs),
         "ratio": median(seconds / plain for plain, seconds in pairs),
         "figures": dict(mean.as_dict()),
-        "memory predicted": predicted,
+        "memory predicted": summary.memory_predicted,
     }
 
 

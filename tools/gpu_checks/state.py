@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis, predict_memory, record
 from tests.support.cuda_cases.runs import attempt
-from tests.support.installed_patches import NOTHING, installed
+from tests.support.installed_patches import installed
 
 _ON_CPU = """
 import torch
@@ -107,9 +107,6 @@ def look_at_state(share: int, shares: int) -> dict[str, Any]:
         found[name] = {"left": left, "taken": taken, **result}
         model.zero_grad(set_to_none=True)
     found["interrupted"] = _interrupt(model, x)
-    found["installed at the end"] = {k: str(v) for k, v in installed().items()} == {
-        k: str(v) for k, v in NOTHING.items()
-    }
     return found
 
 

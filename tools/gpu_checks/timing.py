@@ -10,25 +10,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fvflops import TrainingStepAnalysis, find_device, mfu, profile_kernels, record
 from fvflops.devices.device_benchmark import measure_device
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from gpu_checks.loops import make_loop
 from tests.support.cuda_cases.runs import attempt
-
-
-def _resnet() -> tuple[nn.Module, torch.Tensor]:
-    return build("resnet50").cuda(), torch.randn(32, 3, 224, 224, device="cuda")
 
 
 def _vit() -> tuple[nn.Module, torch.Tensor]:
     return build("vit_b_16").cuda().bfloat16(), torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
 
 
-def _gpt2(batch: int = 8) -> tuple[nn.Module, torch.Tensor]:
-    return GPT2(GPT2Config(dropout=0.0)).cuda().bfloat16(), torch.randint(0, 50257, (batch, 1024), device="cuda")
+def _gpt2() -> tuple[nn.Module, torch.Tensor]:
+    return GPT2(GPT2Config(dropout=0.0)).cuda().bfloat16(), torch.randint(0, 50257, (8, 1024), device="cuda")
 
 
 def _lstm() -> tuple[nn.Module, torch.Tensor]:
@@ -44,7 +40,7 @@ def _lstm() -> tuple[nn.Module, torch.Tensor]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "resnet50 × 32": _resnet,
+    "resnet50 × 32": lambda: (build("resnet50").cuda(), torch.randn(32, 3, 224, 224, device="cuda")),
     "vit_b_16 × 32 bf16": _vit,
     "gpt2 × 8 bf16": _gpt2,
     "LSTM × 32": _lstm,
@@ -76,28 +72,17 @@ def _match_kernels(make: Callable[[], tuple[Any, torch.Tensor]], loss: Any) -> d
     model, x = make()
     profile = profile_kernels(model, x, loss=loss, warmup=3, repeat=3)
     match = profile.match()
-    events = match.run.events
-    kernels = [event for event in events if event.kind == "device"]
-    device_ns = sum(event.duration_ns for event in kernels)
-    ours, theirs = (
-        sum(row.self_device_time_total for row in source.key_averages()) for source in (profile, profile.profiler)
-    )
-    on_events = sum(flops or 0 for flops in match.self_flops)
-    owned = sum(
-        event.duration_ns
-        for event, owner in zip(events, match.modules, strict=True)
-        if event.kind == "device" and owner
-    )
+    owners = [
+        (event, owner) for event, owner in zip(match.run.events, match.modules, strict=True) if event.kind == "device"
+    ]
+    device_ns = sum(event.duration_ns for event, _ in owners)
     steps = len(match.complete_steps())
     return {
-        "total": profile.total(),
-        "steps": steps,
-        "share of FLOPs on events": on_events / (profile.total() * steps) if steps else 0,
-        "kernels": len(kernels),
-        "kernels launched by no op": sum(event.parent < 0 for event in kernels),
-        "device ms a step": device_ns / 1e6 / max(steps, 1),
-        "device time with a module": owned / device_ns if device_ns else 0,
-        "rows' self device µs, fvflops and torch": [ours, theirs],
+        "share of FLOPs on events": sum(flops or 0 for flops in match.self_flops) / (profile.total() * (steps or 1)),
+        "kernels": len(owners),
+        "kernels launched by no op": sum(event.parent < 0 for event, _ in owners),
+        "device ms a step": device_ns / 1e6 / (steps or 1),
+        "device time with a module": sum(event.duration_ns for event, owner in owners if owner) / (device_ns or 1),
         "ledger": asdict(profile.ledger()),
     }
 
@@ -119,16 +104,10 @@ def _clock(run: Callable[[], Any], rounds: int = 10) -> float:
 
 def measure_peaks(share: int, shares: int) -> dict[str, Any]:
     """Return measured peaks beside the datasheet's."""
-    name = torch.cuda.get_device_name()
-    listed = find_device(name)
+    listed = find_device(torch.cuda.get_device_name())
     measured = measure_device("cuda")
-    return {
-        "device": name,
-        "listed": listed.name,
-        "matrix": {kind: [peak, listed.matrix.get(kind)] for kind, peak in measured.matrix.items()},
-        "bandwidth": [measured.bandwidth, listed.bandwidth],
-        "memory": [measured.memory, listed.memory],
-    }
+    matrix = {kind: [peak, listed.matrix.get(kind)] for kind, peak in measured.matrix.items()}
+    return {"listed": listed.name, "matrix": matrix, "bandwidth": [measured.bandwidth, listed.bandwidth]}
 
 
 def measure_utilisation(share: int, shares: int) -> dict[str, Any]:
@@ -148,43 +127,25 @@ def measure_utilisation(share: int, shares: int) -> dict[str, Any]:
 
 
 def _utilise(compiled: bool) -> dict[str, Any]:
-    torch.manual_seed(0)
-    batch = 16
-    model = GPT2(GPT2Config(dropout=0.0)).cuda().train()
-    tokens = torch.randint(0, 50257, (batch, 1024), device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    call: Any = torch.compile(model) if compiled else model
-
-    def forward(module: Any) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = module(tokens)
-            return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        forward(call).backward()
-        optimizer.step()
-
-    seconds = _clock(step, 15)
-    with record(model, table="default") as run:
-        optimizer.zero_grad(set_to_none=True)
-        forward(model).backward()
-        optimizer.step()
-    name = torch.cuda.get_device_name()
+    loop, counted = make_loop(compiled=compiled), make_loop()
+    seconds = _clock(loop.step, 15)
+    with record(counted.model, table="default") as run:
+        counted.step()
 
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = model
+            self.model = counted.model
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return forward(self.model)
+            return counted.loss()
 
-    analysis = TrainingStepAnalysis(Whole().train(), tokens, optimizer=lambda p: torch.optim.AdamW(p, fused=True))
+    step = TrainingStepAnalysis(Whole().train(), loop.tokens, optimizer=partial(torch.optim.AdamW, fused=True))
+    name = torch.cuda.get_device_name()
     return {
         "seconds": seconds,
         "macs recorded": run.macs(),
-        "macs by shapes": analysis.macs(),
-        "tokens per second": batch * 1024 / seconds,
+        "macs by shapes": step.macs(),
+        "tokens per second": loop.tokens.numel() / seconds,
         "mfu": attempt(lambda: {"value": mfu(run, seconds=seconds, device=name, dtype="bf16")}),
     }

@@ -20,7 +20,7 @@ from fvflops.plan.step_time.pass_program import Collective
 from fvflops.plan.step_time.step_program import StepProgram
 from training_runs.prepared import PreparedRun
 from training_runs.rounds import Rounds
-from training_runs.run_record import TrainingRun
+from training_runs.rows import TrainingRun
 from training_runs.time_tables import Point, Step, Times, TimeTables
 
 _HOST, _COMPUTE, _FIRST_STREAM = 0, 1, 2

@@ -9,16 +9,14 @@ import numpy as np
 from scipy.stats import kendalltau
 from tabulate import tabulate
 
-from training_runs.run_record import TrainingRun
+from training_runs.rows import TrainingRun
 
-# Datasets that compare layouts of one model on the same GPUs.
-STUDIES = ("layout study",)
 _FEWEST = 3
 
 
 def relative_errors(runs: Sequence[TrainingRun], predicted: np.ndarray) -> np.ndarray:
     """Return predicted over measured seconds, less 1."""
-    return predicted / np.array([run.step_seconds for run in runs]) - 1
+    return predicted / np.array([run.seconds for run in runs]) - 1
 
 
 def source_table(runs: Sequence[TrainingRun], predicted: Mapping[str, np.ndarray]) -> str:
@@ -53,19 +51,19 @@ def choice_regret(measured: Sequence[float], predicted: Sequence[float]) -> floa
 
 
 def study_table(runs: Sequence[TrainingRun], predicted: np.ndarray) -> str:
-    """Return a table of rank correlation and regret of each model, sequence length and number of GPUs of the studies.
+    """Return a table of rank correlation and regret of each model, sequence length and number of GPUs of the study.
 
     Groups of fewer than three runs have no row; the last row has the means.
     """
     groups: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for index, run in enumerate(runs):
-        if run.dataset in STUDIES:
+        if run.publisher == "layout":
             groups[run.name, run.sequence, run.gpus].append(index)
     rows: list[list[str | int]] = []
     values = []
     for (name, sequence, gpus), indexes in sorted(groups.items()):
         if len(indexes) >= _FEWEST:
-            measured = [float(runs[index].step_seconds or np.nan) for index in indexes]
+            measured = [float(runs[index].seconds or np.nan) for index in indexes]
             estimated = [float(predicted[index]) for index in indexes]
             values.append((kendalltau(measured, estimated).statistic, choice_regret(measured, estimated)))
             tau, regret = values[-1]

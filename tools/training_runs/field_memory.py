@@ -5,20 +5,21 @@ Run it in tools/, with the checkout on PYTHONPATH: python -m training_runs.field
 
 from __future__ import annotations
 
-import csv
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from tabulate import tabulate
 from torch import nn
 from torch.nn import functional as F
 
+from fvflops.cli.planning.step_options import find_optimizer
 from fvflops.devices.devices import find_device
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_savings import compute_loss_in_chunks
@@ -27,58 +28,60 @@ from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 
-FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "field_memory" / "field_memory.csv"
-UNITS = {"GB": 1e9, "GiB": 2**30}
-# transformers 4 had the cosines and sines of 32,768 positions in each of Mistral's 32 layers, in bfloat16.
-_MISTRAL_TABLES = 32 * 2 * 32_768 * 128 * 2
-
-Row = Mapping[str, str]
-Model = Callable[[], nn.Module]
+FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "field_memory" / "field_memory.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A published run: its model, the shape of its token ids, options of `plan_rank`, and the compared quantity.
+    """A published run; field_memory.yaml describes the fields."""
 
-    `quantity` is "allocated" or "reserved", "saved" by `other`, or "fits" a device. `added` are bytes that the run had
-    besides, `assumes` settings that its source lacks. `labels` are None for each token, 0 where there are none, else of
-    so many classes.
-    """
-
-    model: Model
-    tokens: tuple[int, int]
-    quantity: str = "allocated"
+    source: str
+    run: str
+    build: str
+    tokens: Sequence[int]
+    adapters: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    other: Model | None = None
-    device: str = ""
+    quantity: str = "allocated"
+    other: str = ""
     labels: int | None = None
     added: int = 0
+    gb: float | None = None
+    fits: bool | None = None
+    device: str = ""
     assumes: str = ""
 
 
-class Compared(NamedTuple):
-    """A row with its prediction, in bytes, or whether it is said to fit."""
+@cache
+def read_cases() -> tuple[Case, ...]:
+    return tuple(Case(**entry) for entry in yaml.safe_load(FILE.read_text()))
 
-    row: Row
+
+class Compared(NamedTuple):
+    """A run with its prediction in GB."""
+
     case: Case
     predicted: float
-    published: float
 
     @property
     def error(self) -> float:
-        return self.predicted / self.published - 1
+        return self.predicted / (self.case.gb or 1.0) - 1
+
+    @property
+    def fits(self) -> bool:
+        found = judge(int(1e9 * self.predicted), find_device(self.case.device), self.case.options.get("mesh", {}))
+        return bool(found.fits)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def causal(kind: str, *, dtype: torch.dtype = torch.bfloat16, **config: Any) -> nn.Module:
-    """Return a language model of transformers without weights."""
+def causal(kind: str, **config: Any) -> nn.Module:
+    """Return a language model of transformers in bfloat16, without weights."""
     import transformers
 
     settings = getattr(transformers, f"{kind}Config")(use_cache=False, **config)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(settings, dtype=dtype)
+        return transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
 
 
 def classifier(kind: str) -> nn.Module:
@@ -102,30 +105,6 @@ def lora(model: nn.Module, rank: int, modules: str, *, upcast: bool = False, **o
     if hasattr(model, "get_input_embeddings"):  # as for checkpoints whose inputs need no gradient
         whole.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_(True))
     return wrapped
-
-
-_LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "intermediate_size": 14_336, "num_key_value_heads": 8}
-_QWEN: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_key_value_heads": 32,
-}
-
-
-def mistral() -> nn.Module:
-    return causal("Mistral", vocab_size=32_000, intermediate_size=14_336, num_key_value_heads=8)
-
-
-def mistral_lora() -> nn.Module:
-    return lora(mistral(), 16, "q_proj k_proj v_proj o_proj", upcast=True)
-
-
-def qwen() -> nn.Module:
-    # peft 0.5 kept adapters in float32. Qwen's query, key and value are one Linear: as many parameters as these ranks.
-    ranks = {"k_proj": 32, "v_proj": 32}
-    modules = "q_proj k_proj v_proj o_proj gate_proj up_proj"
-    return Autocast(lora(causal("Qwen2", **_QWEN), 64, modules, upcast=True, lora_dropout=0.05, rank_pattern=ranks))
 
 
 class Autocast(nn.Module):
@@ -175,6 +154,22 @@ def zoo_llama(config: LlamaConfig, chunks: int = 1) -> nn.Module:
         return WithLoss(Llama(config), chunks)
 
 
+_LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "intermediate_size": 14_336, "num_key_value_heads": 8}
+_LLAMA2_13B = LlamaConfig(
+    vocab_size=32_000, hidden_size=5120, intermediate_size=13_824, layers=40, heads=40, kv_heads=40
+)
+
+
+def qwen() -> nn.Module:
+    """Return Qwen-7B; query, key and value are one Linear in its own code: as many parameters as these ranks."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11_008, "num_key_value_heads": 32}
+    ranks = {"k_proj": 32, "v_proj": 32}
+    modules = "q_proj k_proj v_proj o_proj gate_proj up_proj"
+    model = causal("Qwen2", vocab_size=151_936, **sizes)
+    # peft 0.5 kept adapters in float32.
+    return Autocast(lora(model, 64, modules, upcast=True, lora_dropout=0.05, rank_pattern=ranks))
+
+
 def automodel_llama() -> nn.Module:
     """Return the model of Automodel's llama3_1_8b_peft_benchmark.yaml: all Linears, lm_head too, have adapters."""
     model = causal("Llama", hidden_size=4096, **_LLAMA3).requires_grad_(False)
@@ -190,119 +185,43 @@ def torchtune_llama() -> nn.Module:
     return lora(model, 8, "q_proj v_proj o_proj gate_proj up_proj down_proj")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-_CHECKPOINTS = {"checkpoint": "full"}
-_CONTEXT = 512 * 2**20  # of CUDA, where nvidia-smi measured
-_FSDP = {"mesh": {"fsdp": 8}, "precision": "bf16-mixed", "checkpoint": "selective"}
-_LLAMA2_13B = LlamaConfig(
-    vocab_size=32_000, hidden_size=5120, intermediate_size=13_824, layers=40, heads=40, kv_heads=40
-)
-_LOOP = partial(torch.optim.AdamW, foreach=False)  # transformers' AdamW updates one parameter after the other
-_BERT: dict[str, Any] = {"model": partial(classifier, "Bert"), "quantity": "reserved", "labels": 2}
-# Up to 1.10 torch kept the input of each softmax too (derivatives.yaml): 16 heads of 512 x 512 in each of 24 layers.
-_SOFTMAX = 16 * 512 * 512 * 4
-# Up to 1.13 zero_grad() kept the gradients, which live through the next forward pass, as between micro-batches.
-_ZEROED = {"microbatches": 2}
-_ROBERTA: dict[str, Any] = {
-    "tokens": (64, 96),
-    "quantity": "reserved",
-    "labels": 2,
-    "added": _CONTEXT,
-    "assumes": "nvidia-smi, float32",
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "mistral": partial(causal, "Mistral", vocab_size=32_000, intermediate_size=14_336, num_key_value_heads=8),
+    "llama2_7b": partial(causal, "Llama", vocab_size=32_000, intermediate_size=11_008),
+    "roberta": partial(classifier, "Roberta"),
+    "bert": partial(classifier, "Bert"),
+    "automodel_llama": automodel_llama,
+    "torchtune_llama": torchtune_llama,
+    "qwen": qwen,
+    "llama3_8b": partial(zoo_llama, CONFIGS["llama3_8b"]),
+    "llama3_8b in chunks": partial(zoo_llama, CONFIGS["llama3_8b"], chunks=8),
+    "llama2_13b": partial(zoo_llama, _LLAMA2_13B),
 }
-# Qwen's own code of 2023 registered the causal mask of 8,192 positions in each of 32 layers (modeling_qwen.py).
-_QWEN_OPTIONS: dict[str, Any] = {
-    "model": qwen,
-    "options": {**_CHECKPOINTS, "microbatches": 2},  # of 8, which need no more memory
-    "added": 32 * 8192**2,
-    "assumes": "a causal mask in each layer",
+ADAPTERS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
+    "": lambda model: model,
+    "mistral": lambda model: lora(model, 16, "q_proj k_proj v_proj o_proj", upcast=True),
+    "litgpt": lambda model: lora(model, 8, "q_proj v_proj", lora_dropout=0.05),
+    "roberta": lambda model: lora(model, 8, "query value", modules_to_save=["classifier"], lora_dropout=0.1),
 }
-_TITAN = partial(zoo_llama, CONFIGS["llama3_8b"])
-
-CASES: tuple[Case, ...] = (
-    Case(model=mistral, tokens=(4, 4096), options=_CHECKPOINTS, added=_MISTRAL_TABLES),
-    Case(model=mistral, tokens=(8, 4096), options=_CHECKPOINTS, added=_MISTRAL_TABLES),
-    Case(model=mistral_lora, tokens=(4, 4096), options=_CHECKPOINTS, added=_MISTRAL_TABLES),
-    Case(model=mistral_lora, tokens=(8, 4096), options=_CHECKPOINTS, added=_MISTRAL_TABLES),
-    Case(
-        model=mistral_lora,
-        tokens=(8, 4096),
-        options=_CHECKPOINTS,
-        added=_MISTRAL_TABLES + _CONTEXT,
-        quantity="reserved",
-        assumes="512 MiB of context",
-    ),
-    *(
-        Case(
-            model=lambda: lora(
-                causal("Llama", vocab_size=32_000, intermediate_size=11_008), 8, "q_proj v_proj", lora_dropout=0.05
-            ),
-            tokens=(batch, 1304),
-            assumes="transformers' Llama",
-        )
-        for batch in (1, 2)
-    ),
-    Case(model=partial(classifier, "Roberta"), **_ROBERTA),
-    Case(
-        model=lambda: lora(classifier("Roberta"), 8, "query value", modules_to_save=["classifier"], lora_dropout=0.1),
-        **_ROBERTA,
-    ),
-    Case(model=automodel_llama, tokens=(2, 4096), quantity="fits", device="H100", assumes="its peft_benchmark.yaml"),
-    Case(
-        model=_TITAN,
-        tokens=(1, 8192),
-        options=_FSDP,
-        quantity="saved",
-        other=partial(_TITAN, chunks=8),
-        assumes="8 ranks, 8 chunks",
-    ),
-    *(Case(tokens=(1, length), **_QWEN_OPTIONS) for length in (256, 2048, 8192)),
-    Case(tokens=(4, 512), options={"optimizer": _LOOP, **_ZEROED}, added=4 * 24 * _SOFTMAX, **_BERT),
-    Case(tokens=(1, 512), options={"optimizer": _LOOP, "microbatches": 4}, added=24 * _SOFTMAX, **_BERT),
-    Case(tokens=(1, 512), options={"optimizer": _LOOP, "microbatches": 4, **_CHECKPOINTS}, added=_SOFTMAX, **_BERT),
-    Case(
-        tokens=(4, 512),
-        added=4 * 24 * _SOFTMAX,
-        **_BERT,
-        options={**_ZEROED, "optimizer": torch.optim.Adafactor, "assume": {"aten::_local_scalar_dense": 1.0}},
-    ),
-    Case(
-        model=torchtune_llama,
-        labels=0,
-        tokens=(2, 2048),
-        options=_CHECKPOINTS,
-        assumes="batch 2, 2048 tokens, checkpoints",
-    ),
-    Case(
-        model=partial(zoo_llama, _LLAMA2_13B),
-        tokens=(2, 4096),
-        quantity="fits",
-        device="A100 80GB",
-        options={"mesh": {"fsdp": 64}, "precision": "bf16-mixed"},
-        assumes="4096 tokens",
-    ),
-)
 
 
-def read_rows() -> list[Row]:
-    with FILE.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+# --- predictions ------------------------------------------------------------------------------------------------------
 
 
 def predict(case: Case, model: nn.Module) -> float:
-    tokens = torch.ones(case.tokens, dtype=torch.int64)
-    labels = tokens if case.labels is None else torch.ones(case.tokens[0], dtype=torch.int64)
-    names = ("tokens", "labels") if isinstance(model, WithLoss) else ("input_ids", "labels")
-    options: dict[str, Any] = {"mesh": {"dp": 1}, "optimizer": torch.optim.AdamW, **case.options}
-    inputs = dict(zip(names, (tokens, labels), strict=True))
+    """Return the bytes of a step of a model."""
+    tokens = torch.ones(tuple(case.tokens), dtype=torch.int64)
+    labels = tokens if case.labels is None else torch.ones(len(tokens), dtype=torch.int64)
+    inputs = {"tokens" if isinstance(model, WithLoss) else "input_ids": tokens, "labels": labels}
     if case.labels == 0:  # the model has its loss in place of its logits
         del inputs["labels"]
+    options: dict[str, Any] = {"mesh": {"dp": 1}, **case.options}
+    options["optimizer"] = find_optimizer(options.get("optimizer", "AdamW"))
     plan = plan_rank(model.train(), (), inputs, device="cuda", loss=_loss_of, **options)
-    timeline = plan.memory()
-    if case.quantity == "allocated":
-        return timeline.peak + case.added
-    return reserved_memory(timeline, expandable_segments=case.quantity != "reserved").peak + case.added
+    timeline, added = plan.memory(), case.added * 2**20
+    if case.quantity == "allocated" and case.fits is None:
+        return timeline.peak + added
+    return reserved_memory(timeline, expandable_segments=case.quantity != "reserved").peak + added
 
 
 def _loss_of(result: Any) -> Any:
@@ -311,34 +230,26 @@ def _loss_of(result: Any) -> Any:
     return result.logits if result.loss is None else result.loss
 
 
-def compare(row: Row, case: Case) -> Compared:
-    predicted = predict(case, case.model())
-    if case.quantity == "fits":
-        return Compared(row, case, predicted, float(row["unit"] == "fits"))
-    if case.other is not None:
-        predicted -= predict(case, case.other())
-    return Compared(row, case, predicted, float(row["measured"]) * UNITS[row["unit"].partition(" ")[0]])
+def compare(case: Case) -> Compared:
+    predicted = predict(case, ADAPTERS[case.adapters](MODELS[case.build]()))
+    if case.other:
+        predicted -= predict(case, MODELS[case.other]())
+    return Compared(case, predicted / 1e9)
 
 
-def write_table(found: Iterator[Compared]) -> str:
+def write_table(found: Sequence[Compared]) -> str:
     """Return the rows with their errors, and how many are within 5 %."""
-    cells, errors, verdicts = [], [], []
+    cells = []
     for item in found:
-        if item.case.quantity == "fits":
-            needed = f"{item.predicted / 1e9:.2f}"
-            verdict = judge(int(item.predicted), find_device(item.case.device), item.case.options.get("mesh", {}))
-            shown = (
-                f"{needed}: {'fits' if verdict.fits else 'does not fit'}",
-                "fits" if item.published else "does not",
-                "",
-            )
-            verdicts.append(verdict.fits == bool(item.published))
+        if item.case.fits is None:
+            shown = f"{item.predicted:.2f}", f"{item.case.gb:.2f}", f"{item.error:+.1%}"
         else:
-            shown = f"{item.predicted / 1e9:.2f}", f"{item.published / 1e9:.2f}", f"{item.error:+.1%}"
-            errors.append(abs(item.error))
-        name = f"{item.row['model']}, {item.row['what']}, {item.row['settings']}"
-        cells.append((item.row["source"], name, item.case.quantity, *shown, item.case.assumes))
+            said, known = ("fits" if fits else "does not fit" for fits in (item.fits, item.case.fits))
+            shown = f"{item.predicted:.2f}: {said}", known, ""
+        cells.append((item.case.source, item.case.run, item.case.quantity, *shown, item.case.assumes))
     heads = ["source", "run", "memory", "predicted, GB", "published", "error", "assumes"]
+    errors = [abs(item.error) for item in found if item.case.fits is None]
+    verdicts = [item.fits == item.case.fits for item in found if item.case.fits is not None]
     within = sum(error <= 0.05 for error in errors)
     right = f"{sum(verdicts)} of {len(verdicts)} verdicts are right"
     return f"{tabulate(cells, heads)}\n\n{within} of {len(errors)} rows are within 5 %; {right}."
@@ -346,14 +257,14 @@ def write_table(found: Iterator[Compared]) -> str:
 
 def main() -> None:
     define_torchvision_schemas()
-    wanted = set(map(int, sys.argv[1:])) or set(range(1, len(CASES) + 1))
+    wanted = set(map(int, sys.argv[1:]))
     found = []
-    for number, (row, case) in enumerate(zip(read_rows(), CASES, strict=True), start=1):
-        if number in wanted:
+    for number, case in enumerate(read_cases(), start=1):
+        if not wanted or number in wanted:
             start = time.monotonic()
-            found.append(compare(row, case))
+            found.append(compare(case))
             print(f"{number}: {time.monotonic() - start:.0f} s", file=sys.stderr)
-    print(write_table(iter(found)))
+    print(write_table(found))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fvflops.plan.step_time.calibration import (
 )
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
-from training_runs.run_record import TrainingRun
+from training_runs.rows import TrainingRun
 from training_runs.time_tables import Point
 
 
@@ -38,8 +38,9 @@ class Parameter:
     most: float
 
 
-# Of one software; the names are as in Efficiency, the fractions are of the speed of kernels measured alone.
-SOFTWARE: Mapping[str, Parameter] = {
+# Of one software, by the names in Efficiency (fractions are of the speed of kernels measured alone), and of the links
+# between its nodes: the bandwidth is a fraction of the nominal one.
+PARAMETERS: Mapping[str, Parameter] = {
     "matmul": Parameter(0.85, 0.1, 0.4, 1.0),
     "attention": Parameter(0.8, 0.15, 0.05, 1.0),
     "attention_backward": Parameter(0.8, 0.15, 0.05, 1.0),
@@ -48,55 +49,24 @@ SOFTWARE: Mapping[str, Parameter] = {
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
     "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
-}
-# First word of a run's source → the software that predicts it, by its name in configs/efficiencies.yaml.
-SOFTWARE_OF: Mapping[str, str] = {
-    "vTrain": "Megatron-DeepSpeed 2022",
-    "BigScience": "Megatron-DeepSpeed 2022",
-    "Korthikanti": "Megatron-DeepSpeed 2022",
-    "Megatron": "Megatron-DeepSpeed 2022",
-    "MPT": "MPT 2023",
-    "layout": "MPT 2023",
-    "IBM": "PyTorch 2024",
-    "InternEvo": "MPT 2023",
-    "KempnerForge": "PyTorch 2024",
-    "Llama": "PyTorch 2024",
-    "NVIDIA": "Megatron-Core 2025",
-    "torchtitan": "PyTorch 2024",
-}
-# Software whose kernels were written for an older generation of GPUs than some runs had.
-_OLDER: Mapping[tuple[str, str], str] = {("MPT 2023", "H100 SXM"): "MPT 2023 on H100"}
-# Sources to which the shipped figures are fitted.
-FITTED = ("vTrain", "MPT", "torchtitan", "IBM", "Llama", "NVIDIA")
-# A source that is predicted only: its trials of one layout differ by up to 29 %.
-_TRIALS = "BigScience"
-# Of one network: bandwidths as fractions of the nominal ones.
-NETWORK: Mapping[str, Parameter] = {
     "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
     "between_latency": Parameter(1e-5, 1.0, 1e-6, 5e-4),
 }
+# A source that is predicted only: its trials of one layout differ by up to 29 %.
+_TRIALS = "BigScience"
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The fitted figures of a software and its networks."""
+def point_of(values: Mapping[str, float]) -> Point:
+    """Return an efficiency, and the network of nodes of a device by the Gbit/s between nodes for each GPU."""
 
-    values: Mapping[str, float]
-
-    def efficiency(self) -> Efficiency:
-        values: dict[str, Any] = {name: self.values[name] for name in SOFTWARE}
-        return Efficiency(**values)
-
-    def network(self, device: Device, gpus_per_node: int, node_gbps: float) -> Network:
-        """Return the network of nodes of a device, from the Gbit/s between nodes for each GPU."""
-        bandwidth, latency = (self.values[f"between_{name}"] for name in ("bandwidth", "latency"))
-        between = Link(node_gbps / 8 * 1e9 * bandwidth, latency)
+    def network(device: Device, gpus_per_node: int, node_gbps: float) -> Network:
+        between = Link(node_gbps / 8 * 1e9 * values["between_bandwidth"], values["between_latency"])
         known = assume_network(device)
         assert known is not None
         return replace(known, gpus_per_node=gpus_per_node, between=between)
 
-    def point(self) -> Point:
-        return self.efficiency(), self.network
+    of_software: dict[str, Any] = {name: value for name, value in values.items() if "between" not in name}
+    return Efficiency(**of_software), network
 
 
 def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network) -> float:
@@ -106,21 +76,30 @@ def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network)
     return efficiency.step + simulation.seconds
 
 
-def fit(batch: Batch, *, chosen: Sequence[int] | None = None) -> Fit:
+# Relative error of a prediction at which it starts to weigh less than by its square.
+_SPREAD = 0.02
+# Of a logarithm, for differences in place of derivatives.
+_STEP = 1e-3
+
+
+def fit(batch: Batch, chosen: Sequence[int] | None = None) -> dict[str, float]:
     """Fit the figures of a software to measured runs: least squares of the relative errors, outliers weighing less.
 
     `chosen` are the indexes of the runs of the batch to fit to, by default all.
     """
-    parameters = {**SOFTWARE, **NETWORK}
-    names = list(parameters)
-    expected = np.log([parameters[name].expected for name in names])
-    spread = np.array([parameters[name].spread for name in names])
-    least, most = (np.log([getattr(parameters[name], limit) for name in names]) for limit in ("least", "most"))
+    expected, least, most = (
+        np.log([getattr(parameter, name) for parameter in PARAMETERS.values()])
+        for name in ("expected", "least", "most")
+    )
+    spread = np.array([parameter.spread for parameter in PARAMETERS.values()])
     indexes = list(range(len(batch.runs)) if chosen is None else chosen)
-    measured = np.log([batch.runs[index].run.step_seconds or np.nan for index in indexes])
+    measured = np.log([batch.runs[index].run.seconds or np.nan for index in indexes])
+
+    def values_at(point: np.ndarray) -> dict[str, float]:
+        return dict(zip(PARAMETERS, np.exp(point).tolist(), strict=True))
 
     def residuals_at(points: Sequence[np.ndarray]) -> np.ndarray:
-        predicted = batch.predict([_fit_at(names, point).point() for point in points])[:, indexes]
+        predicted = batch.predict([point_of(values_at(point)) for point in points])[:, indexes]
         return np.hstack([(np.log(predicted) - measured) / _SPREAD, (np.array(points) - expected) / spread])
 
     def jacobian(point: np.ndarray) -> np.ndarray:
@@ -137,44 +116,19 @@ def fit(batch: Batch, *, chosen: Sequence[int] | None = None) -> Fit:
         max_nfev=40,
         x_scale=spread,
     )
-    return _fit_at(names, found.x)
+    return values_at(found.x)
 
 
-# Relative error of a prediction at which it starts to weigh less than by its square.
-_SPREAD = 0.02
-# Of a logarithm, for differences in place of derivatives.
-_STEP = 1e-3
-
-
-def _fit_at(names: Sequence[str], point: np.ndarray) -> Fit:
-    return Fit(dict(zip(names, np.exp(point).tolist(), strict=True)))
-
-
-def cross_validate(batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
-    """Return the predicted seconds of each run by a fit to runs of other groups, such as of other models.
-
-    The groups are divided into folds; all groups of a fold are left out of the fit that predicts their runs.
-    """
-    groups = sorted({group_of(item) for item in batch.runs}, key=repr)
-    predicted = np.zeros(len(batch.runs))
-    for fold in range(min(folds, len(groups))):
-        held_out = {group for index, group in enumerate(groups) if index % folds == fold}
-        is_held_out = np.array([group_of(item) in held_out for item in batch.runs])
-        is_used = ~is_held_out & np.array([item.run.publisher != _TRIALS for item in batch.runs])
-        found = fit(batch, chosen=np.flatnonzero(is_used).tolist())
-        predicted[is_held_out] = batch.predict([found.point()])[0, is_held_out]
+def hold_out(batch: Batch) -> np.ndarray:
+    """Return the predicted seconds of each run by a fit to what others have published; nan without others."""
+    publishers = np.array([item.run.publisher for item in batch.runs])
+    predicted = np.full(len(publishers), np.nan)
+    for publisher in dict.fromkeys(publishers.tolist()):
+        own = publishers == publisher
+        if not own.all():
+            found = fit(batch, np.flatnonzero(~own & (publishers != _TRIALS)).tolist())
+            predicted[own] = batch.predict([point_of(found)])[0, own]
     return predicted
-
-
-def software_of(run: TrainingRun) -> str:
-    """Return the software whose figures predict a run."""
-    software = SOFTWARE_OF[run.publisher]
-    return _OLDER.get((software, run.device), software)
-
-
-def is_fitted(run: TrainingRun) -> bool:
-    """Return whether the shipped figures are fitted to a run: not to boards of 500 W, whose clock is not stated."""
-    return run.publisher in FITTED and run.clock == 1.0
 
 
 def shipped_network(run: TrainingRun) -> Network:
@@ -186,5 +140,5 @@ def shipped_network(run: TrainingRun) -> Network:
 def predict_shipped(item: PreparedRun) -> float:
     """Return the estimated seconds of a step of a run, by the efficiency and the network of configs/."""
     return predict_seconds(
-        item, find_efficiency(device_of(item.run), software=software_of(item.run)), shipped_network(item.run)
+        item, find_efficiency(device_of(item.run), software=item.run.software), shipped_network(item.run)
     )

@@ -14,7 +14,7 @@ from fvflops.zoo import llama, mpt
 from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
 from fvflops.zoo.megatron_gpt import MaskedSoftmax
 
-ATTENTIONS = ("flash", "fused softmax", "separate ops")
+ATTENTIONS = ("flash", "fused_softmax", "separate_ops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ScoredAttention(llama.Attention):
 
     def __init__(self, config: MeasuredLlamaConfig) -> None:
         super().__init__(config)
-        self.softmax = MaskedSoftmax() if config.attention == "fused softmax" else SeparateMaskedSoftmax()
+        self.softmax = MaskedSoftmax() if config.attention == "fused_softmax" else SeparateMaskedSoftmax()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Any = None) -> Tensor:
         q, k, v = (

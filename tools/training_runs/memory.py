@@ -22,8 +22,7 @@ from fvflops.plan.rank_plan import RankPlan
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
 from training_runs.field_memory import WithLoss
-from training_runs.rows import read_runs
-from training_runs.run_record import TrainingRun
+from training_runs.rows import TrainingRun, read_runs
 
 GIB = 2**30
 _ADAMW = partial(torch.optim.AdamW, fused=True)
@@ -146,12 +145,6 @@ def compare_run(run: TrainingRun) -> Iterator[Compared]:
         yield Compared(name, quantity, reserved, run.memory, assumes)
 
 
-def measured_runs() -> list[TrainingRun]:
-    """Return the published runs with memory whose batch is known."""
-    runs = [run for run in read_runs("published") if run.memory is not None and isinstance(run.config, LlamaConfig)]
-    return [run for run in runs if run.micro_batch is not None]
-
-
 def write_table(rows: Iterable[Compared]) -> str:
     cells = [
         (
@@ -166,11 +159,11 @@ def write_table(rows: Iterable[Compared]) -> str:
 def main() -> None:
     print(write_table([row for item in FIGURE for row in compare_figure(item)]))
     print()
-    print(write_table([row for run in measured_runs() for row in compare_run(run)]))
-    for run in read_runs("published"):
-        if run.memory is not None and run.micro_batch is None:
-            published = f"{run.memory / GIB:.1f} GiB"
-            print(f"not compared, its batch is not published: {run.name} on {run.gpus} GPUs ({published})")
+    runs = [run for run in read_runs() if run.memory is not None and isinstance(run.config, LlamaConfig)]
+    print(write_table([row for run in runs if run.micro_batch is not None for row in compare_run(run)]))
+    for run in runs:
+        if run.micro_batch is None:
+            print(f"not compared, its batch is not published: {run.name} on {run.gpus} GPUs")
 
 
 if __name__ == "__main__":

@@ -22,12 +22,10 @@ from fvflops.plan.step_time.pass_program import Collective, Item
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt
-from training_runs.run_record import PARTS, TrainingRun
+from training_runs.rows import PARTS, TrainingRun
 
 # Of parameters without FSDP; FSDP's own are in float32.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "amp_bf16": torch.float32}
-# Datasets whose runs seem to be measured while a dynamic loss scale is too large.
-_SKIPPED = ("single node", "multi node")
 _CHECKPOINTS: Mapping[str, Any] = {"none": (), "attention": (megatron_gpt.CoreAttention,)}
 
 
@@ -41,8 +39,8 @@ class PreparedRun:
 
 
 def is_planned(run: TrainingRun) -> bool:
-    """Return whether a run can be planned: its micro batch is known, and no float8 linears are divided by tp."""
-    return run.microbatches is not None and not (run.precision == "fp8" and "tp" in run.mesh)
+    """Return whether a run has a time and can be planned: its batch is known, and no float8 linears are divided."""
+    return (run.seconds or math.inf) < math.inf and not (run.precision == "fp8" and "tp" in run.mesh)
 
 
 def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun:
@@ -50,18 +48,15 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
 
     Runs that differ in their number of replicas and microbatches only share their recording, in `known`.
     """
-    if not is_planned(run):
-        raise ValueError(f"{run.place}: the micro batch is not known, or float8 linears are divided")
     stages = run.mesh.get("pp", 1)
     key = key_of(run)
     if key not in known:
         known[key] = _plan(_recorded(run))
     step = known[key]
-    virtual = _virtual_stages(run)
     options = PlanOptions(
         mesh=dict(run.mesh),
         microbatches=run.microbatches or 1,
-        stages_per_rank=virtual,
+        stages_per_rank=run.virtual_stages,
         optimizer=torch.optim.AdamW,
         optimizer_sharding="dp" if run.sharded_optimizer else None,
     )
@@ -74,7 +69,7 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
             **_replica_groups(run),
             **({"pp": ProcessGroupSpec("", 2, "pp", 0, apart * (stages - 1))} if stages > 1 else {}),
         },
-        {stage: stage % stages * apart for stage in range(stages * virtual)},
+        {stage: stage % stages * apart for stage in range(stages * run.virtual_stages)},
     )
     is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
     if is_megatron and stages > 1 and tp > 1:
@@ -90,7 +85,7 @@ def _recorded(run: TrainingRun) -> TrainingRun:
     microbatches = (run.microbatches or 1) if in_pipeline else max(3, run.mesh.get("pp", 1))
     return replace(
         run,
-        local_batch=(run.micro_batch or 1) * microbatches,
+        microbatches=microbatches,
         # A rank's share of a sharded optimizer depends on their number.
         mesh={axis: size if run.sharded_optimizer or axis != "dp" else 2 for axis, size in run.mesh.items()},
     )
@@ -99,12 +94,12 @@ def _recorded(run: TrainingRun) -> TrainingRun:
 def key_of(run: TrainingRun) -> Hashable:
     """Return the key of runs that share a plan."""
     recorded = _recorded(run)
-    return (*(getattr(recorded, name) for name in _KEYS), recorded.microbatches, tuple(recorded.mesh.items()))
+    return (*(getattr(recorded, name) for name in _KEYS), tuple(recorded.mesh.items()))
 
 
 _KEYS = (
-    *("dataset", "compiled", "config", "sequence", "micro_batch"),
-    *("checkpointing", "sharding", "precision", "gathered_in", "reduced_in"),
+    *("publisher", "compiled", "config", "sequence", "micro_batch", "microbatches"),
+    *("checkpointing", "reshards", "precision", "reduced_in", "virtual_stages"),
     *("sequence_parallel", "sharded_optimizer", "all_reduced_in", "stage_layers", "recomputes_all"),
 )
 
@@ -117,19 +112,6 @@ def _replica_groups(run: TrainingRun) -> dict[str, ProcessGroupSpec]:
     return {"dp": ProcessGroupSpec("", dp, "dp", 0, stride), "dp+cp": ProcessGroupSpec("", dp * cp, "dp+cp", 0, tp)}
 
 
-def _virtual_stages(run: TrainingRun) -> int:
-    """Return the stages of each pipeline rank.
-
-    Where the source does not say, the fewest that divide its layers; for Llama-3-405B one layer for each.
-    """
-    per_rank, rest = divmod(run.config.layers, run.mesh.get("pp", 1))
-    if run.virtual_stages is not None or "pp" not in run.mesh:
-        return run.virtual_stages or 1
-    if rest:
-        return (run.config.layers + 2) // run.mesh["pp"]
-    return next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
-
-
 def _stage_layers(run: TrainingRun) -> list[int] | None:
     """Return the layers of each stage where they are not equal.
 
@@ -138,7 +120,7 @@ def _stage_layers(run: TrainingRun) -> list[int] | None:
     """
     if run.stage_layers is not None:
         return list(run.stage_layers)
-    stages, layers = run.mesh.get("pp", 1) * _virtual_stages(run), run.config.layers
+    stages, layers = run.mesh.get("pp", 1) * run.virtual_stages, run.config.layers
     if layers + 2 == stages:
         return [0, *[1] * layers, 0]
     each, more = divmod(layers, stages)
@@ -149,15 +131,12 @@ def _plan(run: TrainingRun) -> StepProgram:
     model = _with_float8(run.build_model()) if run.precision == "fp8" else run.build_model()
     model = model.to(torch.float32 if "fsdp" in run.mesh else _DTYPES[run.precision])
     tokens = torch.ones(run.micro_batch or 1, run.sequence // run.mesh.get("cp", 1), dtype=torch.int64)
-    virtual = _virtual_stages(run)
     with set_checkpoint_early_stop(not run.recomputes_all):
         plan = plan_step(
             model,
             (tokens,) if type(run.config) is llama.LlamaConfig else (tokens, tokens),
             mesh=dict(run.mesh),
             microbatches=run.microbatches or 1,
-            schedule="interleaved" if virtual > 1 else None,
-            stages_per_rank=virtual if virtual > 1 else None,
             stage_layers=_stage_layers(run),
             sequence_parallel=run.sequence_parallel,
             checkpoint=_CHECKPOINTS.get(run.checkpointing, run.checkpointing),
@@ -192,11 +171,11 @@ def _all_reduce(step: StepProgram, run: TrainingRun) -> StepProgram:
 
 
 def _optimizer(run: TrainingRun) -> Callable[..., torch.optim.Optimizer]:
-    """Return the factory of the optimizer; the steps of vTrain's runs are taken to be skipped, see `SkippedStep`."""
+    """Return the factory of the optimizer; vTrain's runs seem to be measured while the loss scale is too large."""
     adam = partial(torch.optim.AdamW, fused=True)
     if "fsdp" in run.mesh or run.precision == "amp_bf16":
         return adam
-    return SkippedStep if run.dataset in _SKIPPED else partial(MasterWeights, make=adam)
+    return SkippedStep if run.publisher == "vTrain" else partial(MasterWeights, make=adam)
 
 
 def _with_float8(model: nn.Module) -> nn.Module:
@@ -207,12 +186,15 @@ def _with_float8(model: nn.Module) -> nn.Module:
 
 
 def _options(run: TrainingRun) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if run.virtual_stages > 1:
+        options = {"schedule": "interleaved", "stages_per_rank": run.virtual_stages}
     if run.sharded_optimizer and run.replicas > 1:
-        return {"optimizer_sharding": "dp", "gradient_dtype": "fp32" if run.reduced_in == "float32" else "bf16"}
-    if "fsdp" not in run.mesh:
-        return {}
-    precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
-    return {"precision": precision, "reshard_after_forward": run.sharding == "FULL_SHARD"}
+        options |= {"optimizer_sharding": "dp", "gradient_dtype": "fp32" if run.reduced_in == "float32" else "bf16"}
+    elif "fsdp" in run.mesh:
+        precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
+        options |= {"precision": precision, "reshard_after_forward": run.reshards}
+    return options
 
 
 class SkippedStep(Optimizer):
