@@ -13,10 +13,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81609, 459),
-    "fvflops/analysis": (2824, 16),
-    "fvflops/capture": (17991, 100),
-    "fvflops/cli": (5479, 35),
+    "fvflops": (81706, 459),
+    "fvflops/analysis": (2844, 16),
+    "fvflops/capture": (17998, 100),
+    "fvflops/cli": (5487, 35),
     "fvflops/comparison": (4080, 17),
     "fvflops/compat": (744, 3),
     "fvflops/counting": (1682, 11),
@@ -24,7 +24,7 @@ LIMITS = {
     "fvflops/formulas": (4065, 27),
     "fvflops/integrations": (756, 7),
     "fvflops/measure": (5950, 24),
-    "fvflops/plan": (10899, 51),
+    "fvflops/plan": (10961, 51),
     "fvflops/reports": (4632, 33),
     "fvflops/serve": (3981, 21),
     "fvflops/sources": (4303, 31),
@@ -32,8 +32,8 @@ LIMITS = {
     "fvflops/trace": (3383, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (72311, 423),
-    "tools": (10797, 88),
+    "tests": (70803, 422),
+    "tools": (9066, 79),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
