@@ -10,7 +10,7 @@ import re
 import typing
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -161,7 +161,10 @@ def record_repr(record: Any) -> str:
     names = getattr(record, "_fields", None) or [field.name for field in fields(record) if field.repr]
     defaults = getattr(record, "_field_defaults", None)
     if defaults is None:
-        defaults = {field.name: _default_of(field) for field in fields(record)}
+        defaults = {
+            field.name: field.default if field.default_factory is MISSING else field.default_factory()
+            for field in fields(record)
+        }
     shown: list[str] = []
     for name in names:
         value = getattr(record, name)
@@ -169,10 +172,6 @@ def record_repr(record: Any) -> str:
             shown.append(f"{name}={_repr_value(value)}")
     text = f"{type(record).__name__}({', '.join(shown)})"
     return text if len(text) <= _MAX_REPR + 2 else f"{text[:_MAX_REPR]}…)"
-
-
-def _default_of(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _repr_value(value: Any) -> str:

@@ -364,7 +364,9 @@ class _ActionRecorder:
         if kind == "input_backward":
             self._awaiting_weight_gradients[index].append(graph)
             if stage.received is not None:  # else the first stage: its backward pass is not split
-                output = _base_of(graph.output)
+                output, base = graph.output, graph.output._base
+                if base is not None and base.shape == output.shape:
+                    output = base  # torch detaches it in place, which views refuse
                 gradients = None if stage.loss is not None else [self._receive_gradient(output)]
                 _, graph.groups = stage_backward_input([output], gradients, graph.inputs, stage.module.parameters())
         elif graph.groups is not None:
@@ -394,9 +396,3 @@ def _first_differentiable(result: Any) -> torch.Tensor:
         if tensor.requires_grad:
             return tensor
     raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
-
-
-def _base_of(output: torch.Tensor) -> torch.Tensor:
-    """Return an output, or its base if it is a view of equal shape: torch detaches it in place, which views refuse."""
-    base = output._base
-    return output if base is None or base.shape != output.shape else base

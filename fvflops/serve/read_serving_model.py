@@ -176,19 +176,15 @@ def _read_projections(
             summed.add(_part_of_layer(branch))
         for index, call in enumerate(items):
             divided = "" if not has_rows else "rows" if call is items[-1] else "columns"
-            if divided == "columns" and _is_low_rank(call, items[index + 1 : -1], hidden):
-                divided = ""
+            later = items[index + 1 : -1]
+            if call.columns < hidden and any(item.inner != hidden and item.inner <= call.columns for item in later):
+                divided = ""  # it only reduces the hidden state for another product: all ranks need its whole result
             name = _NUMBER.sub("*", call.module)
             item = Projection(
                 name, call.columns, call.inner, divided, is_quantized=has_rows, of_cached=call.module in expanded
             )
             found.append((branch, item))
     return found, len(summed)
-
-
-def _is_low_rank(call: _Call, later: Sequence[_Call], hidden: int) -> bool:
-    """Return whether a product only reduces the hidden state for another product: all ranks need its whole result."""
-    return call.columns < hidden and any(item.inner != hidden and item.inner <= call.columns for item in later)
 
 
 def _part_of_layer(module: str) -> str:

@@ -8,10 +8,12 @@ from fvflops import find_device
 from fvflops.devices.kernel_models.figures import find_figures, load_figures
 from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
-from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows, expert_rows, mixture_seconds
+from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
+from tests.support.tools import load_tool
 
+expert_rows = load_tool("kernel_fitting.expert_rows").expert_rows
 GPUS = [*load_figures(), "B300", "GB200", "MI300X", "L4", "RTX 4090", "A10", "V100"]
 # Each is 1.15 times the one before it.
 SIZES = sorted({round(1.15**power) for power in range(72)})

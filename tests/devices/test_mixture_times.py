@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, expert_rows, mixture_seconds
+from fvflops.devices.kernel_models.mixtures import Mixture, MixtureFigures, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, group_seconds, product_seconds
+from tests.support.tools import load_tool
+
+expert_rows = load_tool("kernel_fitting.expert_rows").expert_rows
 
 H100 = Processor(132, 989.4e12, 3.35e12)
 # Of vLLM 0.24 in bf16 on an H100: tools/kernel_times.py, from NVIDIA's AIConfigurator 0.12.

@@ -13,27 +13,27 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81706, 459),
+    "fvflops": (81613, 459),
     "fvflops/analysis": (2844, 16),
     "fvflops/capture": (17998, 100),
     "fvflops/cli": (5487, 35),
     "fvflops/comparison": (4080, 17),
     "fvflops/compat": (744, 3),
     "fvflops/counting": (1682, 11),
-    "fvflops/devices": (2177, 13),
+    "fvflops/devices": (2115, 13),
     "fvflops/formulas": (4065, 27),
     "fvflops/integrations": (756, 7),
     "fvflops/measure": (5950, 24),
-    "fvflops/plan": (10961, 51),
+    "fvflops/plan": (10935, 51),
     "fvflops/reports": (4632, 33),
-    "fvflops/serve": (3981, 21),
+    "fvflops/serve": (3977, 21),
     "fvflops/sources": (4303, 31),
     "fvflops/sweep": (1966, 11),
     "fvflops/trace": (3383, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (70803, 422),
-    "tools": (9066, 79),
+    "tests": (70808, 422),
+    "tools": (9160, 80),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.

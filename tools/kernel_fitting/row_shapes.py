@@ -15,9 +15,10 @@ from fvflops.devices.kernel_models.collectives import Collective, Fabric, collec
 from fvflops.devices.kernel_models.figures import find_figures
 from fvflops.devices.kernel_models.fused_attention import Attention, attention_seconds, decode_seconds
 from fvflops.devices.kernel_models.memory_bound import memory_seconds
-from fvflops.devices.kernel_models.mixtures import Mixture, expert_rows, mixture_seconds
+from fvflops.devices.kernel_models.mixtures import Mixture, mixture_seconds
 from fvflops.devices.kernel_models.products import Processor, Product, product_seconds
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds
+from kernel_fitting.expert_rows import expert_rows
 
 
 class Dtype(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.plans import plan_step
+from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.pass_program import Collective, Item
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -64,7 +65,7 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
     orders = order_step(options, has_tied=has_tied)
     tp = run.mesh.get("tp", 1)
     apart = run.gpus // stages  # ranks of two stages
-    step = step.with_orders(orders).with_groups(
+    step = with_orders(step, orders).with_groups(
         {
             **_replica_groups(run),
             **({"pp": ProcessGroupSpec("", 2, "pp", 0, apart * (stages - 1))} if stages > 1 else {}),
@@ -217,3 +218,26 @@ class SkippedStep(Optimizer):
                 copies[-1].grad = gradient.to(torch.float32)
         # One kernel, which multiplies by a scalar tensor, as unscaling does.
         torch.nn.utils.clip_grads_with_norm_(copies, 1.0, torch.ones((), device=copies[0].device), foreach=True)
+
+
+def with_orders(step: StepProgram, orders: Sequence[Sequence[Action]]) -> StepProgram:
+    """Return a step with other orders of its actions, such as for more microbatches.
+
+    The first and the last microbatch of an order have the programs of the first and the last here, the others the
+    program of one between: this step needs three microbatches if the orders have more, and one if they have one.
+    """
+    ranks = []
+    for known, order in zip(step.ranks, orders, strict=True):
+        programs: dict[tuple[str, int], list[int]] = {}
+        for action, index in sorted(known, key=lambda item: item[0].microbatch):
+            programs.setdefault((action.kind, action.stage), []).append(index)
+        last = max(action.microbatch for action in order)
+        ranks.append(tuple((action, _of_microbatch(programs, action, last)) for action in order))
+    return replace(step, ranks=tuple(ranks))
+
+
+def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
+    found = programs[action.kind, action.stage]
+    if action.microbatch <= 0:
+        return found[0]
+    return found[-1] if action.microbatch == last else found[len(found) // 2]

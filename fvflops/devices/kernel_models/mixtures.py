@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from statistics import NormalDist
@@ -15,19 +14,15 @@ from fvflops.devices.kernel_models.products import Processor, Product, ProductFi
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# A power law with an exponent of 1 is the limit of exponents near it.
-_NEAR_ONE = 1e-6
 # Numbers of rows that are told apart of experts that tokens choose at random.
 _DRAWN = 16
 _GROUPS = 5
-# How often experts are dealt to ranks to find a typical busiest one.
-_DEALS = 9
 
 
 class Mixture(NamedTuple):
     """The part of a mixture of experts that one rank computes, of `tokens` that each go to `topk` experts of all ranks.
 
-    `rows` are pairs of tokens and how many of the rank's experts get so many, as `expert_rows` returns them. Experts
+    `rows` are pairs of tokens and how many of the rank's experts get so many, as `drawn_rows` returns them. Experts
     have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are of an
     element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
     weights were used just before, as in a benchmark, and are in the cache if they fit.
@@ -71,28 +66,6 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
     moved = (figures.moves * own + figures.elsewhere * others) * (columns + inner + 2 * hidden)
     moving = _ACTIVATION * moved / (gpu.bandwidth * figures.bandwidth)
     return figures.start + moving + up + down
-
-
-@lru_cache(maxsize=1024)
-def expert_rows(tokens: int, experts: int, topk: int, ranks: int = 1, skew: float = 0.0) -> tuple[tuple[int, int], ...]:
-    """Return pairs of rows and how many experts of the busiest of `ranks` ranks get so many of `tokens` tokens.
-
-    Each token goes to `topk` experts; `skew` is the exponent of a power law of experts' loads, 0 for equal ones. The
-    heaviest load is 0.8 of the tokens before loads are scaled to their sum, as in NVIDIA's AIConfigurator.
-
-    >>> expert_rows(64, 8, 2), expert_rows(64, 8, 2, ranks=8), expert_rows(1, 8, 2)
-    (((16, 8),), ((16, 1),), ((0, 6), (1, 2)))
-    >>> expert_rows(64, 8, 2, ranks=4, skew=1.2)
-    ((4, 1), (57, 1))
-    """
-    total = tokens * topk
-    own = experts // ranks
-    low, high = (1.0, 0.8 * tokens) if total > experts else (0.01, 2.0)
-    loads = [_quantile(low, high, (index + 0.5) / experts, skew) for index in range(experts)]
-    loads = _scaled(sorted(loads, reverse=True), total, tokens)
-    deals = [_busiest(loads, own, seed) for seed in range(_DEALS if skew else 1)]
-    chosen = sorted(deals, key=sum)[len(deals) // 2]
-    return tuple(sorted(Counter(_rounded(chosen)).items()))
 
 
 @lru_cache(maxsize=4096)
@@ -139,38 +112,3 @@ def _binomial(tokens: int, chance: float) -> tuple[range, tuple[float, ...]]:
         found[(rows - low) // width] += math.exp(logarithm + rows * chosen + (tokens - rows) * others)
     total = sum(found)
     return groups, tuple(probability / total for probability in found)
-
-
-def _quantile(low: float, high: float, share: float, skew: float) -> float:
-    """Return the value below which a share of a power law's values are; of a law without skew all are equal."""
-    if not skew:
-        return 1.0
-    if abs(1 - skew) < _NEAR_ONE:
-        return low * float((high / low) ** share)
-    first, last = (end ** (1 - skew) for end in (low, high))
-    return float((first + (last - first) * share) ** (1 / (1 - skew)))
-
-
-def _scaled(loads: list[float], total: float, most: float) -> list[float]:
-    """Return falling loads that are scaled to a sum, of which none is above `most`."""
-    for capped in range(len(loads)):
-        scale = (total - capped * most) / sum(loads[capped:])
-        if loads[capped] * scale <= most:
-            return [most] * capped + [load * scale for load in loads[capped:]]
-    return [most] * len(loads)
-
-
-def _busiest(loads: list[float], own: int, seed: int) -> list[float]:
-    """Return the loads of a rank's experts, of the rank that has most when experts are dealt at random."""
-    dealt = random.Random(seed).sample(loads, len(loads))
-    return max((dealt[start : start + own] for start in range(0, len(dealt), own)), key=sum)
-
-
-def _rounded(loads: list[float]) -> list[int]:
-    """Return integers with the sum of loads, by carrying the rounding error from the heaviest to the lightest."""
-    found, carried = [], 0.0
-    for load in sorted(loads, reverse=True):
-        rows = round(load + carried)
-        carried += load - rows
-        found.append(rows)
-    return found

@@ -54,21 +54,6 @@ class StepProgram:
 
         return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits, log=log)
 
-    def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
-        """Return the step with other orders of its actions, such as for more microbatches.
-
-        The first and the last microbatch of an order have the programs of the first and the last here, the others the
-        program of one between: this step needs three microbatches if the orders have more, and one if they have one.
-        """
-        ranks = []
-        for known, order in zip(self.ranks, orders, strict=True):
-            programs: dict[tuple[str, int], list[int]] = {}
-            for action, index in sorted(known, key=lambda item: item[0].microbatch):
-                programs.setdefault((action.kind, action.stage), []).append(index)
-            last = max(action.microbatch for action in order)
-            ranks.append(tuple((action, _of_microbatch(programs, action, last)) for action in order))
-        return replace(self, ranks=tuple(ranks))
-
     def with_groups(self, groups: Mapping[str, ProcessGroupSpec], places: Mapping[int, int]) -> StepProgram:
         """Return the step with other process groups by mesh axis, and other ranks of its stages."""
         programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
@@ -98,13 +83,6 @@ class StepProgram:
         if self.scattered is None:
             return (("send", nbytes, link),)
         return ("send", -(-nbytes // self.scattered.size), link), ("all_gather", nbytes, self.scattered)
-
-
-def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
-    found = programs[action.kind, action.stage]
-    if action.microbatch <= 0:
-        return found[0]
-    return found[-1] if action.microbatch == last else found[len(found) // 2]
 
 
 def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) -> tuple[Item, ...]:
