@@ -315,10 +315,12 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 def restore_versions(versions: Collection[tuple[torch.Tensor, int]]) -> None:
     """Set tensors' version counters, so that the caller's backward passes accept what they have saved."""
     try:
-        set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
-    except TypeError:  # an older torch sets one at a time
+        set_versions((), ())
+    except TypeError:  # an older torch sets one at a time, and prints all tensors in its message
         for pair in versions:
             set_versions(*pair)
+    else:
+        set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
 
 
 def parameter_groups(modules: Iterable[nn.Module]) -> list[Any]:
