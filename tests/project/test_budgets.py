@@ -13,9 +13,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (81613, 459),
+    "fvflops": (81615, 459),
     "fvflops/analysis": (2844, 16),
-    "fvflops/capture": (17998, 100),
+    "fvflops/capture": (18000, 100),
     "fvflops/cli": (5487, 35),
     "fvflops/comparison": (4080, 17),
     "fvflops/compat": (744, 3),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3383, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (70808, 422),
+    "tests": (70820, 422),
     "tools": (9160, 80),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -29,7 +29,8 @@ def installed() -> dict[str, object]:
     """Return what stands now where a recording installs something."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return {
-        **{f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED},
+        # Older versions of torch lack some.
+        **{f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED if hasattr(owner, name)},
         # Where `apply` is torch's C function, the look-up of `forward` is wrapped instead.
         "function": (
             vars(autograd_function._SingleLevelFunction).get("apply"),

@@ -29,7 +29,7 @@ _MODULE_CALL = "_call_impl"  # of nn.Module: it has the arguments of forward
 _MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ \w+)|Unable to allocate ([\d.]+ \w+)", re.IGNORECASE)
 _CUDA = re.compile(
-    r"CUDA (enabled|support|build)|CUDA GPUs|NVIDIA driver|'_cuda_\w+'|dummy base class|accelerator device"
+    r"CUDA (enabled|support|build|driver)|CUDA GPUs|NVIDIA driver|'_cuda_\w+'|dummy base class|accelerator device"
 )
 _SHAPES = re.compile(r"\b(sizes?|shapes?|dimensions?|dims?|channels|broadcast\w*|range|elements)\b|mat[12]\b")
 

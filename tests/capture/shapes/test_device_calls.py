@@ -24,6 +24,14 @@ QUERIES = {
 }
 
 
+def error_of(call):
+    try:
+        call()
+    except (AssertionError, RuntimeError, AttributeError) as error:
+        return type(error)
+    return None
+
+
 class Net(nn.Module):
     def __init__(self, call):
         super().__init__()
@@ -40,14 +48,17 @@ class Net(nn.Module):
 )
 @pytest.mark.parametrize("name", SKIPPED)
 def test_waiting_for_a_missing_device_is_skipped_while_a_model_is_counted(name, options):
+    before = error_of(SKIPPED[name])
+    assert before or torch.version.cuda  # CUDA's builds of torch have NVTX without a GPU
     assert FlopCountAnalysis(Net(SKIPPED[name]), torch.ones(1, 4), **options).total() == 8
-    with pytest.raises((AssertionError, RuntimeError, AttributeError)):
-        SKIPPED[name]()  # as before
+    assert error_of(SKIPPED[name]) is before
 
 
 @WITHOUT_CUDA
 @pytest.mark.parametrize("name", QUERIES)
 def test_asking_a_missing_device_is_an_error_that_says_what_to_do(name, caplog):
+    if name == "event" and torch.version.cuda:
+        pytest.skip("CUDA's builds of torch make an event without a GPU")
     with pytest.raises((AssertionError, RuntimeError)) as caught:
         FlopCountAnalysis(Net(QUERIES[name]), torch.ones(1, 4)).total()
     (note,) = getattr(caught.value, "__notes__", None) or [record.getMessage() for record in caplog.records]
@@ -57,5 +68,5 @@ def test_asking_a_missing_device_is_an_error_that_says_what_to_do(name, caplog):
 
 @WITHOUT_CUDA
 def test_a_measured_run_skips_no_call():
-    with pytest.raises(AssertionError, match="CUDA"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA driver"):
         ProfileAnalysis(Net(torch.cuda.synchronize), torch.ones(1, 4)).total()
