@@ -32,8 +32,8 @@ def refuse(arguments: argparse.Namespace, *rules: tuple[object, Iterable[str], s
 def check_model_given(arguments: argparse.Namespace, own: Iterable[str]) -> None:
     """Raise ValueError for an option of the model's run without `--model`; `own` are the command's other options."""
     of_report = ("help", "debug", "format", "sort", "top", "digits", "output")
-    others = [name for name in arguments.options if name not in (*own, *of_report, "backward")]
-    others.append("backward")  # last, since --loss includes it
+    others = [name for name in arguments.options if name not in (*own, *of_report)]
+    others.sort(key="backward".__eq__)  # last, since --loss includes it
     refuse(arguments, (arguments.model is None, others, "{} describes the model's run: add --model"))
 
 

@@ -280,7 +280,8 @@ def test_a_model_of_a_library_needs_nothing_heavy(name, request):
 
 
 def test_the_benchmark_measures_a_new_process():
-    measured = load_tool("benchmarking.processes").run_apart("imports", "toy")
+    processes = load_tool("benchmarking.processes")
+    measured = processes.run_apart(processes.measure_imports, "toy")
     assert min(measured.values()) > 0 and measured["modules"] < 30
 
 
@@ -289,6 +290,6 @@ def test_the_benchmark_says_which_limit_a_first_count_misses(monkeypatch):
     for count, missed in ((0.1, []), (0.3, ["import fvflops and count / import torch"])):
         measured = {"torch": 1.0, "fvflops": 0.05, "count": count, "modules": 2}
         monkeypatch.setattr(sections, "run_apart", lambda *names, measured=measured: measured)
-        lines = [*sections.count_first("toy", sections.Effort(processes=2)).lines()]
-        assert [line[4:48].strip() for line in lines if "MISSED" in line] == missed
+        lines = sections.count_first("toy", sections.Effort(processes=2)).lines
+        assert [line[4:50].strip() for line in lines if "MISSED" in line] == missed
         assert sum(": met" in line for line in lines) == 2 - len(missed)

@@ -136,7 +136,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     **{f"torchvision:{name}": partial(_torchvision, name) for name in _TORCHVISION},
     "torchvision:googlenet": partial(_torchvision, "googlenet", init_weights=False, aux_logits=False),
     "torchvision:swin_t": partial(_torchvision, "swin_t", 224),
-    "torchvision:vit_b_16": partial(_torchvision, "vit_b_16", 64, image_size=64),
+    "torchvision:vit_b_16": partial(_torchvision, "vit_b_16", 224),
     **{f"torchvision:{name}": partial(_segmentation, name) for name in ("fcn_resnet50", "lraspp_mobilenet_v3_large")},
     **{f"timm:{name}": partial(_timm, name) for name in _TIMM},
     **{f"timm:{name}": partial(_timm, name, 64) for name in ("resnest14d", "nf_resnet26", "hrnet_w18_small")},
