@@ -72,7 +72,7 @@ def read_cases() -> dict[str, Any]:
 
 
 def expand(line: str, values: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield each line that a line with names after $ and choices stands for.
+    """Yield the command lines of a line: each $NAME is replaced, and each choice such as <a|b> is tried.
 
     >>> list(expand("count $LENET <|--train>"))
     ['count zoo:lenet5 ', 'count zoo:lenet5 --train']

@@ -58,7 +58,7 @@ def shard_optimizer(timeline: MemoryTimeline, ranks: int) -> MemoryTimeline:
 
 
 class Needed(NamedTuple):
-    """The bytes that torch's allocator reserves on the fullest rank of a pipeline, and the bytes in use at the peak."""
+    """Memory of a pipeline's fullest rank, in bytes: reserved by torch's allocator, and in use at the peak."""
 
     reserved: int
     allocated: int

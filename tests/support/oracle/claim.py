@@ -148,7 +148,7 @@ def check_gradients(
     gradients = torch.autograd.grad(result, [leaf for leaf in leaves if leaf.requires_grad], slope)
     tally = Tally()
     check_results(program(tally, tally.numbers(slope)), gradients)
-    # A layer, so that what runs for it is told from the loss.
+    # A layer, so that its ops are distinguished from the ops of the loss.
     layer = Applied(lambda _, *tensors: function(*tensors))
     model = Applied(lambda self, *tensors: self.layer(*tensors), layer=layer)
     for execution in ("shapes", "real"):

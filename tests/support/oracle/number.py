@@ -77,7 +77,7 @@ class Tally:
 
 
 def _told(kind: str, function: Callable[[float, float], float]) -> Callable[[Any, Any], Any]:
-    """Return an operation of two real numbers that is told to the tally; numpy does it for each of an array."""
+    """Return an operation on two real numbers that the tally counts; numpy applies it to each element of an array."""
 
     def operate(self: Number, other: Any) -> Any:
         if isinstance(other, (np.ndarray, Complex)):
