@@ -91,11 +91,12 @@ class Parser(argparse.ArgumentParser):
         """
         names = [name for action in self.options() if action.nargs != 0 for name in action.option_strings]
         given = [argument.split("=", 1) for argument in argv if argument.startswith("--") and "=" in argument]
-        given += map(list, pairwise(argv))
+        given = [pair for pair in (*given, *map(list, pairwise(argv))) if pair[0] in names]
+        given.sort(key=lambda pair: pair[0][2:] not in text)  # first an option that the error is about
         for option, value in given:
             parts = {value, *re.split("[,=]", value)} - {""}
             is_repeated = any(repr(part) in text for part in parts) or text.startswith((f"{value}:", f"{value} "))
-            if option in names and is_repeated and not re.search(rf"^--|{option}(?![\w-])", text):
+            if is_repeated and not re.search(rf"^--|{option}(?![\w-])", text):
                 return f"argument {option}: {text.removeprefix(f'{option[2:]} ') if ' must ' in text else text}"
         return text
 

@@ -271,8 +271,10 @@ def _append(
             line = node.start_mark.line + 1
             raise make_error(file, line, "a model cannot be added here: write each model on lines of its own")
     if models is None:
-        text = f"{text}\nmodels:".lstrip()
-        end = len(text)
+        head = re.sub(r"\n\.\.\.[ \t]*$", "", text)  # what follows the document's end is another document
+        tail = text[len(head) :]
+        text = f"{head}\nmodels:{tail}".lstrip()
+        end = len(text) - len(tail)
     elif models.value:
         indent, end = " " * models.start_mark.column, _end_of_line(text, models)
     else:  # {}, or nothing

@@ -409,6 +409,7 @@ def test_an_update_finds_each_metric(text):
         ("# ours\n", "# ours\nmodels:"),
         ("---\n", "---\nmodels:"),
         ("tolerance: 1%\n", "tolerance: 1%\nmodels:"),
+        ("description: ours\n...\n", "description: ours\nmodels:"),
         ("models:\n", "models:"),
         ("models: {}  # none yet\ntolerance: 1%", "models:  # none yet"),
         ("models:\n\n  # none yet\ntolerance: 1%", "models:"),
