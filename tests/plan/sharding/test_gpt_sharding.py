@@ -8,12 +8,15 @@ from fvflops.capture.shorten import shorten
 from fvflops.plan import rank_model
 from fvflops.plan.communication import Volume
 from fvflops.plan.sharding.sharding_styles import ShardingError
+from fvflops.trace import tensors_in
 from fvflops.trace.process_group import ProcessGroupSpec
-from fvflops.zoo import build
+from fvflops.zoo import ZOO, build
 from fvflops.zoo.mpt import MPT
 from tests.support.processes.gpt_worker import CASES, LABELS, RANKS, SIZES, TOKENS, describe_work
 from tests.support.processes.start import run_ranks
 
+# A model of each class of the zoo that plans divide, the smallest.
+SHARDED = {entry.model_class: name for name, entry in ZOO.items() if hasattr(entry.model_class, "zoo_parallelism")}
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 256
 STATE = 4 * TOKENS.numel() * HIDDEN  # bytes of a hidden state
 LOSSES = 4 * TOKENS.numel()
@@ -49,6 +52,17 @@ def test_the_ranks_share_all_products(case, ranks):
     name, sequence = CASES[case]
     whole = plan(name, {"dp": 1}).flops().macs()
     assert whole == plan(name, {"tp": ranks}, sequence_parallel=sequence).flops().macs() * ranks
+
+
+@pytest.mark.parametrize("name", SHARDED.values())
+def test_attention_heads_are_as_wide_as_in_the_whole_model(name):
+    def sizes(mesh):
+        inputs = [torch.zeros(1, 12, dtype=torch.int64) for _ in ZOO[name].inputs]
+        trace = plan_rank(build(name, device="meta"), tuple(inputs), mesh=mesh).trace
+        products = (item for item in trace.signatures if "bmm" in item.op or "scaled_dot_product" in item.op)
+        return {tensor.shape[-1:] for item in products for tensor in tensors_in(item.inputs)}
+
+    assert sizes({"tp": 2}) == sizes({"dp": 1}) != set()
 
 
 @pytest.mark.parametrize("name", SIZES)
