@@ -59,6 +59,7 @@ class RunPosition(ThreadState):
         self._has_marks = False
         self._regions: dict[Region, int] = {}
         self._stack_children: dict[tuple[int, int], int] = {}
+        self._module_stacks: dict[str, int] = {}
         self._paths: list[tuple[int, ...]] = [()]
         self._signatures: list[Signature] = []
         self._signature_indices: dict[int, int] = {}  # by id of the signature
@@ -110,9 +111,10 @@ class RunPosition(ThreadState):
 
     def stack_at(self, module: str) -> int:
         """Return the stack of a module, as if all modules that contain it had been called."""
-        stack = 0
-        for name in (*modules_above(module), module):
-            stack = self.extend_stack(stack, self.region(Region("module", name)))
+        stack = self._module_stacks.get(module)
+        if stack is None:
+            outer = self.stack_at(above[-1]) if (above := modules_above(module)) else 0
+            stack = self._module_stacks[module] = self.extend_stack(outer, self.region(Region("module", module)))
         return stack
 
     def module_at(self, stack: int) -> str:
