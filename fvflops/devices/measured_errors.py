@@ -33,10 +33,10 @@ ONE_NODE, NODES = "one node", "several nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunErrors:
-    """Errors in % of the estimated step times of `runs` that a source measured with a software on a GPU.
+    """Errors in % of the estimated step times of `runs` that a source measured with one framework on a GPU.
 
     `nodes` is `ONE_NODE` or `NODES`. `fitted` says whether the shipped figures of the software were fitted to them.
-    `mean` is of the absolute errors and `held_out` their mean by figures fitted to the other sources of the software,
+    `mean` is of the absolute errors, `held_out` their mean with figures fitted to the other sources of the software,
     None without any.
     """
 
@@ -56,7 +56,7 @@ class RunErrors:
 class KernelErrors:
     """Errors in % of the estimated times of measured kernels of shapes that no figure was fitted to.
 
-    `mean` is of the absolute errors, `borrowed` their mean by the figures of other GPUs.
+    `mean` is of the absolute errors, `borrowed` their mean with the figures of other GPUs.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class KernelErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictErrors:
-    """How many verdicts on the memory of measured runs are right: of `fit` that are said to fit, and of the others."""
+    """How many verdicts on measured runs' memory are right: of `fit` that are said to fit, and of `unfit` others."""
 
     source: str
     fit: int
@@ -85,7 +85,7 @@ class ServingErrors:
     """Errors in % of estimates of `runs` of an inference engine under closed loops of clients.
 
     `tpot` is the mean of the time per output token, `ttft` the median of the time to first token; the others are these
-    by figures that were fitted without the run's model.
+    with figures that were fitted without the run's model.
     """
 
     engine: str
@@ -117,7 +117,7 @@ class ErrorEstimate(NamedTuple):
 
 
 def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> ErrorEstimate:
-    """Return the error of a step time, from the runs that are most like it; `software` is "" for figures of a user.
+    """Return the error of a step time, from the runs that are most like it; `software` is "" for a user's own figures.
 
     >>> print(expect_step_error("", find_device("H100"), is_one_node=True).text)
     Error unknown: these figures were not compared with measured runs.
@@ -163,7 +163,7 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
 
 
 def expect_serving_error(engine: str, device: Device) -> str:
-    """Return the errors of the times of an engine's tokens, by all runs of it; its GPUs are H100, H200 and B200.
+    """Return the errors of the times of an engine's tokens, from its runs on all measured GPUs.
 
     >>> expect_serving_error("vllm", find_device("A100")).partition(":")[0]
     'Error'
@@ -171,8 +171,8 @@ def expect_serving_error(engine: str, device: Device) -> str:
     row = next((row for row in load_errors().serving if row.engine == engine), None)
     if row is None:
         return "Error unknown: these figures were not compared with measured runs."
-    measured = device.name in _SERVED
-    alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVED)} "
+    measured = device.name in _SERVING_GPUS
+    alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVING_GPUS)} "
     return (
         f"Error: {alike}time per output token {_percent(row.tpot)} in the mean of {format_quantity(row.runs, 'run')} "
         f"({_percent(row.tpot_held_out)} for models left out of the fit), time to first token {_percent(row.ttft)} "
@@ -181,7 +181,7 @@ def expect_serving_error(engine: str, device: Device) -> str:
 
 
 # GPUs of the measured runs of engines.
-_SERVED = ("H100 SXM", "H200", "B200")
+_SERVING_GPUS = ("H100 SXM", "H200", "B200")
 
 
 def describe_verdicts() -> str:
