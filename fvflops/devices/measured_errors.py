@@ -126,7 +126,7 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
         return ErrorEstimate("Error unknown: these figures were not compared with measured runs.")
     rows = load_errors().runs
     unseen, unseen_runs = average((row.held_out, row.runs) for row in rows if row.held_out is not None)
-    general = f"{_percent(unseen)} in the mean of {format_quantity(unseen_runs, 'run')} of sources left out of the fit"
+    general = f"{_percent(unseen)} on average in {format_quantity(unseen_runs, 'run')} of sources left out of the fit"
     rows, generation = [row for row in rows if row.software == software], device.capability or "unknown"
     own = [row for row in rows if row.device == device.name]
     chosen = own or [row for row in rows if find_device(row.device).capability == generation]
@@ -138,7 +138,7 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
     mean, runs = average((row.mean, row.runs) for row in chosen)
     where = f"{software} on {_join(row.device for row in chosen)}, {_join(row.nodes for row in chosen)}"
     alike = "" if own else f"not measured on {device.name}; of its generation "
-    text = f"Error: {alike}{_percent(mean)} in the mean of {format_quantity(runs, 'run')} of {where}; {general}."
+    text = f"Error: {alike}{_percent(mean)} on average in {format_quantity(runs, 'run')} of {where}; {general}."
     return ErrorEstimate(text, mean, runs)
 
 
@@ -158,7 +158,7 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
     mean, count = average((row.mean if own else row.borrowed, row.kernels) for row in own or rows)
     what = KERNELS[kind] if dtype == "all" else f"{KERNELS[kind]} in {dtype}"
     where = f"on {device.name}, of shapes not fitted to" if own else "on GPUs whose own figures are left out"
-    text = f"Error: {_percent(mean)} in the mean of {format_thousands(count)} measured kernels: {what} {where}."
+    text = f"Error: {_percent(mean)} on average in {format_thousands(count)} measured kernels: {what} {where}."
     return ErrorEstimate(text, mean, count)
 
 
@@ -174,7 +174,7 @@ def expect_serving_error(engine: str, device: Device) -> str:
     measured = device.name in _SERVING_GPUS
     alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVING_GPUS)} "
     return (
-        f"Error: {alike}time per output token {_percent(row.tpot)} in the mean of {format_quantity(row.runs, 'run')} "
+        f"Error: {alike}time per output token {_percent(row.tpot)} on average in {format_quantity(row.runs, 'run')} "
         f"({_percent(row.tpot_held_out)} for models left out of the fit), time to first token {_percent(row.ttft)} "
         f"({_percent(row.ttft_held_out)}) in the median."
     )
