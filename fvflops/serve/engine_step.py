@@ -22,7 +22,6 @@ from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "encoder", "engine")
 _BF16 = WEIGHTS["bf16"]
 # How unevenly experts are chosen, as fits measured runs best: by routers with a balancing bias, and by others.
-
 BALANCED, UNBALANCED = 0.6, 1.2
 # Numbers of cached tokens of a sequence for which decoding is computed.
 _LENGTHS = (0.0, *(1.15**power for power in range(200)))

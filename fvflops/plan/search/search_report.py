@@ -18,7 +18,7 @@ from fvflops.text import record_data
 from fvflops.units import format_bytes, format_quantity, format_seconds, format_share, format_short, format_thousands
 
 _DIFFERENCES = (
-    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; the memory is the fastest's."
+    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; the above is for the fastest."
 )
 # Figures of a layout in JSON.
 _CANDIDATE_FIELDS = (
