@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fvflops.capture.real_mode import clear_calls
-from fvflops.capture.recorder.tensor_specs import OpSchema, describe_op, clear_signatures, group_size, signature_count
+from fvflops.capture.recorder.tensor_specs import OpSchema, clear_signatures, describe_op, group_size, signature_count
 from fvflops.capture.shapes.metadata import Metadata, clear_metadata, interned_count
 from fvflops.capture.shapes.rules.data_dependent import reads_values
 from fvflops.torch_internals import (
