@@ -2,9 +2,9 @@
 """Measures the cost of counting as ratios within one process: tools/benchmark.py [--quick] [--only NAME].
 
 The contenders of a case (the bare model on the meta device, a no-op dispatch mode, torch's FlopCounterMode, fvcore,
-fvflops cold and warm) run once in each round, in a shuffled order, on one thread. A ratio is taken in each round; shown
-are medians with quartiles and the number of rounds, beside the aim where there is one. Other sections are a process'
-first count beside `import torch`, repeated counts, and real training steps.
+fvflops cold and warm) run once in each round, in a shuffled order, on one thread. A ratio is taken in each round; the
+output has medians with quartiles, the number of rounds, and a target where there is one. Other sections are a
+process's first count compared with `import torch`, repeated counts, and real training steps.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.support.library_versions import installed_versions  # noqa: E402
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0] + ".")
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether it runs, not what it costs")
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this; can be given again")
+    parser.add_argument("--quick", action="store_true", help="few rounds: tests that it runs, the figures are noise")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this section; can be repeated")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -77,7 +77,7 @@ def _tabulate_runs() -> str:
     names = ["Software", "GPU", "On", "Source", "Runs", "Fitted", "Mean", "Bias", "95th percentile", "Held out"]
     held_out = [(row.held_out, row.runs) for row in load_errors().runs if row.held_out is not None]
     mean, runs = average(held_out)
-    return f"{_draw(names, body, 4)}\n\nHeld out: {mean:.1f} in the mean of {format_quantity(runs, 'run')}."
+    return f"{_draw(names, body, 4)}\n\nHeld out: {mean:.1f} on average in {format_quantity(runs, 'run')}."
 
 
 def _draw(heads: Sequence[str], body: Sequence[Sequence[str]], texts: int) -> str:

@@ -133,7 +133,7 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this part; can be given again")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this part; can be repeated")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "gpu.json", help="where the figures go")
     parser.add_argument("--page", type=Path, help="where the page goes, in Markdown")
     parser.add_argument(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a result of pytest into the table of docs/reference/versions.md: tools/matrix_table.py --torch X.Y.Z FILE.
+"""Writes the results of pytest into the table of docs/reference/versions.md: tools/matrix_table.py --torch X.Y.Z FILE.
 
 FILE is written by `pytest --junitxml`. The row of this Python and that torch is replaced or added; other rows are kept.
 Prints the tests that failed.
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = " | ".join(f"{count:,}" for count in counts)
     page = update(arguments.page.read_text(), (arguments.python, arguments.torch), numbers)
     arguments.page.write_text(page)
-    said = ", ".join(f"{count:,} {what}" for count, what in zip(counts, ("passed", "skipped", "failed"), strict=True))
-    print(f"Python {arguments.python}, torch {arguments.torch}: {said}")
+    result = ", ".join(f"{count:,} {name}" for count, name in zip(counts, ("passed", "skipped", "failed"), strict=True))
+    print(f"Python {arguments.python}, torch {arguments.torch}: {result}")
     print(*failed, sep="\n", end="\n" if failed else "")
     return 0
 

@@ -79,7 +79,7 @@ def diff_traces(
 ) -> ModelDifference:
     """Return the differences of the second of two Traces, counted by a table.
 
-    Each op belongs to the innermost module that it ran under. Modules are matched by the rules of
+    Each op belongs to the innermost module in which it ran. Modules are matched by the rules of
     `fvflops.comparison.module_matching`.
     """
     analyses = [FlopCountAnalysis.from_trace(trace, table=table, warn=False) for trace in (first, second)]

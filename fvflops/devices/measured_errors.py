@@ -33,10 +33,10 @@ ONE_NODE, NODES = "one node", "several nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunErrors:
-    """Errors in % of the estimated step times of `runs` that a source measured with a software on a GPU.
+    """Errors in % of the estimated step times of `runs` that a source measured with one framework on a GPU.
 
     `nodes` is `ONE_NODE` or `NODES`. `fitted` says whether the shipped figures of the software were fitted to them.
-    `mean` is of the absolute errors and `held_out` their mean by figures fitted to the other sources of the software,
+    `mean` is of the absolute errors, `held_out` their mean with figures fitted to the other sources of the software,
     None without any.
     """
 
@@ -56,7 +56,7 @@ class RunErrors:
 class KernelErrors:
     """Errors in % of the estimated times of measured kernels of shapes that no figure was fitted to.
 
-    `mean` is of the absolute errors, `borrowed` their mean by the figures of other GPUs.
+    `mean` is of the absolute errors, `borrowed` their mean with the figures of other GPUs.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class KernelErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictErrors:
-    """How many verdicts on the memory of measured runs are right: of `fit` that are said to fit, and of the others."""
+    """How many verdicts on measured runs' memory are right: of `fit` that are said to fit, and of `unfit` others."""
 
     source: str
     fit: int
@@ -85,7 +85,7 @@ class ServingErrors:
     """Errors in % of estimates of `runs` of an inference engine under closed loops of clients.
 
     `tpot` is the mean of the time per output token, `ttft` the median of the time to first token; the others are these
-    by figures that were fitted without the run's model.
+    with figures that were fitted without the run's model.
     """
 
     engine: str
@@ -117,7 +117,7 @@ class ErrorEstimate(NamedTuple):
 
 
 def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> ErrorEstimate:
-    """Return the error of a step time, from the runs that are most like it; `software` is "" for figures of a user.
+    """Return the error of a step time, from the runs that are most like it; `software` is "" for a user's own figures.
 
     >>> print(expect_step_error("", find_device("H100"), is_one_node=True).text)
     Error unknown: these figures were not compared with measured runs.
@@ -126,7 +126,7 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
         return ErrorEstimate("Error unknown: these figures were not compared with measured runs.")
     rows = load_errors().runs
     unseen, unseen_runs = average((row.held_out, row.runs) for row in rows if row.held_out is not None)
-    general = f"{_percent(unseen)} in the mean of {format_quantity(unseen_runs, 'run')} of sources left out of the fit"
+    general = f"{_percent(unseen)} on average in {format_quantity(unseen_runs, 'run')} of sources left out of the fit"
     rows, generation = [row for row in rows if row.software == software], device.capability or "unknown"
     own = [row for row in rows if row.device == device.name]
     chosen = own or [row for row in rows if find_device(row.device).capability == generation]
@@ -138,7 +138,7 @@ def expect_step_error(software: str, device: Device, *, is_one_node: bool) -> Er
     mean, runs = average((row.mean, row.runs) for row in chosen)
     where = f"{software} on {_join(row.device for row in chosen)}, {_join(row.nodes for row in chosen)}"
     alike = "" if own else f"not measured on {device.name}; of its generation "
-    text = f"Error: {alike}{_percent(mean)} in the mean of {format_quantity(runs, 'run')} of {where}; {general}."
+    text = f"Error: {alike}{_percent(mean)} on average in {format_quantity(runs, 'run')} of {where}; {general}."
     return ErrorEstimate(text, mean, runs)
 
 
@@ -158,12 +158,12 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
     mean, count = average((row.mean if own else row.borrowed, row.kernels) for row in own or rows)
     what = KERNELS[kind] if dtype == "all" else f"{KERNELS[kind]} in {dtype}"
     where = f"on {device.name}, of shapes not fitted to" if own else "on GPUs whose own figures are left out"
-    text = f"Error: {_percent(mean)} in the mean of {format_thousands(count)} measured kernels: {what} {where}."
+    text = f"Error: {_percent(mean)} on average in {format_thousands(count)} measured kernels: {what} {where}."
     return ErrorEstimate(text, mean, count)
 
 
 def expect_serving_error(engine: str, device: Device) -> str:
-    """Return the errors of the times of an engine's tokens, by all runs of it; its GPUs are H100, H200 and B200.
+    """Return the errors of the times of an engine's tokens, from its runs on all measured GPUs.
 
     >>> expect_serving_error("vllm", find_device("A100")).partition(":")[0]
     'Error'
@@ -171,17 +171,17 @@ def expect_serving_error(engine: str, device: Device) -> str:
     row = next((row for row in load_errors().serving if row.engine == engine), None)
     if row is None:
         return "Error unknown: these figures were not compared with measured runs."
-    measured = device.name in _SERVED
-    alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVED)} "
+    measured = device.name in _SERVING_GPUS
+    alike = "" if measured else f"not measured on {device.name}; on {_join(_SERVING_GPUS)} "
     return (
-        f"Error: {alike}time per output token {_percent(row.tpot)} in the mean of {format_quantity(row.runs, 'run')} "
+        f"Error: {alike}time per output token {_percent(row.tpot)} on average in {format_quantity(row.runs, 'run')} "
         f"({_percent(row.tpot_held_out)} for models left out of the fit), time to first token {_percent(row.ttft)} "
         f"({_percent(row.ttft_held_out)}) in the median."
     )
 
 
 # GPUs of the measured runs of engines.
-_SERVED = ("H100 SXM", "H200", "B200")
+_SERVING_GPUS = ("H100 SXM", "H200", "B200")
 
 
 def describe_verdicts() -> str:

@@ -21,15 +21,14 @@ from fvflops.serve.serving_model import AttentionLayer, Projection, ServingModel
 # Classes of a step's time.
 CLASSES = ("products", "attention", "experts", "states", "memory-bound", "collectives", "encoder", "engine")
 _BF16 = WEIGHTS["bf16"]
-# How unevenly experts are chosen, with which measured runs are best: by routers with a bias that balances them, and by
-# others.
+# How unevenly experts are chosen, as fits measured runs best: by routers with a balancing bias, and by others.
 BALANCED, UNBALANCED = 0.6, 1.2
 # Numbers of cached tokens of a sequence for which decoding is computed.
 _LENGTHS = (0.0, *(1.15**power for power in range(200)))
-# Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum over parts;
+# Kernels besides products and normalisations: rotary embedding, writing to the cache, attention and its sum of splits;
 # a convolution and a step of the state; choosing experts and sorting tokens.
 _ATTENTION_KERNELS, _STATE_KERNELS, _ROUTER_KERNELS = 4, 3, 3
-# Attention to an encoder's tokens, which writes nothing, and its sum over parts; attention inside an encoder.
+# Attention to an encoder's tokens, which writes nothing, and its sum of splits; attention inside an encoder.
 _CROSS_KERNELS, _ENCODER_KERNELS = 2, 1
 
 
@@ -40,7 +39,7 @@ class Work(NamedTuple):
     """Work of one step on one replica: (new, cached) tokens of chunks of prompts, and sequences that decode.
 
     `cached` is the sum of the cached tokens of these sequences, each of which verifies `drafted` tokens too.
-    `everyone` are the new tokens of all replicas, which share the experts: without it each has as many. `encoded` are
+    `all_new` are the new tokens of all replicas, which share the experts: without it each has as many. `encoded` are
     the tokens of each request that the encoder of a model with one reads in this step.
     """
 
@@ -48,7 +47,7 @@ class Work(NamedTuple):
     decoding: int = 0
     cached: float = 0.0
     drafted: int = 0
-    everyone: int | None = None
+    all_new: int | None = None
     encoded: tuple[int, ...] = ()
 
     @property
@@ -58,12 +57,12 @@ class Work(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        """Sequences of which the step computes logits."""
+        """Positions whose logits the step computes."""
         return len(self.chunks) + self.decoding * (1 + self.drafted)
 
 
 class _Merged(NamedTuple):
-    """Products of one input that an engine runs as one, by the sizes that a rank has."""
+    """Products of one input that an engine runs as one, with the sizes on a rank."""
 
     columns: int
     inner: int
@@ -76,7 +75,7 @@ class EngineStep:
     """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
 
     Decoding sequences verify `draft_tokens`, each of which takes the time of one layer to draft. A model with an
-    encoder and a decoder reads prompts with its encoder, of `encoded` tokens in the mean, and decodes after a first
+    encoder and a decoder reads prompts with its encoder, of `encoded` tokens on average, and decodes after a first
     token of its own.
     """
 
@@ -96,36 +95,36 @@ class EngineStep:
             object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
 
     def work(
-        self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, everyone: int | None = None
+        self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, all_new: int | None = None
     ) -> Work:
-        """Return the work of a step, whose prompts and part of whose cached tokens an encoder reads if there is one."""
+        """Return the work of a step; an encoder, if any, reads the prompts and has a part of the cached tokens."""
         images = self.model.images
         if images:  # before the text of a prompt
             read = (images.number * images.tokens,) * sum(not before for _, before in chunks)
-            return Work(tuple(chunks), decoding, cached, drafted, everyone, read)
+            return Work(tuple(chunks), decoding, cached, drafted, all_new, read)
         if not self.model.cross_attention:
-            return Work(tuple(chunks), decoding, cached, drafted, everyone)
+            return Work(tuple(chunks), decoding, cached, drafted, all_new)
         own = max(0.0, cached - decoding * self.encoded)
-        return Work(((1, 0),) * len(chunks), decoding, own, drafted, everyone, tuple(new for new, _ in chunks))
+        return Work(((1, 0),) * len(chunks), decoding, own, drafted, all_new, tuple(new for new, _ in chunks))
 
-    def seconds(self, chunks: Chunks, decoding: int, cached: float, everyone: int | None = None) -> float:
+    def seconds(self, chunks: Chunks, decoding: int, cached: float, all_new: int | None = None) -> float:
         """Return the seconds of a step, as `StepTimes.seconds`."""
-        work = self.work(chunks, decoding, cached, self.draft_tokens, everyone)
-        kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._dependent_classes(work).values()))
+        work = self.work(chunks, decoding, cached, self.draft_tokens, all_new)
+        kernels = self._with_drafts(work, self._token_seconds(work) + sum(self._length_classes(work).values()))
         return kernels + self._engine_seconds(work, kernels)
 
-    def decode_seconds(self, decoding: int, cached: Sequence[float], everyone: int | None = None) -> list[float]:
+    def decode_seconds(self, decoding: int, cached: Sequence[float], all_new: int | None = None) -> list[float]:
         """Return the seconds of steps that only decode, as `StepTimes.decode_seconds`.
 
-        Attention is timed for a geometric series of cached tokens, with lines between these.
+        Attention is timed for a geometric series of cached tokens, and interpolated linearly.
         """
-        work = self.work((), decoding, 0.0, self.draft_tokens, everyone)
+        work = self.work((), decoding, 0.0, self.draft_tokens, all_new)
         rest = self._with_drafts(work, self._token_seconds(work)) + self._engine_seconds(work, 0.0)
         found: list[float] = []
         index = bisect_right(_LENGTHS, cached[0], key=lambda length: length * decoding) - 1
         while len(found) < len(cached):
             begin, end = _LENGTHS[index] * decoding, _LENGTHS[index + 1] * decoding
-            first, last = (self._kept(self._cached_seconds, decoding, tokens) for tokens in (begin, end))
+            first, last = (self._once(self._cached_seconds, decoding, tokens) for tokens in (begin, end))
             slope = (last - first) / (end - begin)
             between = cached[len(found) : bisect_left(cached, end, len(found))]
             found += [first + slope * (tokens - begin) + rest for tokens in between]
@@ -135,10 +134,10 @@ class EngineStep:
     def _cached_seconds(self, decoding: int, cached: float) -> float:
         """Return the seconds of kernels of a step that only decodes which depend on the cached tokens."""
         work = self.work((), decoding, cached, self.draft_tokens)
-        return self._with_drafts(work, sum(self._dependent_classes(work).values()))
+        return self._with_drafts(work, sum(self._length_classes(work).values()))
 
-    def _kept(self, function: Callable[..., float], *arguments: object) -> float:
-        """Return the result of one of this object's methods, which is computed once."""
+    def _once(self, function: Callable[..., float], *arguments: object) -> float:
+        """Return the result of one of this object's methods, computed once."""
         key = function.__name__, *arguments
         if key not in self._known:
             self._known[key] = function(*arguments)
@@ -149,8 +148,8 @@ class EngineStep:
         return kernels * (1 + self.draft_tokens / self.model.layers) if work.decoding else kernels
 
     def _token_seconds(self, work: Work) -> float:
-        """Return the seconds of kernels whose work depends on the number of tokens only; they are kept."""
-        key = work.tokens, work.sequences, bool(work.chunks), work.everyone
+        """Return the seconds of kernels whose work depends on the number of tokens only, from a cache."""
+        key = work.tokens, work.sequences, bool(work.chunks), work.all_new
         if key not in self._known:
             self._known[key] = sum(self._token_classes(work).values())
         return self._known[key]
@@ -160,12 +159,12 @@ class EngineStep:
         computing, experts = (self.figures.computing, self.figures.experts) if work.chunks else (1.0, 1.0)
         return {
             "products": computing * self._product_seconds(self._products, work.tokens, work.sequences),
-            "experts": experts * self._kept(self._expert_seconds, self._everyone(work)),
+            "experts": experts * self._once(self._expert_seconds, self._all_new(work)),
             "memory-bound": self._moved_seconds(self._products, work.tokens),
-            "collectives": self._collective_seconds(work.tokens, self._everyone(work)),
+            "collectives": self._collective_seconds(work.tokens, self._all_new(work)),
         }
 
-    def _dependent_classes(self, work: Work) -> dict[str, float]:
+    def _length_classes(self, work: Work) -> dict[str, float]:
         return {
             "attention": self._attention_seconds(work) + self._cross_seconds(work),
             "states": self._state_seconds(work),
@@ -185,7 +184,7 @@ class EngineStep:
         """Return class → seconds of a step, over the stages of a pipeline one after the other."""
         if not work.tokens:
             return dict.fromkeys(CLASSES, 0.0)
-        classes = {**self._token_classes(work), **self._dependent_classes(work)}
+        classes = {**self._token_classes(work), **self._length_classes(work)}
         engine = self._engine_seconds(work, sum(classes.values()))
         return {**dict.fromkeys(CLASSES, 0.0), **classes, "engine": engine}
 
@@ -246,7 +245,7 @@ class EngineStep:
         total = 0.0
         for layer, count in self.model.attention.items():
             for new, cached in work.chunks:
-                total += self.figures.computing * count * self._kept(self._prompt_seconds, layer, new, cached)
+                total += self.figures.computing * count * self._once(self._prompt_seconds, layer, new, cached)
             if work.decoding:
                 keys = max(1, round(work.cached / work.decoding) + 1)
                 total += count * self.kernels.decode(self._decode(layer, work, keys), self.layout.cache)
@@ -275,7 +274,7 @@ class EngineStep:
             return 0.0
         model, layout = self.model, self.layout
         if model.images:
-            return len(work.encoded) * self._kept(self._image_seconds)
+            return len(work.encoded) * self._once(self._image_seconds)
         total = self._product_seconds(self._encoder, tokens, 0) + self._moved_seconds(self._encoder, tokens)
         for layer, count in model.encoder_attention.items():
             total += count * sum(self.kernels.encoder(self._attend(layer, 1, each, each)) for each in work.encoded)
@@ -289,14 +288,14 @@ class EngineStep:
         return image_seconds(self.model.images, self.kernels, self.layout.tensor)
 
     def _attention(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
-        """Return attention with the heads of a rank to a cache in its dtype."""
+        """Return the shape of attention of a rank's heads to a cache in its dtype."""
         heads = max(1, layer.heads // self.layout.tensor)
         key_heads = min(heads, max(1, layer.cache.heads // self.layout.tensor))
         shape = Attention(batch, queries, keys, heads, key_heads, layer.key_size, value_size=layer.value_size)
         return shape._replace(window=layer.cache.window or math.inf, key_bytes=CACHES[self.layout.cache])
 
     def _attend(self, layer: AttentionLayer, batch: int, queries: int, keys: int) -> Attention:
-        """Return attention to all of an encoder's tokens."""
+        """Return the shape of attention to all of an encoder's tokens."""
         shape = self._attention(layer, batch, queries, keys)._replace(causal=False, window=math.inf)
         return shape._replace(key_bytes=2.0) if queries == keys else shape
 
@@ -307,10 +306,10 @@ class EngineStep:
         size = layer.cache.token
         return shape._replace(key_heads=1, size=size, value_size=size - layer.key_size + layer.value_size, latent=True)
 
-    def _everyone(self, work: Work) -> int:
-        return work.tokens * self.layout.data if work.everyone is None else work.everyone
+    def _all_new(self, work: Work) -> int:
+        return work.tokens * self.layout.data if work.all_new is None else work.all_new
 
-    def _expert_seconds(self, everyone: int) -> float:
+    def _expert_seconds(self, all_new: int) -> float:
         """Return the time of the experts on the tokens of all replicas."""
         layout = self.layout
         precision = WEIGHTS[layout.weights]
@@ -318,12 +317,12 @@ class EngineStep:
         spread = BALANCED if self.model.balances_experts else UNBALANCED
         total = 0.0
         for layer, count in self.model.experts.items():
-            rows = drawn_rows(everyone, layer.experts, layer.topk, layout.expert, spread)
+            rows = drawn_rows(all_new, layer.experts, layer.topk, layout.expert, spread)
             dtype = self.kernels.expert_dtype(precision)
             element = 2.0 if dtype == "bf16" else 1.0 if dtype == "fp8" else precision.nbytes
             inner = max(1, layer.inner // divided)
             shape = Mixture(
-                everyone, layer.topk, rows, layer.hidden, inner, precision.nbytes, element, gated=layer.gated
+                all_new, layer.topk, rows, layer.hidden, inner, precision.nbytes, element, gated=layer.gated
             )
             total += count * self.kernels.mixture(shape, precision)
         return total
@@ -346,7 +345,7 @@ class EngineStep:
                 moved[item.inner] += count
         return sum(count * self.kernels.moved(3 * 2.0 * tokens * inner) for inner, count in moved.items())
 
-    def _collective_seconds(self, tokens: int, everyone: int) -> float:
+    def _collective_seconds(self, tokens: int, all_new: int) -> float:
         model, layout, kernels = self.model, self.layout, self.kernels
         payload = 2.0 * tokens * model.hidden
         sums = model.reductions
@@ -359,7 +358,7 @@ class EngineStep:
                 sent = payload * min(topk, layout.expert) / max(1, layout.tensor)
                 total += model.mixtures * 2 * kernels.collective("all_to_all", ranks, sent)
             else:
-                total += model.mixtures * 2 * kernels.collective("all_gather", ranks, 2.0 * everyone * model.hidden)
+                total += model.mixtures * 2 * kernels.collective("all_gather", ranks, 2.0 * all_new * model.hidden)
         total += sums * kernels.collective("all_reduce", layout.tensor, payload)
         # One all-reduce for the norms of queries and of keys, a float32 each.
         total += model.divided_norms // 2 * kernels.collective("all_reduce", layout.tensor, 8.0 * tokens)

@@ -93,7 +93,7 @@ class ServingLoad:
 
     @property
     def mean(self) -> int:
-        """Tokens of a simulated sequence at its end, of several in the mean."""
+        """Tokens of a simulated sequence at its end; of several, the mean."""
         sizes = self._sizes()[bool(self.requests) :]
         return round(sum(map(sum, sizes)) / len(sizes))
 

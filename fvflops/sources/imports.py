@@ -59,7 +59,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _explain(name: str, error: BaseException) -> ValueError:
-    """Return an error of a script that does its work when it is imported."""
+    """Return the error for a script that raises when it is imported."""
     from fvflops.capture.errors.model_errors import describe_error  # imports torch, as the script may have not
 
     return ValueError(
@@ -69,13 +69,13 @@ def _explain(name: str, error: BaseException) -> ValueError:
 
 
 def add_current_folder() -> None:
-    """Let modules of the current folder be imported, last: no file there replaces a module of a library."""
+    """Add the current folder to `sys.path`, last: no file there replaces a module of a library."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def import_library(name: str, *, extra: str = "") -> ModuleType:
-    """Import a library that an extra of fvflops installs, by default the one of its name; without it raise ValueError.
+    """Import a library that an extra of fvflops installs, by default one of its name; without it raise ValueError.
 
     A library that is installed but raises on import, such as one for another torch, raises ValueError too.
     """
@@ -104,12 +104,12 @@ def offline(library: str) -> Iterator[None]:
 
 
 def describe_unknown_model(library: str, name: str, names: Sequence[str]) -> str:
-    """Return that a library has no such model, the nearest five, and how to list all."""
+    """Return a message: a library has no such model, the nearest five, and how to list all."""
     return f"{describe_missing(library, name, names)}; 'fvflops list {library}' lists all"
 
 
 def describe_missing(source: str, name: str, names: Sequence[str]) -> str:
-    """Return that a source has no such name, and the nearest five that it has."""
+    """Return a message: a source has no such name, and the nearest five that it has."""
     return f"{source} has no {name!r}{list_nearest(name, names)}"
 
 
@@ -122,7 +122,7 @@ def import_file(path: str) -> ModuleType:
 
 
 @cache
-def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
+def _run_file(path: str, _mtime_ns: int, _size: int) -> ModuleType:
     """Import a file as a module, once: one that registers ops cannot be run again."""
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
     if spec is None or spec.loader is None:

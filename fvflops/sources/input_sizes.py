@@ -52,7 +52,7 @@ def refuse_length(tokens: int, model: nn.Module, table: str, limit: int) -> NoRe
 
 
 def raise_unused(names: Iterable[str], model: str, inputs: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError: an option that is no size of the model's default inputs."""
+    """Raise ValueError: an option that sets no size of the model's default inputs."""
     for name in names:
         positional = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         described = ", ".join(describe_inputs(tuple(positional), kwargs)) or "none"

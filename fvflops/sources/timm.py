@@ -33,6 +33,6 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
 
 
 def set_image_size(model: Any, options: SourceOptions) -> None:
-    """Resize a model that has positions for one size to `options.image_size`."""
+    """Resize a model with position embeddings for one size to `options.image_size`."""
     if options.image_size is not None and hasattr(model, "set_input_size"):
         model.set_input_size(img_size=options.image_size)

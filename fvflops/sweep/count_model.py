@@ -216,7 +216,7 @@ class _Attempts:
         return False
 
     def _describe_excess(self) -> str:
-        """Return that the weights need more memory than there is, or ""."""
+        """Return a message if the weights need more memory than there is, or ""."""
         limit = machine_memory() if self._task.settings.memory is None else self._task.settings.memory
         if self._weights is None or limit is None or self._weights <= limit:
             return ""

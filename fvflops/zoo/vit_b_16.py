@@ -1,8 +1,8 @@
 """ViT-B/16, a vision transformer on 16x16 patches of a 224x224 image.
 
 Published in Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929, table 1: 86M parameters).
-Same as torchvision's `vit_b_16`, whose page states 86,567,656 parameters and 17.56 GMACs, but with the attention
-written out, with one `qkv` linear. There is no dropout: its published probability is 0.
+Same as torchvision's `vit_b_16`, whose page states 86,567,656 parameters and 17.56 GMACs, but with an
+attention of one `qkv` linear and `scaled_dot_product_attention`. There is no dropout: its published probability is 0.
 """
 
 import torch
@@ -47,7 +47,7 @@ class EncoderLayer(nn.Module):
 class ViTB16(nn.Module):
     """ViT-B/16: 86,567,656 parameters, 17,563,828,224 multiply-adds per 224x224 image.
 
-    Of these 715,327,488 are the two products of attention. Takes images (b, 3, 224, 224), returns logits
+    Of these 715,327,488 are the two matrix products of attention. Takes images (b, 3, 224, 224), returns logits
     (b, classes); raises ValueError for another image size.
 
     >>> with torch.device("meta"):

@@ -12,12 +12,12 @@ from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summa
 from fvflops.comparison.parameter_summary import ParameterCount
 from fvflops.trace import TraceError
 from tests.support.models import expert_mixtures as experts
-from tests.support.models.expert_mixtures import EXPERTS, INNER, MET, WIDTH
+from tests.support.models.expert_mixtures import EXPERTS, INNER, TOPK, WIDTH
 from tests.support.models.parts import Parts
 from tests.support.models.whole_models import build_case
 
 # A published size is rounded or cut to the digits that are shown: the true one is less than one unit of the last away.
-# Of each model: class, configuration, experts, experts that a token meets, (total, active) in units of 1e9.
+# Of each model: class, configuration, experts, experts of a token, (total, active) in units of 1e9.
 _COMMON = {"tie_word_embeddings": False, "use_cache": False}
 PUBLISHED = {
     # Jiang et al., "Mixtral of Experts" (2024), table 1; mistral.ai/news/mixtral-of-experts: 46.7B, 12.9B.
@@ -175,61 +175,61 @@ def assert_active(summary, experts_active):
     assert all(summary[name].active == summary[name].total > 0 for name in dense)
 
 
-@pytest.mark.parametrize("way", experts.WAYS)
-def test_experts_are_active_in_proportion(way):
+@pytest.mark.parametrize("mixture_class", experts.MIXTURES)
+def test_experts_are_active_in_proportion(mixture_class):
     torch.manual_seed(0)
-    mixture = way()
+    mixture = mixture_class()
     total = sum(parameter.numel() for name, parameter in mixture.named_parameters() if "experts" in name)
     for summary in (summarise_mixture(mixture), summarise_mixture(mixture, stops=True)):
-        assert_active(summary, total * MET // EXPERTS)
+        assert_active(summary, total * TOPK // EXPERTS)
 
 
-@pytest.mark.parametrize("way", [experts.EachExpertInTurn, experts.SliceInTurn, experts.RowsHandedOver])
-def test_a_backward_pass_changes_nothing(way):
-    mixture = way()
+@pytest.mark.parametrize("mixture_class", [experts.ExpertLoop, experts.SliceLoop, experts.SelectedRows])
+def test_a_backward_pass_changes_nothing(mixture_class):
+    mixture = mixture_class()
     forward = summarise_mixture(mixture)
     assert summarise_mixture(mixture, loss=lambda out: out.sum()) == forward
 
 
-@pytest.mark.parametrize("way", [experts.Capacity, experts.PlacesFilled])
-def test_experts_with_room_are_active_by_their_room(way):
-    mixture = way()
+@pytest.mark.parametrize("mixture_class", [experts.Capacity, experts.CapacityByIndex])
+def test_experts_with_a_capacity_are_active_by_their_capacity(mixture_class):
+    mixture = mixture_class()
     total = sum(parameter.numel() for parameter in mixture.experts.parameters())
-    assert_active(summarise_mixture(mixture), total * experts.places_for(30) // 30)
+    assert_active(summarise_mixture(mixture), total * experts.capacity_of(30) // 30)
 
 
 def test_experts_that_compute_every_token_are_wholly_active():
-    mixture = experts.AllExpertsOnAll()
+    mixture = experts.AllExpertsOnAllTokens()
     assert_active(summarise_mixture(mixture), sum(parameter.numel() for parameter in mixture.experts.parameters()))
 
 
-@pytest.mark.parametrize("way", [experts.EachExpertInTurn, experts.TokensRepeated, experts.TokensSorted])
-def test_each_expert_by_its_tokens(way):
-    # The router is the identity: a token that is the sum of two units meets these two experts.
-    mixture = way()
+@pytest.mark.parametrize("mixture_class", [experts.ExpertLoop, experts.TokensRepeated, experts.TokensSorted])
+def test_each_expert_by_its_tokens(mixture_class):
+    # The router is the identity: a token that is the sum of two unit vectors is routed to these two experts.
+    mixture = mixture_class()
     with torch.no_grad():
         mixture.router.weight.copy_(torch.eye(EXPERTS, WIDTH))
         mixture.router.bias.zero_()
-    met = [(0, 1), (0, 1), (0, 2), (0, 3)]
-    x = torch.zeros(1, len(met), WIDTH)
-    for token, pair in enumerate(met):
+    pairs = [(0, 1), (0, 1), (0, 2), (0, 3)]
+    x = torch.zeros(1, len(pairs), WIDTH)
+    for token, pair in enumerate(pairs):
         x[0, token, list(pair)] = 5.0
     summary = parameter_summary(record_call(mixture, (x,), execution="real"))
     one = sum(parameter.numel() for parameter in mixture.shared.parameters())
     assert one == 2 * WIDTH + 2 * (WIDTH * INNER + INNER) + INNER * WIDTH + WIDTH
     quarters = [4, 2, 1, 1, 0, 0]
     assert [summary[f"experts.{number}"].active for number in range(EXPERTS)] == [one * part // 4 for part in quarters]
-    assert summary["experts"].active == one * MET
-    idle = 0 if way is not experts.TokensSorted else 2  # the others call them too, on no rows
+    assert summary["experts"].active == one * TOPK
+    idle = 0 if mixture_class is not experts.TokensSorted else 2  # the others call them too, on no rows
     assert summary["experts"].unused == idle * one
 
 
-@pytest.mark.parametrize("way", [experts.EachExpertInTurn, experts.SliceInTurn])
-def test_experts_that_run_twice_are_active_in_the_mean_of_both(way):
-    mixture = way()
+@pytest.mark.parametrize("mixture_class", [experts.ExpertLoop, experts.SliceLoop])
+def test_experts_that_run_twice_are_active_by_the_mean_of_both_runs(mixture_class):
+    mixture = mixture_class()
     model = nn.Sequential(mixture, nn.Linear(WIDTH, WIDTH), mixture)
     summary = parameter_summary(record_call(model, (torch.randn(1, 9, WIDTH),), execution="real"))
-    assert summary["0.experts"].active == summary["0.experts"].total * MET // EXPERTS
+    assert summary["0.experts"].active == summary["0.experts"].total * TOPK // EXPERTS
 
 
 def test_a_router_beside_a_stack_of_experts_is_wholly_active():
@@ -238,8 +238,8 @@ def test_a_router_beside_a_stack_of_experts_is_wholly_active():
 
         def forward(self, x):
             x = x.flatten(0, -2)
-            numbers, order = F.linear(x, self.router).topk(MET).indices.view(-1).sort()
-            return experts.multiply_groups(x[order // MET], self.up, numbers)
+            numbers, order = F.linear(x, self.router).topk(TOPK).indices.view(-1).sort()
+            return experts.multiply_groups(x[order // TOPK], self.up, numbers)
 
     summary = parameter_summary(
         record_call(
@@ -249,17 +249,17 @@ def test_a_router_beside_a_stack_of_experts_is_wholly_active():
         )
     )
     assert summary["router"].active == EXPERTS * WIDTH
-    assert summary["up"].active == MET * WIDTH * INNER
+    assert summary["up"].active == TOPK * WIDTH * INNER
 
 
 def test_experts_on_the_pixels_of_an_image():
-    class Pixels(experts.EachExpertInTurn):
+    class Pixels(experts.ExpertLoop):
         def forward(self, image):
             return super().forward(image.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     mixture = Pixels()
     summary = parameter_summary(record_call(mixture, (torch.randn(1, WIDTH, 2, 2 * WIDTH),), execution="real"))
-    assert summary["experts"].active == summary["experts"].total * MET // EXPERTS
+    assert summary["experts"].active == summary["experts"].total * TOPK // EXPERTS
 
 
 # --- what looks like experts and is not ---
@@ -302,7 +302,7 @@ class Decoder(Parts):
 
 
 class Refining(Parts):
-    """Layers that are handed the boxes of the best tokens, as the one before it moved them."""
+    """Layers that get the boxes of the best tokens, as the one before it moved them."""
 
     class Layer(Parts):
         def forward(self, x, boxes):
@@ -408,7 +408,7 @@ NO_EXPERTS = {
     ),
     "sparse attention": lambda: SparseAttention(inner=SparseAttention.Inner(blocks=nn.Parameter(torch.randn(4, 2, 5)))),
     "blocks after a mixture": lambda: BlocksAfterMixture(
-        layer=nn.Sequential(experts.AllExpertsOnAll()),
+        layer=nn.Sequential(experts.AllExpertsOnAllTokens()),
         best=nn.Sequential(nn.ModuleDict({"inner": Best(15)})["inner"]),
         blocks=BlocksAfterMixture.Blocks(weight=nn.Parameter(torch.randn(4, 2, 5))),
     ),
@@ -523,7 +523,7 @@ def test_weights_that_share_their_storage_are_used_where_their_module_runs():
 
 
 def test_a_loaded_trace_tells_the_same():
-    trace = record_call(experts.EachExpertInTurn(), (torch.randn(1, 9, WIDTH),), execution="real")
+    trace = record_call(experts.ExpertLoop(), (torch.randn(1, 9, WIDTH),), execution="real")
     assert parameter_summary(Trace.from_json(trace.to_json())) == parameter_summary(trace)
 
 

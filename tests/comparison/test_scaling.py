@@ -238,7 +238,7 @@ def test_the_backward_pass_of_a_linear_layer_costs_twice():
     both = fvflops.cost_of(
         model, lambda batch: torch.zeros(batch, 8), vary=vary, metric="macs", loss=lambda output: output.sum()
     )
-    # The first layer's input wants no gradient.
+    # The first layer's input requires no gradient.
     assert str(forward) == "40·B" and str(both) == f"{40 * 3 - 32}·B"
 
 

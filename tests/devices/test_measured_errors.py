@@ -43,18 +43,18 @@ def errors(monkeypatch):
     monkeypatch.setattr(measured_errors, "load_errors", lambda: found)
 
 
-UNSEEN = "11.0% in the mean of 14 runs of sources left out of the fit."  # (10 * 9 + 4 * 16) / 14
+UNSEEN = "11.0% on average in 14 runs of sources left out of the fit."  # (10 * 9 + 4 * 16) / 14
 
 
 @pytest.mark.parametrize(
     ("software", "device", "is_one_node", "text"),
     [
         # (30 * 6 + 10 * 2) / 40
-        ("Old 2022", "A100", True, "Error: 5.0% in the mean of 40 runs of Old 2022 on A100 SXM 80GB, one node; "),
-        ("Old 2022", "A100", False, "Error: 8.0% in the mean of 4 runs of Old 2022 on A100 SXM 80GB, several nodes; "),
+        ("Old 2022", "A100", True, "Error: 5.0% on average in 40 runs of Old 2022 on A100 SXM 80GB, one node; "),
+        ("Old 2022", "A100", False, "Error: 8.0% on average in 4 runs of Old 2022 on A100 SXM 80GB, several nodes; "),
         (
             *("Old 2022", "A100 PCIe 40GB", True),
-            "Error: not measured on A100 PCIe 40GB; of its generation 5.0% in the mean of 40 runs of Old 2022 on A100 "
+            "Error: not measured on A100 PCIe 40GB; of its generation 5.0% on average in 40 runs of Old 2022 on A100 "
             "SXM 80GB, one node; ",
         ),
         ("Old 2022", "B200", False, "Error: not measured for Old 2022 on B200; "),

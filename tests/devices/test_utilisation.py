@@ -276,7 +276,7 @@ def test_a_recorded_step(checkpointed):
     trace = record_call(Stack(checkpointed), (x,), loss=lambda y: y.sum(), stops_at=StopsAt(frozenset()))
     analysis = FlopCountAnalysis.from_trace(trace)
     product = 2 * 4 * 8 * 8
-    # The input wants no gradient: two products forward, three backward, and one again under checkpointing.
+    # The input requires no gradient: two products forward, three backward, and one again under checkpointing.
     step = {"device": Device("tiny", vector={"fp32": 100 * product}), "dtype": "fp32"}
     assert mfu(analysis, 1, **step) == mfu(analysis.counts(), 1, **step) == 0.05
     assert hfu(analysis, 1, **step) == (0.06 if checkpointed else 0.05)

@@ -1,4 +1,4 @@
-"""Models of timm, torchvision and transformers in eval mode: none follows draws or data, except those listed here."""
+"""Models of timm, torchvision and transformers in eval mode: draws or data affect control flow in EXCEPTIONS only."""
 
 from fnmatch import fnmatchcase
 
@@ -22,10 +22,10 @@ EXCEPTIONS = {
     "transformers:Idefics[23]*": "images of zeros are dropped",
     "transformers:SmolVLM*": "images of zeros are dropped",
     "transformers:*ModernVBert*": "images of zeros are dropped",
-    "transformers:Vilt*": "patches are drawn, and their mask is read",
+    "transformers:Vilt*": "patches are drawn at random, and their mask is read",
     "transformers:SwitchTransformers*": "experts without tokens are skipped",
 }
-# Of each library every so many models.
+# Library → every how many of its models one is tested.
 STEPS = {"timm": 60, "torchvision": 6, "transformers": 80}
 TEXT = {
     "vocab_size": 100,
@@ -39,7 +39,7 @@ TEXT_MODELS = ("Bert", "Llama", "Mixtral", "Gemma2", "Qwen3", "Longformer", "Deb
 
 
 @pytest.mark.parametrize("library", STEPS)
-def test_models_in_eval_mode_follow_neither_draws_nor_data(library):
+def test_control_flow_in_eval_mode_depends_on_neither_draws_nor_data(library):
     pytest.importorskip(library)
     define_torchvision_schemas()
     counted, noted = 0, {}
@@ -54,7 +54,7 @@ def test_models_in_eval_mode_follow_neither_draws_nor_data(library):
             info = record_call(subject.model, args, dict(subject.kwargs), quiet=True).info
         except ExecutionError as error:  # without weights, a read of the data
             noted[model] = str(error)
-        except Exception:  # inputs that no default has, or another library that is not installed
+        except Exception:  # a model without default inputs, or another library that is not installed
             continue
         else:
             counted += 1
@@ -64,8 +64,8 @@ def test_models_in_eval_mode_follow_neither_draws_nor_data(library):
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
-def test_models_run_for_real_follow_only_what_is_given(name):
-    """Their code reads masks, token ids and positions, which real execution must tell from activations."""
+def test_control_flow_in_real_execution_depends_on_no_activations(name):
+    """Their code reads masks, token ids and positions, which real execution must distinguish from activations."""
     transformers = pytest.importorskip("transformers")
     define_torchvision_schemas()
     model_class = getattr(transformers, f"{name}Model")

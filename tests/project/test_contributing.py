@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: each recipe's diff applies, and its command works then; no pronoun stands before "of"."""
+"""CONTRIBUTING.md: each recipe's diff applies, and then its command works; no pronoun stands before "of"."""
 
 import csv
 import json

@@ -500,7 +500,7 @@ def test_measured_memory_goes_before_what_the_storages_say():
     timeline = build_timeline(replace(trace, events=tuple(map(measure, trace.events))), flops._cost_model())
     text = export("chrome-trace", timeline)
     assert counters(text) == [1000, 1100, 1050, 1070, 1090] and counters(text, "peak memory") == [1200] * 3
-    assert list(read_stacks(export("flame-graph", timeline, "memory")).values()) == [100, 20]  # the ReLU let go
+    assert list(read_stacks(export("flame-graph", timeline, "memory")).values()) == [100, 20]  # the ReLU's are freed
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def own_seconds(step, work):
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_experts_compute_the_tokens_of_all_replicas(model, ranks):
     step = EngineStep(model, ServingLayout(data=4, expert=ranks), KERNELS)
-    for work in (Work((), 3, 3000, everyone=503), Work(((500, 0),), everyone=503)):
+    for work in (Work((), 3, 3000, all_new=503), Work(((500, 0),), all_new=503)):
         assert step.by_class(work)["experts"] == pytest.approx(expert_seconds(503, ranks))
-    assert step.by_class(Work((), 3, 3000)) == step.by_class(Work((), 3, 3000, everyone=12))
+    assert step.by_class(Work((), 3, 3000)) == step.by_class(Work((), 3, 3000, all_new=12))
 
 
 def test_a_router_that_balances_its_experts_reads_more_of_them(model):
@@ -57,7 +57,7 @@ def test_a_router_that_balances_its_experts_reads_more_of_them(model):
 def test_ranks_gather_the_tokens_that_there_are(model):
     step = EngineStep(model, ServingLayout(data=4), KERNELS)
     gather = KERNELS.collective("all_gather", 4, 503 * 4096 * 2.0)
-    for work in (Work((), 3, 3000, everyone=503), Work(((500, 0),), everyone=503)):
+    for work in (Work((), 3, 3000, all_new=503), Work(((500, 0),), all_new=503)):
         assert step.by_class(work)["collectives"] == pytest.approx(2 * 32 * gather)
 
 
@@ -70,13 +70,13 @@ def test_a_step_takes_the_slowest_replica_and_the_experts_of_all(model, prompts)
     times = simulate([*requests, Request(1e-9, 10, 1), Request(1e-9, 900, 1)], settings, step).requests
 
     def seconds(*works):
-        everyone = sum(work.tokens for work in works)
+        all_new = sum(work.tokens for work in works)
         sent = max(work.tokens for work in works) * 4096 * 2.0 * 2
         return (
             max(own_seconds(step, work) for work in works)
             + 32
             * KERNELS.mixture(
-                Mixture(everyone, 2, drawn_rows(everyone, 8, 2, 2, UNBALANCED), 4096, 14336, 2.0, 2.0, gated=True),
+                Mixture(all_new, 2, drawn_rows(all_new, 8, 2, 2, UNBALANCED), 4096, 14336, 2.0, 2.0, gated=True),
                 WEIGHTS["bf16"],
             )
             + 2 * 32 * KERNELS.collective("all_to_all", 2, sent)

@@ -30,7 +30,7 @@ class LinearStepTimes:
     mixed_cached_token: float
     attention: float
 
-    def seconds(self, chunks, decoding, cached, everyone=None):
+    def seconds(self, chunks, decoding, cached, all_new=None):
         if not chunks:
             return self.step + self.cached_token * cached
         tokens = sum(new for new, _ in chunks)
@@ -39,7 +39,7 @@ class LinearStepTimes:
         read = self.mixed_cached_token * cached
         return self.step + self.prompt_token * tokens + self.attention * pairs + read
 
-    def decode_seconds(self, decoding, cached, everyone=None):
+    def decode_seconds(self, decoding, cached, all_new=None):
         return [tokens * self.cached_token + self.step for tokens in cached]
 
 
@@ -55,14 +55,14 @@ class Observed:
     def __init__(self, times):
         self.times, self.prompt_tokens, self.decoded, self.largest = times, 0, 0, 0
 
-    def seconds(self, chunks, decoding, cached, everyone):
+    def seconds(self, chunks, decoding, cached, all_new):
         new = sum(new for new, _ in chunks)
         self.prompt_tokens += new
         self.decoded += decoding
         self.largest = max(self.largest, new + decoding)
         return self.times.seconds(chunks, decoding, cached)
 
-    def decode_seconds(self, decoding, cached, everyone):
+    def decode_seconds(self, decoding, cached, all_new):
         if len(cached) == 1:
             self.decoded += decoding
         return self.times.decode_seconds(decoding, cached)

@@ -1,4 +1,4 @@
-"""ONNX files: turned into torch by onnx2torch, with the names of the modules that PyTorch's exporters wrote."""
+"""ONNX files: converted to torch by onnx2torch, with the names of the modules that PyTorch's exporters wrote."""
 
 import builtins
 import warnings
@@ -101,7 +101,7 @@ def test_an_op_without_names_is_a_module_of_the_root(tmp_path):
     assert +analyse(path).by_module() == {"": 60, "a": 60, "a.b": 60, "a.b.c": 60, "a.b.c.MatMul": 60}
 
 
-def test_a_free_batch_is_one_and_other_sizes_are_asked_for(tmp_path, capsys):
+def test_a_dynamic_batch_is_1_and_other_dynamic_sizes_must_be_given(tmp_path, capsys):
     path = tmp_path / "model.onnx"
     model = product(5, 4)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -112,7 +112,7 @@ def test_a_free_batch_is_one_and_other_sizes_are_asked_for(tmp_path, capsys):
     assert analyse(path, inputs=("x=7,4",)).macs() == 7 * 12
     model = product(2, 5, 4)
     for dimension in model.graph.input[0].type.tensor_type.shape.dim[:2]:
-        dimension.dim_param = "free"
+        dimension.dim_param = "length"
     onnx.save(model, path)
     assert main(["count", str(path)]) == 2
     assert "has no default input shapes: pass --input" in capsys.readouterr().err

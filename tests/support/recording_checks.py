@@ -22,7 +22,7 @@ def nothing_stays_installed():
 
 
 def make_net() -> nn.Sequential:
-    """Return two layers: for X, 48 and 24 multiply-adds forward, 48 and 2 × 24 backward, as X wants no gradient."""
+    """Return two layers: for X, 48 and 24 multiply-adds forward, 48 and 2 × 24 backward, as X requires no gradient."""
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
 

@@ -38,7 +38,7 @@ def test_each_failure_is_a_row_of_its_own(capfd):
     failures = {name: (row.failure, row.error) for name, row in rows.items() if row.failure}
     assert failures.pop("hangs") == ("timeout", "stopped after 6 s")
     assert failures.pop("crashes") == ("killed", "the worker was killed by SIGKILL (out of memory?)")
-    assert failures.pop("leaves") == ("killed", "the worker ended with exit code 3")
+    assert failures.pop("exits") == ("killed", "the worker ended with exit code 3")
     assert failures.pop("exhausts")[0] == "out of memory"
     assert failures.pop("raises")[0] == "error"
     assert not failures

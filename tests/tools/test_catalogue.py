@@ -1,4 +1,4 @@
-"""The catalogue: a page and a Parquet from the results of sweeps."""
+"""The catalogue: a page and a Parquet file from the results of sweeps."""
 
 from fvflops.sweep import ModelCount
 from fvflops.sweep.result_files import read_rows, write_rows

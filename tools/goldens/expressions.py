@@ -14,8 +14,8 @@ import fvflops
 from fvflops import zoo
 from goldens.jobs import attempt, expand, read_cases
 
-_DEEPEST = 8
-_INLINE = 110  # characters
+_MAX_DEPTH = 8
+_MAX_LINE = 110  # characters
 
 
 def evaluate(kind: str, **names: Any) -> str:
@@ -26,7 +26,7 @@ def evaluate(kind: str, **names: Any) -> str:
 
 
 def sections(texts: Iterable[tuple[str, Callable[[], Any]]]) -> str:
-    """Return values under their titles, each made or the error that it raises."""
+    """Return each title with its value, or with the error that computing it raises."""
     return "\n".join(f"=== {title}\n{attempt(partial(_show_made, make))}\n" for title, make in texts)
 
 
@@ -39,7 +39,7 @@ def quieten(analysis: Any) -> Any:
 
 
 def break_lines(text: str) -> str:
-    """Return JSON on one line in many: without line ends it is the same, byte for byte."""
+    """Break one-line JSON into many lines; without the line ends it is the same, byte for byte."""
     if "\n" in text:
         return text
     for found in ("],", "},", ":{", ":["):
@@ -58,12 +58,12 @@ def show(value: Any) -> str:
 
 def _lines(value: Any, depth: int) -> Iterator[str]:
     short = _short(value)
-    if short is not None or depth > _DEEPEST:
+    if short is not None or depth > _MAX_DEPTH:
         yield repr(value) if short is None else short
         return
     for name, item in _parts(value):
         inner = list(_lines(item, depth + 1))
-        if len(inner) == 1 and len(inner[0]) <= _INLINE:
+        if len(inner) == 1 and len(inner[0]) <= _MAX_LINE:
             yield f"{name}: {inner[0]}"
         else:
             yield f"{name}:"
@@ -71,7 +71,7 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
 
 
 def _short(value: Any) -> str | None:
-    """Return a value that needs no lines of its own, None for others."""
+    """Return the text of a value that fits on one line, None for others."""
     if isinstance(value, str):
         return repr(value) if "\n" not in value else None
     if _is_record(value) or isinstance(value, Mapping):
@@ -79,7 +79,7 @@ def _short(value: Any) -> str | None:
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [_short(item) for item in _ordered(value)]
         text = "(" + ", ".join(map(str, items)) + ")"
-        return text if None not in items and len(text) <= _INLINE else None
+        return text if None not in items and len(text) <= _MAX_LINE else None
     return repr(value)
 
 

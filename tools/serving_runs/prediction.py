@@ -1,4 +1,4 @@
-"""Predict measured serving runs: a simulation of each, and its times by figures in closed form for fits."""
+"""Predict the times of measured serving runs by simulating each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fvflops.serve.simulation.requests import ClosedLoop, Lengths, client_reques
 from fvflops.serve.simulation.simulation_result import RequestTimes
 from serving_runs.launch_scripts import ServingRun
 
-# Requests of a client that are simulated: the first, which come at once, stand for one of `Launch.bursts`.
-_SIMULATED = 4
-_FEWEST = 24
+# Simulated requests of a client; the first ones of all clients, sent together, stand for one of `Launch.bursts`.
+_REQUESTS_PER_CLIENT = 4
+_MIN_REQUESTS = 24
 
 
 class Times(NamedTuple):
@@ -33,7 +33,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Predicts runs of models; steps of a model, GPU and layout are kept for the next run."""
+    """Predicts runs of models; steps of a model, GPU and layout are reused by later runs."""
 
     models: Mapping[str, ServingModel]
     _steps: dict[object, EngineStep] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -49,7 +49,7 @@ class Predictor:
         return known
 
     def settings(self, run: ServingRun) -> EngineSettings:
-        """Return the scheduler's settings, with a cache of the memory that weights leave."""
+        """Return the scheduler's settings, with a cache in the memory that the weights leave."""
         changes = dict(run.launch.settings)
         settings = engine_settings(run.engine, 10**9, **changes)
         longest = run.prompt + run.output
@@ -69,14 +69,14 @@ class Predictor:
     def simulate(self, run: ServingRun, figures: EngineFigures) -> Times:
         """Return the mean times of a closed loop of the run's clients.
 
-        Of replicas of the attention one is simulated: engines let all compute prompts in the same steps.
+        One replica of the attention is simulated: in engines all replicas compute prompts in the same steps.
         """
         clients = max(1, round(run.clients / run.layout.data))
         shortest = run.launch.shortest
         lengths = Lengths(
             (int(shortest * run.prompt), run.prompt), (max(2, int(shortest * run.output)), max(2, run.output))
         )
-        count = max(_SIMULATED * clients, _FEWEST)
+        count = max(_REQUESTS_PER_CLIENT * clients, _MIN_REQUESTS)
         server = figures.request + figures.token * run.tokens[0]
         load = ClosedLoop(clients, client_requests(count, lengths))
         requests = simulate(load, self.settings(run), self.step(run, figures)).requests

@@ -135,7 +135,7 @@ class LeafCalls:
         recorder.add_module_call(region, index, reads, (written,), metadata.spec_tuple, fresh.spec_tuple)
         return result
 
-    def learn(
+    def cache(
         self, leaf: Leaf, value: ShapeTensor, metadata: Metadata, events: list[tuple[Any, ...]], result: Any
     ) -> None:
         """Cache a call with its events if it is one op on the input that returns a new tensor or the input."""

@@ -186,7 +186,7 @@ def _around(
             recorder.assign_graph(result, (args, kwargs))
         leave(token, result)
         if leaf is not None and leaf_calls is not None:
-            leaf_calls.learn(leaf, args[0], metadata, recorder.events[first_event:], result)
+            leaf_calls.cache(leaf, args[0], metadata, recorder.events[first_event:], result)
         return result
 
     return call

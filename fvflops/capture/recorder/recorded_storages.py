@@ -15,7 +15,7 @@ from fvflops.capture.recorder.run_position import RunPosition
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.interrupts import weak_callback
-from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, own_index
+from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, stored_index
 from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.torch_internals import current_autograd_node, is_functorch_wrapped, is_wrapper_subclass
 
@@ -45,7 +45,7 @@ class RecordedStorages(RunPosition):
         self.events: list[tuple[Any, ...]] = []
         self._pauses = 0
         self.fresh: dict[int, int] = {}
-        self.index_of_ref: Callable[[StorageRef], int] = own_index
+        self.index_of_ref: Callable[[StorageRef], int] = stored_index
         self.storage_indices: dict[int, int] = {}
         self.storages: list[tuple[Any, ...]] = []
         self.of_earlier_steps: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()

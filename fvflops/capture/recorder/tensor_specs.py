@@ -150,7 +150,7 @@ def signature_count() -> int:
     return len(_SIGNATURES)
 
 
-def forget_signatures() -> None:
+def clear_signatures() -> None:
     """Discard the interned signatures; caches of them are to be cleared too."""
     _SIGNATURES.clear()
 

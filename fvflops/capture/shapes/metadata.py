@@ -117,7 +117,7 @@ def metadata_of_leaves(
     dtypes: Sequence[torch.dtype],
     devices: Sequence[torch.device],
 ) -> list[Metadata]:
-    """Return the metadata of strided tensors of torch's classes, of which the other arguments are known."""
+    """Return the metadata of strided tensors of torch's own classes, with these properties."""
     if any(dtype.is_complex for dtype in set(dtypes)):
         return list(map(metadata_of, tensors))
     get = _INTERNED.get
@@ -137,7 +137,7 @@ def bits_of(tensor: torch.Tensor) -> int:
     return tensor.is_conj() + 2 * tensor.is_neg()
 
 
-def forget_metadata() -> None:
+def clear_metadata() -> None:
     _INTERNED.clear()
 
 

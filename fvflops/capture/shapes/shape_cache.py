@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fvflops.capture.real_mode import clear_calls
-from fvflops.capture.recorder.tensor_specs import OpSchema, describe_op, forget_signatures, group_size, signature_count
-from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
+from fvflops.capture.recorder.tensor_specs import OpSchema, clear_signatures, describe_op, group_size, signature_count
+from fvflops.capture.shapes.metadata import Metadata, clear_metadata, interned_count
 from fvflops.capture.shapes.rules.data_dependent import reads_values
 from fvflops.torch_internals import (
     has_kernel_for_key,
@@ -255,7 +255,7 @@ def outcome_count() -> int:
 
 
 def leaf_calls_of(settings: Settings, stops_at: StopsAt) -> LeafCallCache:
-    """Return the learnt calls of leaf modules in runs with these settings."""
+    """Return the cached calls of leaf modules in runs with these settings."""
     return _LEAF_CALLS.setdefault((settings, stops_at.key), {})
 
 
@@ -264,8 +264,8 @@ def clear_cache() -> None:
     _OPS.clear()
     _LEAF_CALLS.clear()
     clear_calls()
-    forget_signatures()
-    forget_metadata()
+    clear_signatures()
+    clear_metadata()
 
 
 def trim_cache() -> None:

@@ -35,7 +35,7 @@ from fvflops.capture.shapes.shape_cache import (
     substitute,
 )
 from fvflops.capture.shapes.shape_results import ShapeResults
-from fvflops.capture.shapes.shape_tensor import OwnedStorage, ShapeTensor, make_shape_tensor, own_index
+from fvflops.capture.shapes.shape_tensor import OwnedStorage, ShapeTensor, make_shape_tensor, stored_index
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import (
     DispatchKey,
@@ -97,7 +97,7 @@ class ShapeMode(ShapeResults):
         """Break the reference cycle with the recorder, which would keep the model's tensors alive."""
         self.recorder.describe = describe_tensor
         self.recorder.values = ValueReader(have_values)
-        self.recorder.index_of_ref = own_index
+        self.recorder.index_of_ref = stored_index
 
     def for_thread(self) -> ShapeMode:
         """Return an equal mode for another thread of the run."""

@@ -51,19 +51,19 @@ class StorageRef:
         self.index = index
 
     def move_to(self, mode: _Mode, index: int | None = None) -> None:
-        """Move the storage to a later run, by default as a new one that existed before it."""
+        """Move the storage to a later run, by default as a new row for a storage from outside the run."""
         if index is None:
             nbytes, device, *_ = self.mode.recorder.storages[self.index]
             index = append_row(mode.recorder.storages, (nbytes, device, "outside"))
         self.mode, self.index = mode, index
 
 
-def own_index(ref: StorageRef) -> int:
+def stored_index(ref: StorageRef) -> int:
     return ref.index
 
 
 class OwnedStorage(StorageRef):
-    """A reference to a storage of the run, which records its free; without `recorder` while `resize` has freed it."""
+    """A storage of the run, which records when it is freed; it has no `recorder` while `resize` has freed it."""
 
     __slots__ = ("recorder",)
 

@@ -1,8 +1,8 @@
 """Patch the calls by which computation leaves torch.
 
 They expose a tensor's data (NumPy, DLPack, pointer, list, pickle), or have another process, or a thread that is not
-recorded, compute. A run that is restored saves exposed contents first, since writes outside torch bypass dispatch
-modes; and such calls are recorded, since their results do too.
+recorded, compute. Their writes and results bypass dispatch modes: a run that is restored saves exposed contents
+first, and the calls are recorded.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _active(recorder: Recorder) -> UnseenWork | None:
 def _note_export(
     recorder: Recorder, name: str, unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]
 ) -> None:
-    """Record an export of a tensor's data; `tolist` of integers, such as lengths, is none."""
+    """Record an export of a tensor's data; `tolist` of integers, such as lengths, does not count as one."""
     tensor = args[0]
     if name != "tolist" or tensor.is_floating_point() or tensor.is_complex():
         unseen_work.record_export(tensor, frame, is_array=name in _ARRAYS)

@@ -33,7 +33,7 @@ class ModelModes:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the model in these modes in a with block."""
+        """Set the model to these modes within a with block."""
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._flags]
         try:
             _set_flags(self._flags)
@@ -52,8 +52,8 @@ def _set_flags(flags: Iterable[tuple[Any, str, bool]]) -> None:
 class ModelCall:
     """One call of a model in a step.
 
-    `key` is equal for calls of equal cost: of one model, in the same modes, with the same trainable parameters, which
-    are its first part, on inputs of the same shapes, which are its second. `gradients` are the indexes of the outputs
+    `key` is equal for calls of equal cost: its first part contains the model, the modes and the trainable parameters,
+    its second the shapes of the inputs. `gradients` are the indexes of the outputs
     whose gradients were computed, `samples` and `tokens` the sizes of the inputs, 0 if not known. `inputs` are the
     arguments of a call that has to be counted, None otherwise, and `modes` the modes of its modules then.
     """
@@ -78,32 +78,32 @@ class ModelCall:
         """The key of the call with its backward pass."""
         return self.key, frozenset(self.gradients)
 
-    def held(self) -> ModelCall:
+    def without_values(self) -> ModelCall:
         """Return the call to be counted later, without the values of inputs that shape execution does not have."""
         assert self.inputs is not None
-        return replace(self, inputs=pytree.tree_map(_hold, self.inputs), gradients=set(self.gradients))
+        return replace(self, inputs=pytree.tree_map(_drop_values, self.inputs), gradients=set(self.gradients))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs with tensors that share their storage, or have no values, and are in no graph."""
+        """Return the inputs with tensors that share their storage, or have no values, and have no autograd history."""
         args, kwargs = pytree.tree_map(_materialise, self.inputs)
         return args, kwargs
 
 
-class _Held(partial[torch.Tensor]):
+class _ValuelessTensor(partial[torch.Tensor]):
     """Makes an empty tensor in place of one whose values shape execution does not have."""
 
 
-def _hold(value: Any) -> Any:
+def _drop_values(value: Any) -> Any:
     if type(value) is not torch.Tensor or value.layout is not torch.strided:
         return value
     if value.dtype in INTEGRAL and value.numel() <= CONCRETE_LIMIT:
         return value.clone()
     options = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
-    return _Held(torch.empty_strided, tuple(value.shape), value.stride(), **options)
+    return _ValuelessTensor(torch.empty_strided, tuple(value.shape), value.stride(), **options)
 
 
 def _materialise(value: Any) -> Any:
-    if isinstance(value, _Held):
+    if isinstance(value, _ValuelessTensor):
         return value()
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
@@ -111,7 +111,7 @@ def _materialise(value: Any) -> Any:
 class CallObserver:
     """Observe the calls of models, from `start` to `stop`; a model that another one calls is part of that call.
 
-    `is_known` says of a call's key whether such a call was counted, or its inputs held, so that they are not needed.
+    `is_known` says of a call's key whether such a call was counted, or its inputs kept, so that they are not needed.
     """
 
     def __init__(self, models: tuple[nn.Module, ...], is_known: Callable[[Hashable], bool]) -> None:
@@ -193,7 +193,7 @@ class CallObserver:
         self._inside = None
         call = self._calls[-1]
         if call.with_grad and result is not None:
-            gradients = call.gradients  # the hook must not hold the call's inputs
+            gradients = call.gradients  # the hook must not keep the call's inputs alive
             for index, tensor in enumerate(tensors_of(result)):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _, index=index: gradients.add(index))

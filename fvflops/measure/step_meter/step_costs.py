@@ -241,7 +241,7 @@ class StepCosts:
         if number not in self._families:
             self._families.add(number, call.kind, call.key[1])
         if self._families.gaps([number], self._counted)[number] and len(self._waiting) < _MOST_WAITING:
-            self._waiting[number] = call.held()
+            self._waiting[number] = call.without_values()
         return number
 
     def count_waiting(self, seconds_so_far: float) -> None:

@@ -17,21 +17,21 @@ from fvflops.reports.escaping import plain_name
 from fvflops.text import record_data
 from fvflops.units import format_bytes, format_quantity, format_seconds, format_share, format_short, format_thousands
 
-_IN_ROWS = (
-    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; this memory is the fastest's."
+_DIFFERENCES = (
+    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; the above is for the fastest."
 )
 # Figures of a layout in JSON.
-_OF_CANDIDATES = (
+_CANDIDATE_FIELDS = (
     *("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"),
     "reshard_after_forward=reshard",
     "optimizer_sharding",
 )
-_OF_RESULTS = (
+_RESULT_FIELDS = (
     *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
     *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
 )
 _AXES = {"pp": "pipeline", "tp": "tensor parallelism"}
-_SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
+_SHOWN = 10  # layouts that do not fit: planned ones first, then the closest
 
 
 def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
@@ -42,7 +42,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     settings["efficiency"] = search.efficiency.source.partition(";")[0]
     settings |= {} if search.network is None else {"network": search.network.name}
     texts, about = lead(verdict, settings)
-    parts: list[Part] = [*texts, _IN_ROWS, _summarise(search), *_list_failures(search)]
+    parts: list[Part] = [*texts, _DIFFERENCES, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
         of_any_model = f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}"
@@ -50,7 +50,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
         parts += _suggest_larger(search, found[0])
         parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
-        parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
+        parts.append("No layout fits: use more GPUs or shorter sequences.")
     parts += [*_draw(search), *_list_not_fitting(search)]
     parts += [f"No {_AXES[axis]} was tried: {reason}." for axis, reason in search.not_tried.items()]
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
@@ -83,7 +83,7 @@ def _describe_policies(candidate: Candidate) -> str:
     return " ".join(policies)
 
 
-_OF_LAYOUT = (text_column("mesh"), text_column("batch"), text_column("policy"))
+_LAYOUT_COLUMNS = (text_column("mesh"), text_column("batch"), text_column("policy"))
 
 
 def _cells_of(candidate: Candidate) -> tuple[str, str, str]:
@@ -112,7 +112,7 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
     pipelines = any(result.candidate.schedule for result in found)
     columns = (
         number_column("rank", "#"),
-        *_OF_LAYOUT,
+        *_LAYOUT_COLUMNS,
         number_column("seconds", "step", form=format_seconds),
         number_column("mfu", "MFU", form=format_share),
         number_column("peak", "memory", form=format_bytes),
@@ -132,8 +132,8 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
         "activation checkpointing.",
         "Exposed: share of the step in which the slowest rank waits for collectives; "
-        + "bubble: share in which a pipeline's ranks have nothing to do, on average; " * pipelines
-        + "most of the rest is kernels.",
+        + "bubble: share in which a pipeline's ranks are idle, on average; " * pipelines
+        + "most of the rest is time in kernels.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}. {describe_verdicts()}",
         search.error.text,
@@ -178,7 +178,7 @@ def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
     if not without:
         return
     without.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
-    columns = (*_OF_LAYOUT, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
+    columns = (*_LAYOUT_COLUMNS, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
     rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in without[:_SHOWN]]
     left = len(without) - len(rows)
     notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
@@ -200,25 +200,25 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     if search.network is not None:
         yield f"Network {search.network.name}: {search.network.source}."
     yield (
-        "Layouts that were not planned have a lower bound of their time above the best time: the least bubble, "
+        "A layout is not planned if a lower bound of its time exceeds the best time: the least bubble, "
         "all of FSDP2's and DDP's communication hidden, and larger microbatches that take a tenth less per sample."
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield f"{describe_buckets(search.bucket_cap_mb)}."
     yield "Memory: what torch's allocator reserves with expandable segments; NCCL's allowance counts the mesh's axes."
-    yield "`fvflops plan` of one layout lists what else its time assumes."
+    yield "`fvflops plan` of one layout lists the other assumptions of its time."
 
 
 def _encode(search: LayoutSearch) -> dict[str, Any]:
     front = {id(result) for result in search.pareto_front()}
     layouts = [
         {
-            **record_data(result.candidate, *_OF_CANDIDATES),
+            **record_data(result.candidate, *_CANDIDATE_FIELDS),
             "options": result.candidate.command(),
             "status": result.status,
             "reason": result.reason,
             "on_pareto_front": id(result) in front,
-            **record_data(result, *_OF_RESULTS),
+            **record_data(result, *_RESULT_FIELDS),
             "settings": search.settings_of(result.candidate),
         }
         for result in search.results

@@ -10,15 +10,15 @@ from importlib.resources import files
 
 _SPACE = r"(?:\s|//[^\n]*|/\*[\s\S]*?\*/)+"
 _TEXT = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
-# A template, in whose expressions are templates of which none contains another; it is left as it is.
+# A template literal, left as it is; templates inside its expressions must not contain another one.
 _INNER = r"`(?:\\.|[^`\\])*`"
 _TEMPLATE = rf"`(?:\\.|\$\{{(?:[^`{{}}]|{_INNER}|\{{[^{{}}]*\}})*\}}|[^`\\])*`"
 # After these a slash begins a regular expression; elsewhere it divides.
 _REGEX = r"(?:(?<=[(,=:!&|?])|(?<=[(,=:!&|?] )|(?<=return ))/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\[\n])+/"
 _TOKENS = re.compile(rf"{_TEXT}|{_TEMPLATE}|(?P<space>{_SPACE})|{_REGEX}")
 _WORD = re.compile(r"[\w$#]")
-# Where a line can end within a statement.
-_OPEN, _GOES_ON = frozenset("{;,([=&|?:<>!*%"), frozenset("})],.;:?&|*%=<>")
+# Characters before and after a line end within a statement.
+_BEFORE_BREAK, _AFTER_BREAK = frozenset("{;,([=&|?:<>!*%"), frozenset("})],.;:?&|*%=<>")
 
 _STYLE = re.compile(r"""("[^"]*")|/\*[\s\S]*?\*/|\s*([{};,])\s*|(:)\s+|(\s)\s*""")
 
@@ -33,7 +33,7 @@ def _shorten(found: re.Match[str]) -> str:
         return found[0]
     before, after = found.string[found.start() - 1 : found.start()], found.string[found.end() : found.end() + 1]
     if "\n" in space:
-        return "\n" if before and after and before not in _OPEN and after not in _GOES_ON else ""
+        return "\n" if before and after and before not in _BEFORE_BREAK and after not in _AFTER_BREAK else ""
     is_needed = (_WORD.match(before) and _WORD.match(after)) or (before == after and after in "+-")
     return " " if is_needed else ""
 
@@ -55,8 +55,8 @@ _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULT
 def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] = ()) -> str:
     """Return one script: a module of `scripts/`, after the modules that it and `views` import.
 
-    A module becomes a function that returns its exports, so that its other names stay its own. `result` is an
-    expression over `modules`, which maps the path of a module to its exports, that the script evaluates to.
+    A module becomes a function that returns its exports, so that its other names stay private. `result` is the
+    expression that the script evaluates to; it may read `modules`, which maps the path of a module to its exports.
     """
     parts = [_wrap(name) for name in order_modules(*(VIEWS[view] for view in views), entry)]
     end = f"return {result};\n" if result else ""

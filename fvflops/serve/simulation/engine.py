@@ -16,15 +16,15 @@ _LONGEST_RUN = 1024
 class StepTimes(Protocol):
     """Seconds of an engine's steps; with speculative decoding with the draft and verification of all draft tokens."""
 
-    def seconds(self, chunks: Series[tuple[int, int]], decoding: int, cached: float, everyone: int | None) -> float:
+    def seconds(self, chunks: Series[tuple[int, int]], decoding: int, cached: float, all_new: int | None) -> float:
         """Return the seconds of a step of one replica.
 
         `chunks` are (new tokens, cached tokens before them) of prompts, `decoding` the sequences that decode, `cached`
-        the sum of the tokens in their caches. `everyone` are the new tokens of all replicas, None if they
+        the sum of the tokens in their caches. `all_new` are the new tokens of all replicas, None if they
         have as many each.
         """
 
-    def decode_seconds(self, decoding: int, cached: Series[float], everyone: int | None) -> list[float]:
+    def decode_seconds(self, decoding: int, cached: Series[float], all_new: int | None) -> list[float]:
         """Return the seconds of steps that only decode, for each sum of cached tokens, which do not fall."""
 
 
@@ -107,16 +107,16 @@ class Engine:
         """Return the seconds of the slowest replica's step, in which each waits for the tokens of all."""
         busy = [plan for plan in plans if not plan.empty]
         if prompts := sum(new for plan in busy for new, _ in plan.chunks):
-            everyone = self._everyone(prompts, sum(plan.decoding for plan in busy))
-            return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, everyone) for plan in busy)
+            all_new = self._all_new(prompts, sum(plan.decoding for plan in busy))
+            return max(self._times.seconds(plan.chunks, plan.decoding, plan.cached, all_new) for plan in busy)
         return self._decode_seconds([(plan.decoding, [plan.cached]) for plan in busy])[0]
 
     def _decode_seconds(self, batches: list[tuple[int, list[float]]]) -> list[float]:
-        everyone = self._everyone(0, sum(decoding for decoding, _ in batches))
-        seconds = [self._times.decode_seconds(decoding, cached, everyone) for decoding, cached in batches]
+        all_new = self._all_new(0, sum(decoding for decoding, _ in batches))
+        seconds = [self._times.decode_seconds(decoding, cached, all_new) for decoding, cached in batches]
         return seconds[0] if len(seconds) == 1 else list(map(max, *seconds))
 
-    def _everyone(self, prompts: int, decoding: int) -> int | None:
+    def _all_new(self, prompts: int, decoding: int) -> int | None:
         """Return the new tokens of all replicas; None if one is simulated, whose tokens all others have too."""
         return prompts + self.settings.decode_tokens * decoding if len(self.schedulers) > 1 else None
 

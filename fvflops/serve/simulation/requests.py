@@ -57,7 +57,7 @@ class ClosedLoop:
 
 
 def poisson_requests(rate: float, count: int, lengths: Lengths, *, seed: int = 0) -> Iterator[Request]:
-    """Yield requests that arrive at random, `rate` a second in the mean.
+    """Yield requests that arrive at random, `rate` a second on average.
 
     >>> requests = list(poisson_requests(10, 1000, Lengths((100, 100), (20, 30))))
     >>> 90 < requests[-1].arrival < 110

@@ -23,7 +23,7 @@ class Distribution:
     p99: float
 
     def __add__(self, seconds: float) -> "Distribution":
-        """Return the distribution of times that are so many seconds longer."""
+        """Return the distribution of times that are `seconds` longer."""
         return Distribution(*(value + seconds for value in astuple(self)))
 
     @classmethod
@@ -36,10 +36,10 @@ class Distribution:
 
 
 def _percentile(ordered: list[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 @dataclass(slots=True)
@@ -137,9 +137,9 @@ class SimulationResult:
         return 1 - self.idle_seconds / (self.engines * self.seconds)
 
     def steady_tokens_per_second(self) -> float:
-        """Return the output tokens a second while the load is on.
+        """Return the output tokens a second in the steady state.
 
-        That is from when a tenth of the requests are done until the last one arrives in the engine's batch; tokens are
+        It lasts from when a tenth of the requests are done until the last one arrives in the engine's batch; tokens are
         spread evenly between the first and the last of a request. Over the whole run if the two overlap.
         """
         times = self.requests
@@ -155,11 +155,11 @@ class SimulationResult:
         return total / (end - begin)
 
     def steady_requests_per_second(self) -> float:
-        """Return the requests a second while the load is on, each of as many output tokens as in the mean."""
+        """Return the requests a second in the steady state, each with the mean number of output tokens."""
         return self.steady_tokens_per_second() * len(self.requests) / sum(self.requests.output_tokens)
 
     def to_json(self) -> str:
-        """Return the statistics as JSON, without the single requests."""
+        """Return the statistics as JSON, without the individual requests."""
         first = ("seconds", "ttft", "tpot", "end_to_end", "requests_per_second", "output_tokens_per_second")
         values = {"requests": len(self.requests), **record_data(self, *first)}
         values["steady_tokens_per_second"] = self.steady_tokens_per_second()

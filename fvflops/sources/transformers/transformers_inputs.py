@@ -44,8 +44,8 @@ def make_inputs(
 ) -> dict[str, Any]:
     """Return argument name → value for a model of a type, in the sizes of the options.
 
-    `text` is the number of tokens unless the options have one. Of a model on the meta device integers and masks are on
-    the CPU, since control flow may depend on their values. An option that is no size of the inputs raises ValueError.
+    `text` is the number of tokens unless the options have one. For a model on the meta device integers and masks are
+    on the CPU, since control flow may depend on their values. An option that sets no input's size raises ValueError.
     """
     accepted = inspect.signature(model.forward).parameters
     request = InputRequest(model_type, model, model.config, accepted, text, options.seq, options.image_size)
@@ -72,15 +72,15 @@ def make_inputs(
 
 
 def _fit_head(request: InputRequest) -> None:
-    """Give the text of a multiple choice an axis of two choices, and end the text of a decoder's classifier."""
+    """Give a multiple-choice text an axis of two choices; end an encoder-decoder classifier's text with EOS."""
     class_name = type(request.model).__name__
     made = request.made
     if class_name.endswith("ForMultipleChoice"):
         for name in _TEXT_ARGUMENTS & made.keys():
             made[name] = torch.stack([made[name], made[name]], dim=1)
     ids, eos = made.get("input_ids"), request.setting("eos_token_id")
-    is_decoded = getattr(request.config, "is_encoder_decoder", False)
-    if class_name.endswith("ForSequenceClassification") and is_decoded and ids is not None and isinstance(eos, int):
+    has_decoder = getattr(request.config, "is_encoder_decoder", False)
+    if class_name.endswith("ForSequenceClassification") and has_decoder and ids is not None and isinstance(eos, int):
         ids[:, -1] = eos
 
 
@@ -100,7 +100,7 @@ def _repeat(value: Any, batch: int, name: str, axis: int) -> Any:
         return torch.cat([value] * batch, dim=axis)
     if isinstance(value, (bool, int)) or batch == 1:
         return value
-    raise ValueError(f"--batch {batch}: the model's input {name} ({type(value).__name__}) has no batch: omit --batch")
+    raise ValueError(f"--batch {batch}: input {name} ({type(value).__name__}) has no batch axis: omit --batch")
 
 
 # --- images ---
@@ -213,7 +213,7 @@ def _input_ids(request: InputRequest) -> torch.Tensor:
 
 
 class _FeatureModel(nn.Module):
-    """A model of which only the features of an image, video or audio are computed."""
+    """A wrapper that computes only a model's features of an image, video or audio."""
 
     def __init__(self, model: nn.Module, getter: Callable[..., Any]) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class _FeatureModel(nn.Module):
 
 
 def count_placeholders(request: InputRequest, modality: str) -> int:
-    """Return the number of placeholders of a modality: as many as the model computes features of the inputs."""
+    """Return the number of placeholders of a modality: one for each feature that the model computes of it."""
     name = f"get_{modality}_features"
     getters = [getattr(part, name) for part in request.model.modules() if hasattr(part, name)]
     if not getters:

@@ -8,7 +8,7 @@ from fvflops.reports.html import pack
 from fvflops.reports.html.script import join_scripts
 from tests.support.reports.breakdowns import unpack
 
-# With all that it imports: no module but the start of the page does anything before it is called.
+# This module with all that it imports; only the page's start module does anything when it is loaded.
 ENTRY = "page/comparison.js"
 
 
@@ -75,6 +75,6 @@ def labels(evaluate, last="7", unknown="[]"):
 
 def test_consecutive_equal_modules_are_one_node_whatever_their_times(evaluate):
     assert labels(evaluate) == ["a … d × 4"]
-    assert labels(evaluate, last="8") == ["a … c × 3", "d"], "a difference in a count tells modules apart"
-    assert labels(evaluate, unknown="[[0, 1]]") == ["a", "b … d × 3"], "and so does an unsupported call"
+    assert labels(evaluate, last="8") == ["a … c × 3", "d"], "modules of different counts stay apart"
+    assert labels(evaluate, unknown="[[0, 1]]") == ["a", "b … d × 3"], "and so do modules of unlike support"
     assert labels(evaluate, unknown="[[1, 1]]") == ["a", "b", "c", "d"], "two equal ones stay two"

@@ -236,9 +236,7 @@ def test_token_ids_are_in_the_vocabulary_and_not_special():
 def test_an_inference_session_has_no_batch():
     model = build_base("sam2_video")
     assert "inference_session" in make_inputs("sam2_video", model, options=SourceOptions(batch=1))
-    with pytest.raises(
-        ValueError, match=r"--batch 2: the model's input inference_session .* has no batch: omit --batch"
-    ):
+    with pytest.raises(ValueError, match=r"--batch 2: input inference_session .* has no batch axis: omit --batch"):
         make_inputs("sam2_video", model, options=SourceOptions(batch=2))
 
 

@@ -31,7 +31,7 @@ def of(function: Callable[..., Any], *args: Any, **options: Any) -> Case:
 
 
 def image(*shape: int, dtype: torch.dtype = FULL) -> torch.Tensor:
-    """Return an image whose channels lie innermost."""
+    """Return an image in channels-last memory format."""
     return torch.rand(shape).to(dtype, memory_format=torch.channels_last).requires_grad_()
 
 

@@ -52,7 +52,7 @@ def _map(x):
     return map_over(lambda row: row @ torch.ones(4, 4), x)
 
 
-def _combined_scan(x):
+def _matrix_scan(x):
     return torch.ops.higher_order.associative_scan(lambda a, b: a @ b, [x], ())
 
 
@@ -70,7 +70,7 @@ FUNCTIONS = {
     "scan": (lambda x: torch._higher_order_ops.scan(lambda carry, row: (carry + row, row * carry), x[0], x), X),
     "map": (_map, X),
     "associative scan": (lambda x: torch._higher_order_ops.associative_scan(lambda a, b: a * b, x, dim=0), X),
-    "associative scan of matrices": (_combined_scan, (5, 2, 2)),
+    "associative scan of matrices": (_matrix_scan, (5, 2, 2)),
     "flex attention": (_flex, HEADS),
     "flex attention, scores changed": (_flex_scores, HEADS),
     "flex attention, block mask": (_flex_mask, HEADS),

@@ -10,7 +10,7 @@ from tests.support.fuzz import functions, sequences
 from tests.support.fuzz.block import Draw, Kind, Made
 from tests.support.models.parts import Applied
 
-# Blocks that take a sequence and give a sequence.
+# Blocks that take a sequence and return a sequence.
 _PARTS = {
     name: kind
     for name, kind in {**sequences.KINDS, **functions.KINDS}.items()
@@ -66,7 +66,7 @@ def branches(draw):
 
 
 def checkpointed(draw):
-    part = _part(draw, without="scripted")  # TorchScript does not let pass the exception by which torch ends a rerun
+    part = _part(draw, without="scripted")  # it catches the exception by which torch ends a recomputation
     reentrant = draw.flag()
     return _around(part, lambda block, x: _add(x, checkpoint(block, x, use_reentrant=reentrant)))
 
@@ -85,7 +85,7 @@ def called_twice(draw):
 
 
 class Stateful(nn.Module):
-    """A block that keeps a running mean in a buffer, and its last two results on itself."""
+    """A block that keeps a running mean in a buffer, and its last two results in an attribute."""
 
     def __init__(self, block: nn.Module, width: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ _MAKERS = {
     "checkpointed": checkpointed,
     "without_gradient": lambda draw: _around(_part(draw), _without_gradient, backward=(0,)),
     "frozen": frozen,
-    # The input of the block wants no gradient, and some of its weights do.
+    # The input of the block requires no gradient, and some of its weights do.
     "detached": lambda draw: _around(_part(draw), lambda block, x: _add(x, block(x.detach())), backward=None),
     "called_twice": called_twice,
     "stateful": stateful,

@@ -21,7 +21,7 @@ Entries = dict[str, bytes]
 
 
 class Opens:
-    """Opens a file for writing where it is unpickled."""
+    """Opens a file for writing when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -54,7 +54,7 @@ def saved_entries() -> Mapping[str, bytes]:
 
 
 def write_entries(path: Path, entries: Mapping[str, bytes], *, folder: str = "net/", more: Any = ()) -> None:
-    """Write an archive; `more` are (full name, data) of entries outside of its folder, or of a name that is taken."""
+    """Write an archive; `more` are (full name, data) of entries outside of its folder, or with a duplicate name."""
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a duplicate
         for name, data in [*((folder + name, data) for name, data in entries.items()), *more]:

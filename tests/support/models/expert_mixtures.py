@@ -1,6 +1,6 @@
-"""Mixtures of experts as people write them: the same experts, routed in one way after the other.
+"""Mixtures of experts as in published code: the same experts, each mixture with its own routing code.
 
-Each has `EXPERTS` experts, of whom a token meets `MET`. The forward of each is from the code named beside it.
+Each has `EXPERTS` experts and routes a token to `TOPK` of them. Its docstring names the code that it follows.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from tests.support.models.parts import Parts
 
-# Widths of which bfloat16 rows are multiples of 16 bytes, as grouped products want.
-WIDTH, INNER, EXPERTS, MET = 8, 16, 6, 2
+# Widths whose bfloat16 rows are multiples of 16 bytes, as `torch._grouped_mm` requires.
+WIDTH, INNER, EXPERTS, TOPK = 8, 16, 6, 2
 
 
 class Expert(nn.Module):
-    """A gated feed-forward with a norm, so that an expert holds weights, biases and scales."""
+    """A gated feed-forward with a norm, so that an expert has weights, biases and scales."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router, experts that are modules, and an expert that every token meets."""
+    """A router, experts that are modules, and a shared expert for all tokens."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Mixture(nn.Module):
         self.shared = Expert()
 
     def route(self, x):
-        return self.router(x).softmax(-1).topk(MET, -1)
+        return self.router(x).softmax(-1).topk(TOPK, -1)
 
     def forward(self, hidden):
         x = hidden.flatten(0, -2)
@@ -46,7 +46,7 @@ class Mixture(nn.Module):
         return (self.mix(x, weights, chosen) + self.shared(x)).view(hidden.shape)
 
 
-class EachExpertInTurn(Mixture):
+class ExpertLoop(Mixture):
     """As Mixtral's first code in transformers: a one-hot mask, and each expert's rows by index."""
 
     def mix(self, x, weights, chosen):
@@ -59,10 +59,10 @@ class EachExpertInTurn(Mixture):
 
 
 class TokensRepeated(Mixture):
-    """As DeepSeek's training code: each token once for each expert that it meets, and those picked by a mask."""
+    """As DeepSeek's training code: each token once for each of its experts, whose rows a mask selects."""
 
     def mix(self, x, weights, chosen):
-        repeated = x.repeat_interleave(MET, dim=0)
+        repeated = x.repeat_interleave(TOPK, dim=0)
         flat = chosen.view(-1)
         out = torch.empty_like(repeated)
         for number, expert in enumerate(self.experts):
@@ -76,7 +76,7 @@ class TokensSorted(Mixture):
     def mix(self, x, weights, chosen):
         counts = torch.zeros(len(x), EXPERTS, dtype=torch.long).scatter_(1, chosen, 1).sum(0)
         order = chosen.view(-1).argsort()
-        pieces = x[order // MET].split(counts.tolist())
+        pieces = x[order // TOPK].split(counts.tolist())
         done = torch.cat([expert(piece) for expert, piece in zip(self.experts, pieces, strict=True) if len(piece)])
         out = torch.empty_like(done)
         out[order] = done
@@ -84,39 +84,39 @@ class TokensSorted(Mixture):
 
 
 class Capacity(Mixture):
-    """As GShard: a one-hot tensor multiplies the rows into as many places for each expert."""
+    """As GShard: a product with a one-hot tensor puts rows into the slots of each expert, its capacity."""
 
     def mix(self, x, weights, chosen):
-        places = places_for(len(x))
+        capacity = capacity_of(len(x))
         hot = F.one_hot(chosen.view(-1), EXPERTS)
-        place = ((hot.cumsum(0) - 1) * hot).sum(-1).view(len(x), MET).clamp(max=places - 1)
-        at = (F.one_hot(chosen, EXPERTS).unsqueeze(-1) * F.one_hot(place, places).unsqueeze(2)).sum(1).to(x.dtype)
+        slot = ((hot.cumsum(0) - 1) * hot).sum(-1).view(len(x), TOPK).clamp(max=capacity - 1)
+        at = (F.one_hot(chosen, EXPERTS).unsqueeze(-1) * F.one_hot(slot, capacity).unsqueeze(2)).sum(1).to(x.dtype)
         rows = torch.einsum("sec,sm->ecm", at, x)
         done = torch.stack([expert(piece) for expert, piece in zip(self.experts, rows, strict=True)])
         return torch.einsum("sec,ecm->sm", at, done)
 
 
-def places_for(tokens):
-    """Return how many rows each expert of `Capacity` has room for."""
-    return MET * tokens // EXPERTS + 1
+def capacity_of(tokens):
+    """Return the capacity of each expert, in rows."""
+    return TOPK * tokens // EXPERTS + 1
 
 
-class PlacesFilled(Mixture):
-    """As `Capacity`, but rows are laid into the places."""
+class CapacityByIndex(Mixture):
+    """As `Capacity`, but rows are written into the slots by index."""
 
     def mix(self, x, weights, chosen):
-        places = places_for(len(x))
+        capacity = capacity_of(len(x))
         flat = chosen.view(-1)
         hot = F.one_hot(flat, EXPERTS)
-        place = ((hot.cumsum(0) - 1) * hot).sum(-1).clamp(max=places - 1)
-        token = flat.argsort(stable=True) // MET
-        rows = torch.zeros(EXPERTS, places, WIDTH)
-        rows[flat[flat.argsort(stable=True)], place[flat.argsort(stable=True)]] = x[token]
+        slot = ((hot.cumsum(0) - 1) * hot).sum(-1).clamp(max=capacity - 1)
+        token = flat.argsort(stable=True) // TOPK
+        rows = torch.zeros(EXPERTS, capacity, WIDTH)
+        rows[flat[flat.argsort(stable=True)], slot[flat.argsort(stable=True)]] = x[token]
         done = torch.stack([expert(piece) for expert, piece in zip(self.experts, rows, strict=True)])
-        return (done[flat, place].view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(1)
+        return (done[flat, slot].view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(1)
 
 
-class AllExpertsOnAll(Mixture):
+class AllExpertsOnAllTokens(Mixture):
     """Each expert computes every token, and most results are weighted by zero."""
 
     def mix(self, x, weights, chosen):
@@ -140,16 +140,16 @@ class Stacked(Mixture):
         )
 
 
-class SliceInTurn(Stacked):
+class SliceLoop(Stacked):
     """As the eager experts of transformers 5: slice by slice."""
 
     def mix(self, x, weights, chosen):
-        held = self.experts
+        params = self.experts
         out = torch.zeros_like(x)
         for number in range(EXPERTS):
             token, rank = torch.where(chosen == number)
-            inner = torch.addmm(held["bias"][number], x[token], held["up"][number])
-            out.index_add_(0, token, F.gelu(inner) @ held["down"][number] * weights[token, rank, None])
+            inner = torch.addmm(params["bias"][number], x[token], params["up"][number])
+            out.index_add_(0, token, F.gelu(inner) @ params["down"][number] * weights[token, rank, None])
         return out
 
 
@@ -157,15 +157,15 @@ class WeightsGathered(Stacked):
     """As the batched experts of transformers 5: a copy of an expert's weights for each of its rows."""
 
     def mix(self, x, weights, chosen):
-        held, flat = self.experts, chosen.view(-1)
-        rows = x.repeat_interleave(MET, dim=0).unsqueeze(1)
-        inner = torch.bmm(rows, held["up"][flat]).squeeze(1) + held["bias"][flat]
-        done = torch.bmm(F.gelu(inner).unsqueeze(1), held["down"][flat]).squeeze(1)
+        params, flat = self.experts, chosen.view(-1)
+        rows = x.repeat_interleave(TOPK, dim=0).unsqueeze(1)
+        inner = torch.bmm(rows, params["up"][flat]).squeeze(1) + params["bias"][flat]
+        done = torch.bmm(F.gelu(inner).unsqueeze(1), params["down"][flat]).squeeze(1)
         return (done.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(1)
 
 
-class Bench(nn.ModuleList):
-    """Experts that are handed sorted rows, and pick among these again."""
+class SelectingExperts(nn.ModuleList):
+    """Experts that get sorted rows, and select among these again."""
 
     def forward(self, rows, numbers):
         out = torch.zeros_like(rows)
@@ -174,21 +174,21 @@ class Bench(nn.ModuleList):
         return out
 
 
-class PickedTwice(Mixture):
-    """Rows sorted by expert, of which the module of the experts picks once more."""
+class SelectedTwice(Mixture):
+    """Rows sorted by expert, from which the module of the experts selects once more."""
 
     def __init__(self):
         super().__init__()
-        self.experts = Bench(self.experts)
+        self.experts = SelectingExperts(self.experts)
 
     def mix(self, x, weights, chosen):
         numbers, order = chosen.view(-1).sort()
-        done = self.experts(x[order // MET], numbers)
-        return torch.zeros_like(x).index_add(0, order // MET, done * weights.view(-1)[order][:, None])
+        done = self.experts(x[order // TOPK], numbers)
+        return torch.zeros_like(x).index_add(0, order // TOPK, done * weights.view(-1)[order][:, None])
 
 
 def multiply_groups(rows, weights, numbers):
-    """Return sorted rows times the weights of the experts that they meet."""
+    """Return sorted rows times the weights of their experts."""
     ends = torch.histc(numbers.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0).to(torch.int32)
     return torch._grouped_mm(rows.to(torch.bfloat16), weights.to(torch.bfloat16), ends).to(rows.dtype)
 
@@ -203,12 +203,12 @@ class WeightsStacked(Mixture):
     def mix(self, x, weights, chosen):
         numbers, order = chosen.view(-1).sort()
         stack = torch.stack([expert.weight for expert in self.experts]).transpose(1, 2)
-        done = multiply_groups(x[order // MET], stack, numbers)
-        return torch.zeros_like(x).index_add(0, order // MET, done * weights.view(-1)[order][:, None])
+        done = multiply_groups(x[order // TOPK], stack, numbers)
+        return torch.zeros_like(x).index_add(0, order // TOPK, done * weights.view(-1)[order][:, None])
 
 
-class Groups(Parts):
-    """Experts that are handed rows sorted by expert."""
+class GroupedExperts(Parts):
+    """Experts that get rows sorted by expert."""
 
     def forward(self, rows, counts):
         ends = counts.cumsum(0).to(torch.int32)
@@ -216,25 +216,25 @@ class Groups(Parts):
         return torch._grouped_mm(F.silu(inner), self.down.to(torch.bfloat16), ends)
 
 
-class RowsHandedOver(Mixture):
-    """As torchtitan: the module of the experts sees picked rows only, and weights that are cast first."""
+class SelectedRows(Mixture):
+    """As torchtitan: the module of the experts gets selected rows only, and casts its weights first."""
 
     def __init__(self):
         super().__init__()
-        self.experts = Groups(
+        self.experts = GroupedExperts(
             up=nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER)), down=nn.Parameter(torch.randn(EXPERTS, INNER, WIDTH))
         )
 
     def mix(self, x, weights, chosen):
         counts = torch.histc(chosen.float(), EXPERTS, 0, EXPERTS - 1)
         order = chosen.view(-1).argsort(stable=True)
-        token = (order // MET)[:, None].expand(-1, WIDTH)
+        token = (order // TOPK)[:, None].expand(-1, WIDTH)
         done = self.experts(torch.gather(x, 0, token).to(torch.bfloat16), counts).to(x.dtype)
         return torch.zeros_like(x).scatter_add(0, token, done * weights.view(-1)[order][:, None])
 
 
-# Written in several ways, all of which let a token meet MET of EXPERTS.
-WAYS = (
-    *(EachExpertInTurn, TokensRepeated, TokensSorted, PickedTwice),
-    *(SliceInTurn, WeightsGathered, WeightsStacked, RowsHandedOver),
+# Each routes a token to TOPK of EXPERTS experts.
+MIXTURES = (
+    *(ExpertLoop, TokensRepeated, TokensSorted, SelectedTwice),
+    *(SliceLoop, WeightsGathered, WeightsStacked, SelectedRows),
 )

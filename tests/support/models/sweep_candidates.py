@@ -29,7 +29,7 @@ def crash():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave():
+def exit_process():
     os._exit(3)
 
 
@@ -57,7 +57,7 @@ CANDIDATES = {
     "exhausts": exhaust,
     "w3": partial(linear, 3),
     "crashes": crash,
-    "leaves": leave,
+    "exits": exit_process,
     "raises": partial(linear, -1),
     "w4": partial(linear, 4),
 }

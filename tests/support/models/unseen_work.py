@@ -1,4 +1,4 @@
-"""Ways to compute outside torch's dispatcher: each is a function of a tensor, and what its work is reported as."""
+"""Functions that compute outside torch's dispatcher, and the name that the work of each is reported under."""
 
 import array
 import ctypes
@@ -19,7 +19,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Kind(NamedTuple):
-    """A function that computes a tensor like its argument unseen, and the name that its work is reported under."""
+    """A function that computes a tensor like its argument, unseen, and the name that its work is reported under."""
 
     compute: Callable[[torch.Tensor], torch.Tensor]
     op: str
@@ -190,7 +190,7 @@ _SHORT = {
     "python_list": lambda x: torch.tensor([[2 * number for number in row] for row in x.tolist()]),
     "dlpack_to_numpy_and_back": lambda x: torch.from_dlpack(np.tanh(np.from_dlpack(x))),
 }
-# Those that compute in a function of this file that others share.
+# Functions that compute in a function of this file that several of them share.
 _SHARED = {
     "dlpack_capsule": dlpack_capsule,
     "ctypes_into_empty": lambda x: _copy_memory(torch.empty_like(x), x),

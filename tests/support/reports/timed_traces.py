@@ -1,4 +1,4 @@
-"""Recordings whose clock and allocator are made up, so that every figure is known."""
+"""Recordings with an invented clock and allocator, so that every figure is known."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +10,9 @@ ENTERING = 100  # ns that each region takes before anything in it runs
 
 
 def measure(trace: Trace, durations: Mapping[str, int] | None = None, *, memory: bool = False) -> Trace:
-    """Return a trace as if it had been measured: ops take 1,000 ns, or what `durations` says of their packets.
+    """Return a trace as if it had been measured: ops take 1,000 ns, or the time of their packet in `durations`.
 
-    With `memory`, an op allocates 100 bytes and holds 50 more meanwhile; nothing is ever let go.
+    With `memory`, an op allocates 100 bytes, and 50 more while it runs; nothing is ever freed.
     """
     now, held, entered, events = 0, 0, [], []
     for event in trace.events or ():
@@ -27,7 +27,7 @@ def measure(trace: Trace, durations: Mapping[str, int] | None = None, *, memory:
             events.append(event)
         elif event.kind == "exit":
             start, before = entered.pop()
-            events.append(_leave(event, start, now, before, held, memory))
+            events.append(_exit(event, start, now, before, held, memory))
         else:
             events.append(event)
     measured = "time, memory" if memory else "time"
@@ -35,6 +35,6 @@ def measure(trace: Trace, durations: Mapping[str, int] | None = None, *, memory:
     return replace(trace, events=tuple(events), about=about)
 
 
-def _leave(event: Event, start: int, now: int, before: int, held: int, memory: bool) -> Event:
+def _exit(event: Event, start: int, now: int, before: int, held: int, memory: bool) -> Event:
     columns = {"memory_before": before, "memory_after": held, "memory_peak": held} if memory else {}
     return event._replace(start_ns=start, duration_ns=now - start, **columns)
