@@ -17,9 +17,7 @@ from fvflops.reports.escaping import plain_name
 from fvflops.text import record_data
 from fvflops.units import format_bytes, format_quantity, format_seconds, format_share, format_short, format_thousands
 
-_DIFFERENCES = (
-    "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; the above is for the fastest."
-)
+_DIFFERENCES = "Layouts differ in mesh, batch, microbatches, schedule, sharding and checkpointing; the above is for {}."
 # Figures of a layout in JSON.
 _CANDIDATE_FIELDS = (
     *("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"),
@@ -42,7 +40,8 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     settings["efficiency"] = search.efficiency.source.partition(";")[0]
     settings |= {} if search.network is None else {"network": search.network.name}
     texts, about = lead(verdict, settings)
-    parts: list[Part] = [*texts, _DIFFERENCES, _summarise(search), *_list_failures(search)]
+    differences = _DIFFERENCES.format("the fastest" if found else "the one with the lowest memory")
+    parts: list[Part] = [*texts, differences, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
         of_any_model = f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}"
