@@ -129,12 +129,12 @@ class Shared:
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin, self._end = begin, end
         self._lock = threading.Lock()
-        self._users: dict[object, Callable[[], object]] = {}
+        self._users: set[object] = set()
         at_fork(self._end_in_child)
 
     @contextmanager
-    def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
-        """Add a user while the context lasts; `call_users` calls its function."""
+    def used(self) -> Iterator[None]:
+        """Add a user while the context lasts."""
         key = object()
         try:
             with interrupts.deferred(), self._lock:
@@ -144,18 +144,14 @@ class Shared:
                     except BaseException:
                         self._end()
                         raise
-                self._users[key] = user
+                self._users.add(key)
             yield
         finally:
             with interrupts.deferred(), self._lock:
-                # In a forked child the user has been removed.
-                if self._users.pop(key, None) is not None and not self._users:
-                    self._end()
-
-    def call_users(self) -> None:
-        with interrupts.deferred():
-            for user in list(self._users.values()):
-                user()
+                if key in self._users:  # in a forked child it has been removed
+                    self._users.remove(key)
+                    if not self._users:
+                        self._end()
 
     def _end_in_child(self) -> None:
         self._lock = threading.Lock()

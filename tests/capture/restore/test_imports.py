@@ -3,6 +3,7 @@
 import importlib
 import sys
 import threading
+from importlib.machinery import SourceFileLoader
 
 import pytest
 import torch
@@ -44,23 +45,23 @@ def test_a_body_is_not_recorded_and_its_constants_have_values(folder, execution)
 
         return x @ imported_constants.TABLE
 
-    finders, x = list(sys.meta_path), torch.ones(2, 4)
+    x = torch.ones(2, 4)
     first = count_ops(model, x, execution=execution)
     module = sys.modules["imported_inner"]
     assert first == count_ops(model, x, execution=execution) == [("aten::matmul", 1)] or len(first) == 1
     assert type(module.TABLE) is torch.Tensor and (module.NUMBERS == 4).all() and module.OUT.shape == (4, 4)
     assert all(type(parameter) is nn.Parameter and not parameter.is_meta for parameter in module.LAYER.parameters())
-    assert sys.meta_path == finders
-    assert "exec_module" not in vars(module.__spec__.loader) and module.__loader__ is module.__spec__.loader
+    assert module.__loader__ is module.__spec__.loader and "exec_module" not in vars(module.__loader__)
+    assert "exec_module" not in vars(SourceFileLoader)
 
 
 def test_an_import_that_fails_is_the_models_error_and_leaves_nothing(folder):
     (folder / "imported_wrong.py").write_text("import torch\nx = torch.ones(3)\nraise KeyError('wrong')\n")
-    finders = list(sys.meta_path)
     for _ in range(2):
         with pytest.raises(KeyError, match="wrong"):
             record_call(lambda x: importlib.import_module("imported_wrong"), (torch.ones(2),))
-        assert sys.meta_path == finders and not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        assert "exec_module" not in vars(SourceFileLoader)
+        assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
 def test_an_import_may_be_looked_for_reloaded_or_in_a_thread(folder):
@@ -79,20 +80,37 @@ def test_an_import_may_be_looked_for_reloaded_or_in_a_thread(folder):
     assert all((sys.modules[name].VALUE == 1).all() for name in ("imported_here", "imported_there"))
 
 
-def test_recordings_inside_each_other_share_one_finder(folder):
+def test_a_body_is_run_once_in_recordings_inside_each_other(folder):
     (folder / "imported_inside.py").write_text("import torch\nVALUE = torch.zeros(3) + 1\n")
-    lengths = []
+
+    ones = torch.ones(3)
 
     def inner(x):
-        lengths.append(len(sys.meta_path))
-        importlib.import_module("imported_inside")
-        return x * 2
+        return importlib.import_module("imported_inside").VALUE * x
 
     def outer(x):
-        lengths.append(len(sys.meta_path))
-        record_call(inner, (torch.ones(3),))
-        return x * 2
+        record_call(inner, (ones,))
+        assert "exec_module" in vars(SourceFileLoader)
+        return inner(x)
 
-    before = len(sys.meta_path)
-    record_call(outer, (torch.ones(3),))
-    assert lengths == [before + 1] * 2 and len(sys.meta_path) == before
+    assert [op for op, _ in count_ops(outer, ones, execution="shapes")] == ["aten::mul.Tensor"]
+    assert (sys.modules["imported_inside"].VALUE == 1).all() and "exec_module" not in vars(SourceFileLoader)
+
+
+def test_a_loader_of_a_class_that_extends_pythons_runs_bodies_unrecorded(folder):
+    (folder / "imported_checked.py").write_text("import torch\nVALUE = torch.zeros(3) + 1\n")
+
+    class Checked(SourceFileLoader):
+        def exec_module(self, module):
+            super().exec_module(module)
+            module.checked = True
+
+    def model(x):
+        path = str(folder / "imported_checked.py")
+        spec = importlib.util.spec_from_file_location("imported_checked", loader=Checked("imported_checked", path))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules["imported_checked"] = module
+        return x * module.VALUE if module.checked else x
+
+    assert [op for op, _ in count_ops(model, torch.ones(3), execution="shapes")] == ["aten::mul.Tensor"]
