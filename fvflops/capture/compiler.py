@@ -88,12 +88,12 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
     fresh: dict[int, Any] = {}
 
     def call(original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if recorder.is_recording_thread() and id(function) not in fresh:
+        if id(function) not in fresh:
             fresh[id(function)] = function
             function._debug_flush_compilation_cache()
         return original(function, *args, **kwargs)
 
-    return _CALL, calling(call)
+    return _CALL, calling(call, recorder.is_recording_thread)
 
 
 def unrecorded_functions() -> list[Wrapper]:

@@ -38,11 +38,11 @@ class UnrecordedFunction(Function):
 def function_regions(recorder: Recorder) -> list[Wrapper]:
     """Return the wrappers that record each `Function.apply` as a region."""
     patch, function = (_APPLY, _apply) if _IS_PYTHON else (_FORWARD, _find_forward)
-    return [(patch, calling(partial(function, recorder)))]
+    return [(patch, calling(partial(function, recorder), recorder.is_recording_thread))]
 
 
 def _apply(recorder: Recorder, original: Callable[..., Any], cls: type, /, *args: Any, **kwargs: Any) -> Any:
-    if not recorder.is_recording_thread() or issubclass(cls, UnrecordedFunction):
+    if issubclass(cls, UnrecordedFunction):
         return original(cls, *args, **kwargs)
     recorder.activate()
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None

@@ -25,8 +25,6 @@ def backward_calls(recorder: Recorder) -> Wrapper:
     """Return the wrapper that records the calling thread of each backward pass."""
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording_thread():
-            return original(*args, **kwargs)
         recorder.thread_state().drop_ended_steps()
         recorder.stack_and_phase()  # attributes the new autograd nodes
         recorder.calling_threads.append(get_ident())
@@ -36,7 +34,7 @@ def backward_calls(recorder: Recorder) -> Wrapper:
             recorder.calling_threads.pop()
             recorder.is_after_pass = recorder.has_modules
 
-    return ENGINE_RUNS, calling(run_engine)
+    return ENGINE_RUNS, calling(run_engine, recorder.is_recording_thread)
 
 
 @contextmanager

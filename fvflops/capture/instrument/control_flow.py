@@ -70,32 +70,29 @@ def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     op is recorded at each execution and differentiated like any other; the forward of a branch or body that torch's
     backward would rerun is not counted. Ops in `stops_at` run as in torch; Triton kernels are always recorded by name.
     """
-    wrappers: list[Wrapper] = [(_CALLS, calling(partial(_run_in_python, recorder, mode)))]
-    if _COMPILED is not None:
-        wrappers.append((_COMPILED, calling(partial(_run_uncompiled, recorder))))
+    applies = recorder.is_recording_thread
+    wrappers: list[Wrapper] = [(_CALLS, calling(partial(_run_in_python, recorder, mode), applies))]
+    if _COMPILED is not None:  # the compiled code would include the dispatch mode
+        call = calling(lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})), applies)
+        wrappers.append((_COMPILED, call))
     return wrappers
 
 
 def _run_in_python(
     recorder: Recorder, mode: Mode, original: Callable[..., Any], op: HigherOrderOperator, /, *args: Any, **kwargs: Any
 ) -> Any:
-    if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention") and recorder.is_recording_thread():
+    if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention"):
         raise MissingInternal(_NO_FLEX_ATTENTION)
     op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
     handler, decomposes = _SINGLE_CALLS.get(op.name()), False
     if handler is None and op_call.name not in recorder.stops_at:
         handler, decomposes = _DECOMPOSED.get(op.name()), True
     is_traced = any(get_dispatch_mode(key) is not None for key in _TRACERS)
-    if handler is None or not recorder.is_recording_thread() or is_traced:
+    if handler is None or is_traced:
         return op_call.original(*args, **kwargs)
     if decomposes:
         recorder.decompose(op_call.name)
     return handler(op_call, *args, **kwargs)
-
-
-def _run_uncompiled(recorder: Recorder, compiled: Any, function: Any, args: Any, kwargs: Any = None) -> Any:
-    """Call a function that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
-    return function(*args, **(kwargs or {})) if recorder.is_recording_thread() else compiled(function, args, kwargs)
 
 
 def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:

@@ -48,11 +48,11 @@ def resized_storages(recorder: Recorder) -> Wrapper:
     return _RESIZE, calling(resize_)
 
 
-_MAKE_FRAME = Patch(CheckpointFrame, "__init__")
-_MAKE_HOOK = Patch(RecomputationHook, "__init__")
-_ENTER_HOOK = Patch(RecomputationHook, "__enter__")
-_LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
-_RERUN_BACKWARD = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
+_CHECKPOINTS = (
+    Patch(CheckpointFrame, "__init__"),
+    *(Patch(RecomputationHook, name) for name in ("__init__", "__enter__", "__exit__")),
+    Patch(checkpoint.CheckpointFunction, "backward", staticmethod),
+)
 
 
 def recompute_phase(recorder: Recorder) -> list[Wrapper]:
@@ -68,42 +68,36 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
 
     def make_frame(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if recorder.is_recording_thread():
-            checkpoint_stacks[self] = recorder.thread_state().stack
+        checkpoint_stacks[self] = recorder.thread_state().stack
 
     def make_hook(original: Callable[..., Any], self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
         original(self, frame, *args, **kwargs)
-        if recorder.is_recording_thread():
-            stack = checkpoint_stacks.get(frame())
-            reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
+        stack = checkpoint_stacks.get(frame())
+        reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
 
     def enter_hook(original: Callable[..., Any], self: Any) -> Any:
-        if self in reruns and recorder.is_recording_thread():
+        if self in reruns:
             reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
             recorder.thread_state().reruns += 1
         return original(self)
 
     def leave_hook(original: Callable[..., Any], self: Any, *error: Any) -> Any:
-        if self in reruns and recorder.is_recording_thread():
+        if self in reruns:
             recorder.thread_state().reruns -= 1
             recorder.end_rerun(reruns[self][1])
         return original(self, *error)
 
     def rerun_backward(original: Callable[..., Any], ctx: Any, *gradients: Any) -> Any:
-        if not recorder.is_recording_thread():
-            return original(ctx, *gradients)
         token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
         try:
             return original(ctx, *gradients)
         finally:
             recorder.end_rerun(token)
 
+    functions: tuple[Callable[..., Any], ...] = make_frame, make_hook, enter_hook, leave_hook, rerun_backward
     return [
-        (_MAKE_FRAME, calling(make_frame)),
-        (_MAKE_HOOK, calling(make_hook)),
-        (_ENTER_HOOK, calling(enter_hook)),
-        (_LEAVE_HOOK, calling(leave_hook)),
-        (_RERUN_BACKWARD, calling(rerun_backward)),
+        (patch, calling(function, recorder.is_recording_thread))
+        for patch, function in zip(_CHECKPOINTS, functions, strict=True)
     ]
 
 

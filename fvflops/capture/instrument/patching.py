@@ -93,12 +93,12 @@ class Patch:
 Wrapper = tuple[Patch, Wrap]
 
 
-def calling(function: Function) -> Wrap:
-    """Return the wrap by which a function is called with the original before its arguments."""
+def calling(function: Function, applies: Callable[[], bool] = lambda: True) -> Wrap:
+    """Return the wrap by which a function is called with the original before its arguments, while `applies()`."""
 
     def wrap(original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
+            return function(original, *args, **kwargs) if applies() else original(*args, **kwargs)
 
         return call
 

@@ -37,7 +37,7 @@ def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
         return []
     classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]
     found = [cls for cls in classes if cls is not None]
-    launch = calling(partial(_run, recorder, mode))
+    launch = calling(partial(_run, mode), recorder.is_active)
     return [(_PATCHES.setdefault(cls, Patch(cls, "run")), launch) for cls in found]
 
 
@@ -67,11 +67,8 @@ def launch_kernel(
     return mode.launch(schema, arguments, launch, find_source_line(frame).line)
 
 
-def _run(
-    recorder: Recorder, mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any
-) -> Any:
-    is_launching = getattr(_thread_local, "is_launching", False)
-    if is_launching or kwargs.get("warmup") or recorder.paused or not recorder.is_recording_thread():
+def _run(mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_thread_local, "is_launching", False) or kwargs.get("warmup"):
         return original(kernel, *args, **kwargs)
     signature = inspect.signature(_function_of(kernel))
     named = {name: value for name, value in kwargs.items() if name in signature.parameters}  # no compiler options

@@ -56,6 +56,10 @@ class RecordedStorages(RunPosition):
     def paused(self) -> bool:
         return self._pauses > 0
 
+    def is_active(self) -> bool:
+        """Return whether this thread is recorded, and the recording is not paused."""
+        return not self._pauses and self.is_recording_thread()
+
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Register storages that exist before the run and throughout it; return their indices."""
         keys = list(map(id, storages))

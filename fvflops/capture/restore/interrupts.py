@@ -53,10 +53,10 @@ class deferred:
         self._handlers: _Handlers | None = None
         self._before: tuple[bool, bool] | None = None
 
-    def __enter__(self) -> deferred:
+    def __enter__(self) -> None:
         global _handlers
         if get_ident() != threading.main_thread().ident:
-            return self
+            return
         handlers = _handlers
         if handlers is None:
             handlers = _Handlers()
@@ -67,7 +67,6 @@ class deferred:
             handlers.open = False
             handlers.may_open = before[0]
             self._handlers, self._before = handlers, before
-        return self
 
     def __exit__(self, *_: object) -> None:
         global _handlers
@@ -83,12 +82,6 @@ class deferred:
         handlers.may_open = self._before[1]
         handlers.open = self._before[0]
         if handlers.open:
-            handlers.deliver()
-
-    def deliver(self) -> None:
-        """Call the pending handlers, whose exceptions propagate, unless an enclosing context defers them too."""
-        handlers = self._handlers
-        if handlers is not None and handlers.may_open:
             handlers.deliver()
 
 
