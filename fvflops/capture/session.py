@@ -194,8 +194,7 @@ class Session:
             mode = self._make_shape_mode(recorder, index, stack, undo_log)
             prepare = self._enter_shapes(index, stack, mode, wrappers)
         else:
-            mode = RecordingMode(recorder, undo_log)
-            self._enter_real(recorder, index, stack)
+            mode = RecordingMode(recorder, self._enter_real(recorder, index, stack), undo_log)
         grad_mode = nullcontext if self.call is None else self.call.grad_mode
         stack.enter_context(grad_mode())
         stack.enter_context(
@@ -211,7 +210,7 @@ class Session:
             kernels = mode.device if self.kernels is None else torch.device(self.kernels)
             emulate_device(mode, kernels, stack, under_autograd=self._op_set == "core")
 
-    def _enter_real(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
+    def _enter_real(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UnseenWork:
         for columns in self._preexisting(index):
             recorder.register_storages(*columns[2:])
         recorder.unseen = UnseenWork(recorder, has_values=recorder.probe is None, runs_results=not self._is_training)
@@ -220,6 +219,7 @@ class Session:
             fake_mode = find_fake_mode((*index.tensors, *tensors_of(self.inputs)))
             self.execution = "real" if fake_mode is None else "fake"
             self._arguments = stack.enter_context(fake_execution(fake_mode, self.inputs))
+        return recorder.unseen
 
     def _make_shape_mode(self, recorder: Recorder, index: ModelIndex, stack: ExitStack, undo_log: UndoLog) -> ShapeMode:
         if self.call is None and find_fake_mode(index.tensors) is not None:

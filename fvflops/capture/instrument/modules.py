@@ -20,7 +20,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
-from fvflops.trace import Region
+from fvflops.trace import Region, Signature
 
 # Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
 # matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
@@ -177,7 +177,7 @@ def _around(
             leave(token, None, error)
             raise
         for op in hidden_ops.get(id(module), ()):
-            recorder.record_opaque_call(op)
+            recorder.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
         if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,30 +65,16 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            # An OptimizedModule is not in the model's index, but the module that it wraps is.
+            if is_compiling() or not (range_name := range_of.get(module) or range_of.get(unwrap_compiled(module))):
                 return original(module, *args, **kwargs)
-            range_name = range_of.get(module)
-            if range_name is None:
-                # An OptimizedModule is not in the model's index, but the module that it wraps is.
-                inner = unwrap_compiled(module)
-                range_name = None if inner is module else range_of.get(inner)
-                if range_name is None:
-                    return original(module, *args, **kwargs)
             with RecordFunction(range_name):
                 return original(module, *args, **kwargs)
 
         return call
 
     def with_range(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        range_name = range_of[module]
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return compiled(*args, **kwargs)
-            with RecordFunction(range_name):
-                return compiled(*args, **kwargs)
-
-        return call
+        return partial(around(lambda _, *args, **kwargs: compiled(*args, **kwargs)), module)
 
     with CALLS.wrapped(around), compiled_calls_replaced(model_index.names, with_range):
         yield

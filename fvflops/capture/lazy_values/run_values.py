@@ -106,11 +106,7 @@ class LazyValues:
 
     def _constant(self, tensor: torch.Tensor) -> Expression:
         with disable_dispatch_modes(), torch.no_grad():
-            stored = tensor.detach()
-            for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-                if size > 1 and stride == 0:
-                    stored = stored.narrow(dim, 0, 1)
-            alive = tensor
+            stored, alive = unexpanded(tensor), tensor
             content: Any = id(tensor.untyped_storage()), tensor.storage_offset(), tensor.stride()
             if stored.numel() <= _MAX_COPIED:  # a larger one existed before the run, which does not write to it
                 alive = stored = stored.cpu().clone(memory_format=torch.contiguous_format)
@@ -151,6 +147,15 @@ class LazyValues:
 
 class _Unknown(Exception):
     """An argument whose values are unknown."""
+
+
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
+    view = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            view = view.narrow(dim, 0, 1)
+    return view
 
 
 def _key(value: Any) -> Any:

@@ -38,15 +38,12 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether a module or one of its submodules is compiled."""
-    pending, visited = [model], set()
-    while pending:
-        module = pending.pop()
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            return True
-        if id(module) not in visited:  # a module may be unhashable
-            visited.add(id(module))
-            pending += [child for child in module._modules.values() if child is not None]
-    return False
+    paths = [module for _, module in module_paths(model)]  # of compiled ones the modules inside
+    children = [child for module in paths for child in module._modules.values() if child is not None]
+    modules = (model, *paths, *children)
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None for module in modules
+    )
 
 
 def unwrap_data_parallel(module: nn.Module) -> nn.Module:

@@ -94,8 +94,8 @@ class PythonReads:
         """Record that Python drew a random number outside torch."""
         self._random.setdefault(site.line, site.module)
 
-    def update(self) -> None:
-        """Derive the origins of all storages written so far; the events may then be discarded."""
+    def update(self, *, discard: bool = False) -> None:
+        """Derive the origins of all storages written so far; with `discard` the events will then be discarded."""
         events, origins = self._recorder.events, self._origins
         for event in events[self._position :]:
             if event[0] != "op":
@@ -112,10 +112,7 @@ class PythonReads:
             for index in writes:
                 if not (rule.ignores_contents and index in reads):
                     origins[index] = origin
-        self._position = len(events)
-
-    def restart(self) -> None:
-        self._position = 0
+        self._position = 0 if discard else len(events)
 
     def describe(self, modules: ModuleTree) -> dict[str, str]:
         """Return the locations of random draws and of reads of data, for a Trace's `about`."""

@@ -211,10 +211,6 @@ class Recorder(RecordedStorages):
         self.decomposed.add(name)
         self._active.add(self.stack_and_phase()[0] if self.backward or self._thread_states else self.stack)
 
-    def record_opaque_call(self, op: str) -> None:
-        """Record a call of an op that bypasses dispatch modes, of which only the name is known."""
-        self.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
-
     def append_call(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         self.add(self.intern(signature), reads, writes)
 
@@ -253,8 +249,7 @@ class Recorder(RecordedStorages):
 
     def _fold(self) -> None:
         """Reduce the events to call counts, since all events of a long run would fill the memory."""
-        self.python_reads.update()
-        self.python_reads.restart()
+        self.python_reads.update(discard=True)
         self._folded = self._count(self.events)
         self._folded_events += len(self.events)
         self.events.clear()
