@@ -17,7 +17,7 @@ from torch import nn
 
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.execution import ExecutionError, choose_device, needs_real_execution, suspend_outer_recordings
-from fvflops.capture.instrument.backward import AutogradUsed
+from fvflops.capture.instrument.autograd import AutogradUsed
 from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled

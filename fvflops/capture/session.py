@@ -28,7 +28,7 @@ from fvflops.capture.execution import (
     needs_real_execution,
     suspend_outer_recordings,
 )
-from fvflops.capture.instrument.backward import AutogradUse, gradients_restored
+from fvflops.capture.instrument.autograd import AutogradUse, gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.patching import Wrapper

@@ -13,15 +13,13 @@ from torch.utils import checkpoint
 
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_functions
 from fvflops.capture.decomposed_attention import attention_pairs
-from fvflops.capture.instrument.autograd_functions import function_regions
-from fvflops.capture.instrument.backward import backward_calls
-from fvflops.capture.instrument.control_flow import run_control_flow
+from fvflops.capture.instrument.autograd import backward_calls, function_regions
+from fvflops.capture.instrument.control_flow import run_control_flow, triton_launches
 from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.instrument.threads import model_threads
-from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real_mode import RecordingMode

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.recorder.run_position import RunPosition
+from fvflops.capture.recorder.run_position import RunPosition, append_row
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, own_index
 from fvflops.capture.unseen.unseen_work import UnseenWork

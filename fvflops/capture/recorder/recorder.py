@@ -16,8 +16,8 @@ from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
+from fvflops.capture.recorder.run_position import OpenRegion, ThreadState
 from fvflops.capture.recorder.tensor_specs import describe_tensor, tensors_of
-from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.op_kinds import UNINITIALISED

@@ -26,7 +26,7 @@ from fvflops.capture.restore.contents import (
     kind_of,
     save_iterator,
 )
-from fvflops.capture.restore.generators import SavedGenerator
+from fvflops.capture.restore.global_state import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
 from fvflops.capture.restore.torch_state import without_modes
 

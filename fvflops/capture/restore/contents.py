@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.restore.generators import comparable
+from fvflops.capture.restore.global_state import comparable
 
 # Immutable types without references.
 VALUE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})

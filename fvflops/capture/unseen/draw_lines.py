@@ -11,7 +11,7 @@ from typing import Any
 from fvflops.capture.recorder.caller_lines import path_of
 from fvflops.capture.recorder.python_reads import Site
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.restore.generators import SavedGenerator
+from fvflops.capture.restore.global_state import SavedGenerator
 from fvflops.capture.restore.restore import Snapshot
 
 
