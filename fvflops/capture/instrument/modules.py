@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 
 from fvflops.capture.instrument.leaf_calls import find_leaf_calls
 from fvflops.capture.instrument.patching import Patch, wrapped
@@ -30,13 +30,8 @@ CALLS = Patch(*module_call)
 _COMPILES = Patch(nn.Module, "compile")
 
 
-class _Unfused(TorchFunctionMode):
+class _Unfused(BaseTorchFunctionMode):
     """A function mode without effect, except that torch does not take its fused path."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
         # A signal may have interrupted torch's handling of the mode stack.

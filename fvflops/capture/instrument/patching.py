@@ -66,10 +66,6 @@ class Patch:
         else:
             self._restore()
 
-    def remove_all(self) -> None:
-        self._wraps.clear()
-        self._restore()
-
     def _apply(self) -> None:
         call = self._original
         for wrap in self._wraps:
@@ -164,7 +160,8 @@ def _remove_all_in_child() -> None:
     global _LOCK
     _LOCK = threading.RLock()
     for patch in list(_ACTIVE_PATCHES.values()):
-        patch.remove_all()
+        patch._wraps.clear()
+        patch._restore()
 
 
 at_fork(_remove_all_in_child)
