@@ -189,11 +189,9 @@ def _around(
 
 def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
     """Return id → region of each module, except modules that tracing added to a graph."""
-    if model_index.graphs is None:  # the usual case, of up to thousands of modules
-        return dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
-    is_hidden = model_index.graphs.is_hidden
-    pairs = zip(model_index.modules, model_index.regions, strict=True)
-    return {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
+    graphs, pairs = model_index.graphs, zip(model_index.modules, model_index.regions, strict=True)
+    kept = [pair for pair in pairs if graphs is None or not graphs.is_hidden(pair[1].name)]
+    return {id(module): recorder.region(region) for module, region in kept}
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:

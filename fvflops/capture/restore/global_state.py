@@ -237,10 +237,7 @@ class SavedSettings:
 
 def read_settings(settings: Sequence[tuple[_Get, _Set]]) -> list[Any]:
     """Return the values of settings, `_ABSENT` for settings that this version of torch lacks."""
-    try:
-        return [get() for get, _ in settings]
-    except (RuntimeError, AttributeError, MissingInternal):
-        return [_read(get) for get, _ in settings]
+    return [_read(get) for get, _ in settings]
 
 
 def _read(get: _Get) -> Any:
