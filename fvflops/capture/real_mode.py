@@ -257,7 +257,7 @@ class RecordingMode(SubclassAwareMode):
         with interrupts.deferred(), disable_dispatch_modes():
             result = call_kernel()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
-        self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
+        self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()))
         self._unseen_work.record_write(kwargs)
         return result
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -184,7 +183,7 @@ def _launch_triton(
         **options,
     )
     all_arguments = {**arguments, **table.get_constant_args(constant_args_idx)}
-    launch_kernel(op_call.mode, table.get_kernel(kernel_idx), all_arguments, launch, sys._getframe(1))
+    launch_kernel(op_call.mode, table.get_kernel(kernel_idx), all_arguments, launch)
     return None if clones is None else {name: arguments[name] for name in clones}
 
 
@@ -239,9 +238,7 @@ def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     return [(_PATCHES.setdefault(cls, Patch(cls, "run")), launch) for cls in found]
 
 
-def launch_kernel(
-    mode: Mode, kernel: Any, arguments: Mapping[str, Any], call_kernel: Callable[[], Any], frame: FrameType | None
-) -> Any:
+def launch_kernel(mode: Mode, kernel: Any, arguments: Mapping[str, Any], call_kernel: Callable[[], Any]) -> Any:
     """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it in real execution."""
     names = tuple(arguments)
     name = f"triton::{_function_of(kernel).__name__}"
@@ -262,7 +259,7 @@ def launch_kernel(
         finally:
             _thread_local.is_launching = False
 
-    return mode.launch(schema, arguments, launch, find_source_line(frame).line)
+    return mode.launch(schema, arguments, launch, find_source_line(sys._getframe(1)).line)
 
 
 def _run(mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +269,7 @@ def _run(mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, *
     named = {name: value for name, value in kwargs.items() if name in signature.parameters}  # no compiler options
     bound = signature.bind_partial(*args, **named)
     bound.apply_defaults()
-    return launch_kernel(mode, kernel, bound.arguments, partial(original, kernel, *args, **kwargs), sys._getframe(1))
+    return launch_kernel(mode, kernel, bound.arguments, partial(original, kernel, *args, **kwargs))
 
 
 def _function_of(kernel: Any) -> Any:

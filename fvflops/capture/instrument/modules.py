@@ -172,7 +172,7 @@ def _around(
             leave(token, None, error)
             raise
         for op in hidden_ops.get(id(module), ()):
-            recorder.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
+            recorder.append_call(Signature(op, (), (), (), f"{op}(...)"))
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
         if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:

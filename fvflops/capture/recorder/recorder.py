@@ -211,8 +211,8 @@ class Recorder(RecordedStorages):
         self.decomposed.add(name)
         self._active.add(self.stack_and_phase()[0] if self.backward or self._thread_states else self.stack)
 
-    def append_call(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
-        self.add(self.intern(signature), reads, writes)
+    def append_call(self, signature: Signature, reads: Sequence[int] = ()) -> None:
+        self.add(self.intern(signature), reads, ())
 
     def add(self, signature: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
         """Record a call by its signature's index, with the storages that it reads and creates.

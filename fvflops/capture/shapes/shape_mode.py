@@ -130,7 +130,7 @@ class ShapeMode(ShapeResults):
         signature = Signature(
             schema.name, schema.names, normalise(schema, (), spec_kwargs), outputs, schema.text, source
         )
-        self.recorder.append_call(signature, storages, ())
+        self.recorder.append_call(signature, storages)
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         if self.nested:
