@@ -204,37 +204,30 @@ class _Handlers:
         if not self._pending:
             return
         was_open, self.open = self.open, False
-        error = None
         try:
-            error = self._call_pending()
-            if error is not None:
-                self.raised = error
-                raise error
+            while self._pending:
+                self._call_one()
+        except BaseException as error:
+            self.raised = error
+            raise
         finally:
-            error = None
             self.open = was_open
 
     def _call_all(self) -> BaseException | None:
         first = None
         try:
             while self._pending:
-                error = self._call_pending()
-                first = error if first is None else first
+                try:
+                    self._call_one()
+                except BaseException as error:
+                    first = error if first is None else first
             return first
         finally:
-            first = error = None
+            first = None
 
-    def _call_pending(self) -> BaseException | None:
-        while self._pending:
-            number = next(iter(self._pending))
-            frame = self._pending.pop(number)
-            try:
-                self._originals[number](number, frame)
-            except BaseException as error:
-                return error
-            finally:
-                frame = None
-        return None
+    def _call_one(self) -> None:
+        number = next(iter(self._pending))
+        self._originals[number](number, self._pending.pop(number))
 
 
 _handlers: _Handlers | None = None
