@@ -142,16 +142,14 @@ class _Handlers:
 
     def uninstall(self) -> None:
         """Restore the handlers, call pending ones, and raise the first exception."""
-        early = self._call_all()
         try:
-            self._retry(self._set_originals)
-            late = self._call_all()
-            for error in (early, self._error, late):
-                if error is not None:
-                    raise error
+            for step in (self._call_pending, self._set_originals, self._call_pending):
+                self._retry(step)
+            if self._error is not None:
+                raise self._error
         finally:
             self._ended = True
-            self.raised = self._error = error = early = late = None  # their frames refer to this object
+            self.raised = self._error = None  # their frames refer to this object
 
     def _wrap_handlers(self) -> None:
         for number in self._originals:
@@ -205,29 +203,17 @@ class _Handlers:
             return
         was_open, self.open = self.open, False
         try:
-            while self._pending:
-                self._call_one()
+            self._call_pending()
         except BaseException as error:
             self.raised = error
             raise
         finally:
             self.open = was_open
 
-    def _call_all(self) -> BaseException | None:
-        first = None
-        try:
-            while self._pending:
-                try:
-                    self._call_one()
-                except BaseException as error:
-                    first = error if first is None else first
-            return first
-        finally:
-            first = None
-
-    def _call_one(self) -> None:
-        number = next(iter(self._pending))
-        self._originals[number](number, self._pending.pop(number))
+    def _call_pending(self) -> None:
+        while self._pending:
+            number = next(iter(self._pending))
+            self._originals[number](number, self._pending.pop(number))
 
 
 _handlers: _Handlers | None = None
