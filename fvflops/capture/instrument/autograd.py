@@ -25,20 +25,16 @@ ENGINE_RUNS = Patch(*engine_run)
 _Leaf = Callable[[], torch.Tensor | None]
 
 
-def backward_calls(recorder: Recorder) -> Wrapper:
-    """Return the wrapper that records the calling thread of each backward pass."""
-
-    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        recorder.thread_state().drop_ended_steps()
-        recorder.stack_and_phase()  # attributes the new autograd nodes
-        recorder.calling_threads.append(get_ident())
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.calling_threads.pop()
-            recorder.is_after_pass = recorder.has_modules
-
-    return ENGINE_RUNS, calling(run_engine, recorder.is_recording_thread)
+def run_backward(recorder: Recorder, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass, and record the thread that calls it."""
+    recorder.thread_state().drop_ended_steps()
+    recorder.stack_and_phase()  # attributes the new autograd nodes
+    recorder.calling_threads.append(get_ident())
+    try:
+        return original(*args, **kwargs)
+    finally:
+        recorder.calling_threads.pop()
+        recorder.is_after_pass = recorder.has_modules
 
 
 @contextmanager

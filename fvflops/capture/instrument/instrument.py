@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils import checkpoint
 
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_functions
 from fvflops.capture.decomposed_attention import attention_pairs
-from fvflops.capture.instrument.autograd import backward_calls, function_regions
+from fvflops.capture.instrument.autograd import ENGINE_RUNS, function_regions, run_backward
 from fvflops.capture.instrument.control_flow import run_control_flow, triton_launches
 from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
@@ -34,16 +35,12 @@ from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_
 _RESIZE = Patch(torch.UntypedStorage, "resize_")
 
 
-def resized_storages(recorder: Recorder) -> Wrapper:
-    """Return the wrapper that records resized storages of real tensors; shape tensors record theirs."""
-
-    def resize_(original: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
-        result = original(storage, nbytes)
-        if recorder.recording and not recorder.paused:
-            recorder.record_resized(storage)
-        return result
-
-    return _RESIZE, calling(resize_)
+def _resize(recorder: Recorder, original: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+    """Resize a storage of real tensors, and record that; shape tensors record theirs."""
+    result = original(storage, nbytes)
+    if recorder.recording and not recorder.paused:
+        recorder.record_resized(storage)
+    return result
 
 
 _CHECKPOINTS = (
@@ -135,7 +132,7 @@ def instrument(
         attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *outside_calls(recorder),
-        resized_storages(recorder),
+        (_RESIZE, calling(partial(_resize, recorder))),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
         *graph_scopes(recorder, model_index),
@@ -146,7 +143,8 @@ def instrument(
     if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
         wrappers.append(offloaded_activations())
     if training:
-        wrappers += [backward_calls(recorder), *recompute_phase(recorder)]
+        backward = ENGINE_RUNS, calling(partial(run_backward, recorder), recorder.is_recording_thread)
+        wrappers += [backward, *recompute_phase(recorder)]
     with (
         module_scopes(recorder, model_index, mode, scripts),
         wrapped(wrappers),
