@@ -38,6 +38,7 @@ from fvflops.capture.model.read_module_tree import describe_inputs, unwrap_data_
 from fvflops.capture.model.script_copy import ScriptCopy, copy_scripts
 from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors, report_changed_arrays
 from fvflops.capture.real_mode import RecordingMode
+from fvflops.capture.recorder.python_reads import DrawFinder
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
@@ -51,7 +52,6 @@ from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
-from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.outside_calls import saved_exports
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -169,7 +169,7 @@ class Session:
             stack.enter_context(compiler_disabled())
             self._enter(recorder, index, stack)
             if self.draws is not None:
-                stack.enter_context(self.draws.locating(recorder))
+                stack.enter_context(self.draws.locating(recorder.python_reads))
             self._stack = stack.pop_all()
 
     def _enter(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
@@ -280,7 +280,7 @@ class Session:
         if self.call is not None:  # frees by restoring are not the call's
             stack.callback(recorder.close)
         if self.draws is not None:
-            stack.callback(self.draws.compare, snapshot, recorder)
+            stack.callback(self.draws.compare, snapshot.generators, recorder.python_reads)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         if self._is_training:  # the snapshot covers the model's gradients; its code may use others

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import takewhile
 from traceback import walk_stack
-from types import FrameType
-from typing import NamedTuple
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 from weakref import proxy
 
 import torch
 
-from fvflops.capture.recorder.caller_lines import PACKAGE_FOLDER, TORCH_FOLDER, find_source_line
+from fvflops.capture.recorder.caller_lines import PACKAGE_FOLDER, TORCH_FOLDER, find_source_line, path_of
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
+from fvflops.capture.restore.global_state import SavedGenerator
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import ModuleTree, Signature, tensors_in
@@ -53,7 +55,7 @@ class PythonReads:
     """
 
     def __init__(self, recorder: RecordedStorages) -> None:
-        self._recorder: RecordedStorages = proxy(recorder)  # which owns this
+        self.recorder: RecordedStorages = proxy(recorder)  # which owns this
         self.is_real = True
         self.has_draws = False
         # In a program its tensors are the inputs.
@@ -68,7 +70,7 @@ class PythonReads:
 
     def record(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record that Python reads tensors' values, or that they decide the size of a result."""
-        recorder = self._recorder
+        recorder = self.recorder
         if not (self.is_real or self.has_draws) or recorder.paused:
             return
         if not (recorder.thread_state().opened or current_autograd_node() is not None):
@@ -96,14 +98,14 @@ class PythonReads:
 
     def update(self, *, discard: bool = False) -> None:
         """Derive the origins of all storages written so far; with `discard` the events will then be discarded."""
-        events, origins = self._recorder.events, self._origins
+        events, origins = self.recorder.events, self._origins
         for event in events[self._position :]:
             if event[0] != "op":
                 continue
             reads, writes = event[5:7]
             rule = self._rules.get(event[1])
             if rule is None:
-                rule = self._rules[event[1]] = _origin_rule(self._recorder.signature_at(event[1]))
+                rule = self._rules[event[1]] = _origin_rule(self.recorder.signature_at(event[1]))
             origin = _RANDOM if rule.is_random else 0
             if not rule.ignores_contents:
                 floats = rule.floats if len(rule.floats) == len(reads) else (any(rule.floats),) * len(reads)
@@ -127,7 +129,7 @@ class PythonReads:
         known = self._origins.get(index)
         if known is not None:
             return known
-        nbytes, _, kind = self._recorder.storages[index][:3]
+        nbytes, _, kind = self.recorder.storages[index][:3]
         if kind == "op":
             return 0
         if kind == "input" or (kind == "outside" and self.is_program):
@@ -170,3 +172,81 @@ def _is_without_consequence(frame: FrameType) -> bool:
     paths = (frame.f_code.co_filename for frame, _ in walk_stack(frame))
     inner = takewhile(lambda path: path.startswith((TORCH_FOLDER, PACKAGE_FOLDER)), paths)
     return any(path.startswith(_WITHOUT_CONSEQUENCE) for path in inner)
+
+
+class DrawFinder:
+    """Find the generators that a run draws from, and in a second run the lines that draw.
+
+    States are compared at the end of the first run, and after each line of the model's source in the second.
+    """
+
+    def __init__(self) -> None:
+        self._generators: list[SavedGenerator] = []
+        self._located = False
+
+    @property
+    def needs_second_run(self) -> bool:
+        """Whether a run drew numbers on unknown lines."""
+        return bool(self._generators) and not self._located
+
+    def compare(self, generators: Callable[[], Iterable[SavedGenerator]], reads: PythonReads) -> None:
+        """Find the generators that a run drew from; record a draw without a line if none is known."""
+        self._generators = [saved for saved in generators() if saved.has_drawn]
+        if self.needs_second_run:
+            reads.record_draw(Site("", ""))
+
+    @contextmanager
+    def locating(self, reads: PythonReads) -> Iterator[None]:
+        """Record the lines that draw from the generators of an earlier run, if any, while the context lasts."""
+        if not self._generators:
+            yield
+            return
+        self._located = True
+        outer = sys.gettrace()
+        tracer = _LineTracer(reads, self._generators)
+        sys.settrace(tracer.on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(outer)
+            tracer.finish()
+
+
+class _LineTracer:
+    """A trace function that attributes changes of generators to the line that ran before."""
+
+    def __init__(self, reads: PythonReads, generators: list[SavedGenerator]) -> None:
+        self._reads = reads
+        self._generators = generators
+        self._states = [saved.state() for saved in generators]
+        self._last: tuple[CodeType, int, int] | None = None  # with the stack of modules
+
+    def on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        """Trace the lines of a function of the model's source."""
+        return None if path_of(frame.f_code) is None else self._on_event(frame, event, argument)
+
+    def _on_event(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        self._compare()
+        current: FrameType | None = frame
+        if event == "return":
+            current = frame.f_back
+            while current is not None and path_of(current.f_code) is None:
+                current = current.f_back
+        if current is not None:
+            self._last = current.f_code, current.f_lineno, self._reads.recorder.thread_state().stack
+        return self._on_event
+
+    def finish(self) -> None:
+        """Record draws after the last line, or in other threads, without a line."""
+        self._last = None
+        self._compare()
+
+    def _compare(self) -> None:
+        states = [saved.state() for saved in self._generators]
+        if states == self._states:
+            return
+        self._states, site = states, Site("", "")
+        if self._last is not None:
+            code, line, stack = self._last
+            site = Site(self._reads.recorder.module_at(stack), f"{path_of(code)}:{line}")
+        self._reads.record_draw(site)
