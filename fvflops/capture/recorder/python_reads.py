@@ -37,13 +37,6 @@ _WITHOUT_CONSEQUENCE = tuple(
 )
 
 
-class Site(NamedTuple):
-    """The module and the source line at which Python read a value or drew a number."""
-
-    module: str
-    line: str
-
-
 class PythonReads:
     """Reads of a run's values by Python, inside modules: `bool`, `item`, `tolist`, sizes of data-dependent ops.
 
@@ -86,15 +79,15 @@ class PythonReads:
         frame = sys._getframe(1)
         if _is_without_consequence(frame):
             return
-        site = Site(recorder.current_module(), find_source_line(frame).line)
+        module, line = recorder.current_module(), find_source_line(frame).line
         if is_data:
-            self._data.setdefault(site.line, site.module)
+            self._data.setdefault(line, module)
         if origin & _RANDOM:
-            self._random.setdefault(site.line, site.module)
+            self._random.setdefault(line, module)
 
-    def record_draw(self, site: Site) -> None:
-        """Record that Python drew a random number outside torch."""
-        self._random.setdefault(site.line, site.module)
+    def record_draw(self, module: str = "", line: str = "") -> None:
+        """Record that Python drew a random number outside torch, in a module and on a source line if known."""
+        self._random.setdefault(line, module)
 
     def update(self, *, discard: bool = False) -> None:
         """Derive the origins of all storages written so far; with `discard` the events will then be discarded."""
@@ -193,7 +186,7 @@ class DrawFinder:
         """Find the generators that a run drew from; record a draw without a line if none is known."""
         self._generators = [saved for saved in generators() if saved.has_drawn]
         if self.needs_second_run:
-            reads.record_draw(Site("", ""))
+            reads.record_draw()
 
     @contextmanager
     def locating(self, reads: PythonReads) -> Iterator[None]:
@@ -245,8 +238,9 @@ class _LineTracer:
         states = [saved.state() for saved in self._generators]
         if states == self._states:
             return
-        self._states, site = states, Site("", "")
-        if self._last is not None:
+        self._states = states
+        if self._last is None:
+            self._reads.record_draw()
+        else:
             code, line, stack = self._last
-            site = Site(self._reads.recorder.module_at(stack), f"{path_of(code)}:{line}")
-        self._reads.record_draw(site)
+            self._reads.record_draw(self._reads.recorder.module_at(stack), f"{path_of(code)}:{line}")
