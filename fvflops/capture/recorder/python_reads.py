@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import takewhile
 from traceback import walk_stack
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import proxy
 
 import torch
@@ -59,7 +59,7 @@ class PythonReads:
         # By storage, and the number of events that it was derived from.
         self._origins: dict[int, int] = {}
         self._position = 0
-        self._rules: dict[int, _OriginRule] = {}
+        self._rules: dict[int, tuple[int, tuple[bool, ...] | None]] = {}  # by signature
 
     def record(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record that Python reads tensors' values, or that they decide the size of a result."""
@@ -99,14 +99,12 @@ class PythonReads:
             rule = self._rules.get(event[1])
             if rule is None:
                 rule = self._rules[event[1]] = _origin_rule(self.recorder.signature_at(event[1]))
-            origin = _RANDOM if rule.is_random else 0
-            if not rule.ignores_contents:
-                floats = rule.floats if len(rule.floats) == len(reads) else (any(rule.floats),) * len(reads)
-                for index, is_float in zip(reads, floats, strict=True):
+            origin, floats = rule
+            if floats is not None:
+                known = floats if len(floats) == len(reads) else (any(floats),) * len(reads)
+                for index, is_float in zip(reads, known, strict=True):
                     origin |= self._origin_of(index, is_float)
-            for index in writes:
-                if not (rule.ignores_contents and index in reads):
-                    origins[index] = origin
+            origins.update({index: origin for index in writes if floats is not None or index not in reads})
         self._position = 0 if discard else len(events)
 
     def describe(self, modules: ModuleTree) -> dict[str, str]:
@@ -130,21 +128,14 @@ class PythonReads:
         return _FLOAT if is_float and not (kind == "outside" and nbytes <= _CONSTANT_BYTES) else 0
 
 
-class _OriginRule(NamedTuple):
-    """How the origin of an op's results follows: it is random, reads only metadata, and which tensors are floats."""
-
-    is_random: bool
-    ignores_contents: bool
-    floats: tuple[bool, ...]
-
-
-def _origin_rule(signature: Signature) -> _OriginRule:
+def _origin_rule(signature: Signature) -> tuple[int, tuple[bool, ...] | None]:
+    """Return an op's own part of its results' origin, and which tensors it reads are floats, None if no contents."""
     values = dict(zip(signature.names, signature.inputs, strict=False))
     is_switched_off = any(name in values and values[name] == off for name, off in _SWITCHES.items())
-    floats = tuple(spec.is_floating_point or spec.is_complex for spec in tensors_in(signature.inputs))
-    return _OriginRule(
-        _is_random(signature.op) and not is_switched_off, signature.op in METADATA_ONLY | UNINITIALISED, floats
-    )
+    origin = _RANDOM if _is_random(signature.op) and not is_switched_off else 0
+    if signature.op in METADATA_ONLY | UNINITIALISED:
+        return origin, None
+    return origin, tuple(spec.is_floating_point or spec.is_complex for spec in tensors_in(signature.inputs))
 
 
 @lru_cache(maxsize=1 << 12)
