@@ -36,7 +36,7 @@ from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import describe_inputs, unwrap_data_parallel
 from fvflops.capture.model.script_copy import ScriptCopy, copy_scripts
-from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors, report_changed_arrays
+from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors
 from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.python_reads import DrawFinder
 from fvflops.capture.recorder.recorder import Recorder
@@ -314,9 +314,12 @@ class Session:
 
     def _call_model(self) -> None:
         recorder, (args, kwargs) = self.recorder, self._arguments
-        assert self.call is not None and self._snapshot is not None
+        assert self.call is not None and self._snapshot is not None and recorder.unseen is not None
         self.call.run(self.model, recorder, args, kwargs)
-        report_changed_arrays(recorder, self._index, self._snapshot)
+        for array in self._snapshot.changed_arrays():  # the work of the module that owns it
+            modules = self._index.names.items()
+            owners = [name for module, name in modules if any(item is array for item in vars(module).values())]
+            recorder.unseen.report_array(array, recorder.stack_at(owners[0] if owners else ""))
 
     def stop(self, *, complete: bool = True) -> None:
         """Stop recording and restore; not `complete` if an exception ended the program.
