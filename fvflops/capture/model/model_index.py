@@ -239,16 +239,14 @@ class _Layout:
         if keys != self._keys:
             return None
         empty = self._pick_empty(values)
-        if list(map(type, empty)) != self._empty_types or any(empty):
-            return None
-        if not all(map(is_, self._pick_immutable(values), self._immutable)):
+        is_empty = list(map(type, empty)) == self._empty_types and not any(empty)
+        if not is_empty or not all(map(is_, self._pick_immutable(values), self._immutable)):
             return None
         inner = self._pick_mappings(values)
         inner_keys, inner_values = keys_and_values(inner)
         mappings = [*attributes, *inner]
-        if inner_keys != self._inner_keys or list(map(id, inner_values)) != self._inner_ids:
-            return None
-        if list(map(len, mappings)) != self._sizes:
+        has_same_keys = list(map(len, mappings)) == self._sizes and inner_keys == self._inner_keys
+        if not has_same_keys or list(map(id, inner_values)) != self._inner_ids:
             return None
         others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
         return Contents(modules, mappings, keys + inner_keys, values + inner_values, empty, others, tensors)

@@ -330,9 +330,6 @@ class IdentityMapping(Mapping[Key, Item]):
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def __contains__(self, key: object) -> bool:
-        return id(key) in self._pairs
-
     def get(self, key: Any, default: Any = None) -> Any:
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
