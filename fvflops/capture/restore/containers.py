@@ -21,7 +21,6 @@ from fvflops.capture.restore.contents import (
     Kind,
     SavedIterator,
     advanced_iterators,
-    has_new_numbers,
     is_iterator,
     kind_of,
     save_iterator,
@@ -133,7 +132,8 @@ class ContainerSnapshot:
 
     def changed_arrays(self) -> list[Any]:
         """Return the NumPy arrays of floating-point numbers that the run has changed."""
-        return [item for kind, item, before in self._states if kind is ARRAY and has_new_numbers(item, before)]
+        arrays = [(item, before) for kind, item, before in self._states if kind is ARRAY and before is not None]
+        return [item for item, before in arrays if item.dtype.kind in "fc" and ARRAY.read(item) != before]
 
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""

@@ -123,11 +123,6 @@ def _write_array(item: Any, before: Any) -> None:
         array[...] = numpy.ndarray(shape, array.dtype, values)
 
 
-def has_new_numbers(item: Any, before: Any) -> bool:
-    """Return whether a saved NumPy array is of floating-point numbers and has other contents now."""
-    return before is not None and item.dtype.kind in "fc" and _read_array(item) != before
-
-
 def _write_numpy_generator(item: Any, before: Any) -> None:
     item.bit_generator.state = before
 
