@@ -3,7 +3,6 @@
 import importlib
 import sys
 import threading
-from importlib.machinery import SourceFileLoader
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ LAYER = torch.nn.Linear(4, 4)
 OUT = LAYER(TABLE)
 NUMBERS = TABLE.numpy()
 """
+Loader = type(torch.__loader__)  # of source files
 VALUE = "import torch\nVALUE = torch.zeros(3) + 1\n"
 
 
@@ -49,7 +49,7 @@ def test_a_body_is_not_recorded_and_its_constants_have_values(folder, execution)
     assert first == count_ops(model, torch.ones(2, 4), execution=execution) and len(first) == 1
     assert type(module.TABLE) is torch.Tensor and (module.NUMBERS == 4).all() and module.OUT.shape == (4, 4)
     assert all(type(parameter) is nn.Parameter and not parameter.is_meta for parameter in module.LAYER.parameters())
-    assert "exec_module" not in vars(SourceFileLoader)
+    assert "exec_module" not in vars(Loader)
 
 
 def test_an_import_that_fails_is_the_models_error_and_leaves_nothing(folder):
@@ -57,7 +57,7 @@ def test_an_import_that_fails_is_the_models_error_and_leaves_nothing(folder):
     for _ in range(2):
         with pytest.raises(KeyError, match="wrong"):
             record_call(lambda x: importlib.import_module("imported_wrong"), (torch.ones(2),))
-        assert "exec_module" not in vars(SourceFileLoader)
+        assert "exec_module" not in vars(Loader)
         assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
@@ -92,7 +92,7 @@ def test_a_body_is_run_once_in_recordings_inside_each_other(folder):
 def test_a_loader_of_a_class_that_extends_pythons_runs_bodies_unrecorded(folder):
     (folder / "imported_checked.py").write_text(VALUE)
 
-    class Checked(SourceFileLoader):
+    class Checked(Loader):
         def exec_module(self, module):
             super().exec_module(module)
 
