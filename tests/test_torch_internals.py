@@ -16,7 +16,7 @@ from torch import nn
 
 import fvflops
 from fvflops import torch_internals
-from fvflops.capture.instrument.backward import ENGINE_RUNS
+from fvflops.capture.instrument.autograd import ENGINE_RUNS
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.restore import torch_state

@@ -114,10 +114,9 @@ class record(FlopCountAnalysis):
         if self._stage != "new":
             raise RuntimeError("a recording can be entered only once: create another")
         try:
-            with deferred() as signals:
+            with deferred():
                 self._stage = "open"
                 self._begin()
-                signals.deliver()
         except BaseException:
             # `__exit__` is not called if `__enter__` raises. If a signal handler raises between here and the with
             # block, `__del__` ends the recording.

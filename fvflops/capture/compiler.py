@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import zipimport
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader
+from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Shared, Wrapper, calling
+from fvflops.capture.instrument.patching import Patch, Shared, Wrapper, calling, wrapped
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.torch_state import modes_removed
 from fvflops.torch_internals import (
@@ -26,6 +25,15 @@ from fvflops.torch_internals import (
     set_script_optimization,
 )
 
+_stance = ExitStack()
+# The process-wide stance of torch's compiler.
+_EAGER = Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
+# The functions that run the bodies of modules.
+_BODIES = tuple(
+    Patch(loader, "exec_module")
+    for loader in (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader, zipimport.zipimporter)
+)
+
 
 @contextmanager
 def compiler_disabled() -> Iterator[None]:
@@ -34,8 +42,11 @@ def compiler_disabled() -> Iterator[None]:
     Otherwise torch.compile would find the dispatch mode, exclude the code from compilation permanently, and raise if a
     full graph is required. The compiler, whose import takes seconds, is not imported here: if the model imports it, for
     example by its first call of flex_attention, eager mode begins with that import.
+
+    A module's body runs once per process, whatever the model computes: its ops would be part of the first recording
+    only, and its constants would have no values.
     """
-    is_forced = False
+    is_forced, importing = False, set[int]()  # threads
     with ExitStack() as stack:
 
         def force_eager() -> None:
@@ -44,64 +55,25 @@ def compiler_disabled() -> Iterator[None]:
                 is_forced = True
                 stack.enter_context(_EAGER.used())
 
+        def run_body(original: Callable[..., Any], *args: Any) -> None:
+            thread = get_ident()
+            if thread in importing:
+                original(*args)
+                return
+            importing.add(thread)
+            try:
+                with modes_removed():
+                    original(*args)
+            finally:
+                importing.discard(thread)
+                with interrupts.deferred():
+                    force_eager()
+                # Exceptions that an import handles leave frames in reference cycles, which keep the model's tensors.
+                gc.collect(1)
+
         force_eager()
-        stack.enter_context(_IMPORTS.used(force_eager))
+        stack.enter_context(wrapped([(patch, calling(run_body)) for patch in _BODIES]))
         yield
-
-
-_stance = ExitStack()
-# The process-wide stance of torch's compiler.
-_EAGER = Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
-
-
-class _Finder(MetaPathFinder):
-    """Find modules as Python does, and run their bodies without dispatch modes.
-
-    A module's body runs once per process, whatever the model computes: its ops would be part of the first recording
-    only, and its constants would have no values. Users are called after each outermost import.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.local()
-
-    def install(self) -> None:
-        sys.meta_path.insert(0, self)
-
-    def uninstall(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        finders = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(name, path, target) for finder in finders)
-        spec = next((spec for spec in specs if spec is not None), None)
-        loader: Any = None if spec is None else spec.loader
-        if hasattr(loader, "exec_module") and not isinstance(loader, type):  # classes load built-in modules
-
-            def execute(module: ModuleType) -> None:
-                vars(loader).pop("exec_module", None)
-                self._execute(loader.exec_module, module)
-
-            loader.exec_module = execute
-        return spec
-
-    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-        if getattr(self._thread, "is_importing", False):
-            execute(module)
-            return
-        self._thread.is_importing = True
-        try:
-            with modes_removed():
-                execute(module)
-        finally:
-            self._thread.is_importing = False
-            _IMPORTS.call_users()
-            # Exceptions that an import handles leave frames in reference cycles, which keep the model's tensors alive.
-            gc.collect(1)
-
-
-_FINDER = _Finder()
-_IMPORTS = Shared(_FINDER.install, _FINDER.uninstall)
 
 
 _CALL = Patch(torch.jit.ScriptFunction, "__call__")
@@ -116,12 +88,12 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
     fresh: dict[int, Any] = {}
 
     def call(original: Callable[..., Any], function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if recorder.is_recording_thread() and id(function) not in fresh:
+        if id(function) not in fresh:
             fresh[id(function)] = function
             function._debug_flush_compilation_cache()
         return original(function, *args, **kwargs)
 
-    return _CALL, calling(call)
+    return _CALL, calling(call, recorder.is_recording_thread)
 
 
 def unrecorded_functions() -> list[Wrapper]:

@@ -54,12 +54,6 @@ def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
     return replace(signature, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
-    """Mark the autograd nodes between an attention's arguments and its result."""
-    for node in nodes_between(results, arguments):
-        node.metadata[_MARK] = pairs
-
-
 def pairs_of_node(node: Any) -> Pairs | None:
     return node.metadata.get(_MARK)
 
@@ -106,19 +100,9 @@ def call_with_pairs(recorder: Any, reader: ValueReader, call: Callable[..., Any]
     finally:
         state.attention = outer
     if pairs.unmasked != pairs.all:
-        mark_nodes(result, [values.get(name) for name in names[:4]], pairs)
+        for node in nodes_between(result, [values.get(name) for name in names[:4]]):
+            node.metadata[_MARK] = pairs
     return result
-
-
-class CountedMask(ExplicitValue):
-    """The mask function of a block mask; in a signature it becomes the number of pairs computed."""
-
-    def __init__(self, function: Callable[..., Any], pairs: int) -> None:
-        super().__init__(pairs)
-        self._function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
 
 
 def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
@@ -135,7 +119,7 @@ def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[An
         pairs = sum(count_pairs(*item, (query[-2], key[-2]), mask[-3:-1]) for item in columns)
         masks = lists[0].numel() // max(1, lists[0].shape[-1])
     repeats = query[0] * query[1] // max(1, masks)  # one mask may apply to all batches, or all heads
-    counted_mask = (*mask[:-1], CountedMask(mask[-1], pairs * repeats))
+    counted_mask = (*mask[:-1], ExplicitValue(mask[-1], pairs * repeats))
     return (*args[:position], counted_mask, *args[position + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""Call a model for a recording: the forward pass, the backward pass from its loss, and changes of NumPy arrays."""
+"""Call a model for a recording: the forward pass, and the backward pass from its loss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Annotated, Any, TypedDict
 import torch
 from torch import nn
 
-from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.restore.restore import Snapshot
 from fvflops.capture.shapes.metadata import Metadata, metadata_of, metadata_of_leaf
 from fvflops.text import shown
 from fvflops.torch_internals import below_autograd, is_wrapper_subclass
@@ -108,16 +106,6 @@ class ModelCall:
                 loss = loss_of(result, self.loss)
             loss.backward()
         unseen_work.unfinished.end()
-
-
-def report_changed_arrays(recorder: Recorder, model_index: ModelIndex, snapshot: Snapshot) -> None:
-    """Report the NumPy arrays that a run has changed as work of the modules that own them."""
-    for array in snapshot.changed_arrays():
-        owners = (
-            name for module, name in model_index.names.items() if any(item is array for item in vars(module).values())
-        )
-        if recorder.unseen is not None:
-            recorder.unseen.report_array(array, recorder.stack_at(next(owners, "")))
 
 
 def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:

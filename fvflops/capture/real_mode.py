@@ -30,6 +30,7 @@ from fvflops.capture.shapes.rules.data_dependent import reads_values, tensors_re
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.capture.unseen.op_kinds import COPIES, SET_STORAGE, UNINITIALISED
+from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.torch_internals import (
     DispatchModeKey,
     OpOverload,
@@ -134,9 +135,10 @@ class SubclassAwareMode(TorchDispatchMode):
 class RecordingMode(SubclassAwareMode):
     """A dispatch mode that records all op calls, and saves storages that they overwrite in an undo log, if given."""
 
-    def __init__(self, recorder: Recorder, undo_log: UndoLog | None = None) -> None:
+    def __init__(self, recorder: Recorder, unseen_work: UnseenWork, undo_log: UndoLog | None = None) -> None:
         super().__init__()
         self.recorder = recorder
+        self._unseen_work = unseen_work
         self._undo_log = undo_log
         self._calls = SignatureCache(recorder)
         # By id: ops whose calls are recorded without further checks.
@@ -151,14 +153,10 @@ class RecordingMode(SubclassAwareMode):
         op = self._direct.get(id(func)) or self._add_direct(func)
         if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
             return self._dispatch(func, types, args, kwargs)
-        unseen_work, calls = recorder.unseen, self._calls
+        unseen_work, calls = self._unseen_work, self._calls
         if self._undo_log is not None:
             self._undo_log.before(op.schema, args, kwargs, recorder.fresh)
         pending = calls.before_call(op, args, kwargs)
-        if unseen_work is None:
-            result = op.call(*args, **kwargs)
-            calls.record(op, pending, result)
-            return result
         _, _, reads, storages = pending
         if not op.is_view:
             unseen_work.before(op.schema, args, kwargs, reads, storages)
@@ -189,12 +187,11 @@ class RecordingMode(SubclassAwareMode):
 
     def _dispatch(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record a call that needs more: measured, paused, on subclasses, or of an op that is decomposed or a query."""
-        recorder = self.recorder
+        recorder, unseen_work = self.recorder, self._unseen_work
         probe = recorder.probe
         entered_ns = 0 if probe is None else probe.clock()
         if types:
-            if recorder.unseen is not None:
-                recorder.unseen.record_subclass()
+            unseen_work.record_subclass()
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
@@ -217,17 +214,14 @@ class RecordingMode(SubclassAwareMode):
             recorder.python_reads.record(tensors_read(schema.name, args, kwargs))
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        unseen_work = recorder.unseen
-        if unseen_work is not None:
-            # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
-            # may contain data exported before.
-            unseen_work.is_lifting = func is _LIFT
+        # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it may
+        # contain data exported before.
+        unseen_work.is_lifting = func is _LIFT
         pending = self._calls.before_call(op, args, kwargs)
         _, _, reads, storages = pending
-        if unseen_work is not None:
-            unseen_work.before(schema, args, kwargs, reads, storages)
-            unseen_work.is_lifting = False
-            unseen_work.busy.add(get_ident())
+        unseen_work.before(schema, args, kwargs, reads, storages)
+        unseen_work.is_lifting = False
+        unseen_work.busy.add(get_ident())
         start = None if probe is None else probe.begin()
         if probe is not None and start is not None:
             start.ns = probe.clock()
@@ -235,20 +229,18 @@ class RecordingMode(SubclassAwareMode):
             result = op.call(*args, **kwargs)
             ended_ns = 0 if probe is None else probe.clock()
         finally:
-            if unseen_work is not None:
-                unseen_work.busy.discard(get_ident())
+            unseen_work.busy.discard(get_ident())
         duration = None if probe is None or start is None else probe.end(start, ended_ns)
         measure = tuple if probe is None or start is None else partial(probe.columns, start, duration)
         writes, _ = self._calls.record(op, pending, result, measure)
-        if unseen_work is not None:
-            unseen_work.after(schema, args, kwargs, reads, result, writes)
+        unseen_work.after(schema, args, kwargs, reads, result, writes)
         if probe is not None and start is not None:
             probe.sample()
             probe.overhead_ns += start.ns - entered_ns + probe.clock() - ended_ns + probe.dispatch_ns
         return result
 
     def for_thread(self) -> RecordingMode:
-        return RecordingMode(self.recorder, self._undo_log)
+        return RecordingMode(self.recorder, self._unseen_work, self._undo_log)
 
     def has_values(self, tensors: list[Any]) -> bool:
         return have_values(tensors)
@@ -265,9 +257,8 @@ class RecordingMode(SubclassAwareMode):
         with interrupts.deferred(), disable_dispatch_modes():
             result = call_kernel()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
-        self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
-        if self.recorder.unseen is not None:
-            self.recorder.unseen.record_write(kwargs)
+        self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()))
+        self._unseen_work.record_write(kwargs)
         return result
 
 

@@ -17,11 +17,12 @@ from torch import nn
 
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.execution import ExecutionError, choose_device, needs_real_execution, suspend_outer_recordings
-from fvflops.capture.instrument.backward import AutogradUsed
+from fvflops.capture.instrument.autograd import AutogradUsed
 from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.model_call import CallOptions, CostEstimate, Loss, Model, ModelCall
+from fvflops.capture.recorder.python_reads import DrawFinder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
@@ -29,7 +30,6 @@ from fvflops.capture.session import Session
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
-from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import Unpack, explaining_arguments, printable, shown

@@ -28,7 +28,7 @@ from fvflops.capture.execution import (
     needs_real_execution,
     suspend_outer_recordings,
 )
-from fvflops.capture.instrument.backward import AutogradUse, gradients_restored
+from fvflops.capture.instrument.autograd import AutogradUse, gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.patching import Wrapper
@@ -36,8 +36,9 @@ from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import describe_inputs, unwrap_data_parallel
 from fvflops.capture.model.script_copy import ScriptCopy, copy_scripts
-from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors, report_changed_arrays
+from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors
 from fvflops.capture.real_mode import RecordingMode
+from fvflops.capture.recorder.python_reads import DrawFinder
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
@@ -51,7 +52,6 @@ from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
-from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.outside_calls import saved_exports
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -169,7 +169,7 @@ class Session:
             stack.enter_context(compiler_disabled())
             self._enter(recorder, index, stack)
             if self.draws is not None:
-                stack.enter_context(self.draws.locating(recorder))
+                stack.enter_context(self.draws.locating(recorder.python_reads))
             self._stack = stack.pop_all()
 
     def _enter(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
@@ -194,8 +194,7 @@ class Session:
             mode = self._make_shape_mode(recorder, index, stack, undo_log)
             prepare = self._enter_shapes(index, stack, mode, wrappers)
         else:
-            mode = RecordingMode(recorder, undo_log)
-            self._enter_real(recorder, index, stack)
+            mode = RecordingMode(recorder, self._enter_real(recorder, index, stack), undo_log)
         grad_mode = nullcontext if self.call is None else self.call.grad_mode
         stack.enter_context(grad_mode())
         stack.enter_context(
@@ -211,7 +210,7 @@ class Session:
             kernels = mode.device if self.kernels is None else torch.device(self.kernels)
             emulate_device(mode, kernels, stack, under_autograd=self._op_set == "core")
 
-    def _enter_real(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
+    def _enter_real(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UnseenWork:
         for columns in self._preexisting(index):
             recorder.register_storages(*columns[2:])
         recorder.unseen = UnseenWork(recorder, has_values=recorder.probe is None, runs_results=not self._is_training)
@@ -220,6 +219,7 @@ class Session:
             fake_mode = find_fake_mode((*index.tensors, *tensors_of(self.inputs)))
             self.execution = "real" if fake_mode is None else "fake"
             self._arguments = stack.enter_context(fake_execution(fake_mode, self.inputs))
+        return recorder.unseen
 
     def _make_shape_mode(self, recorder: Recorder, index: ModelIndex, stack: ExitStack, undo_log: UndoLog) -> ShapeMode:
         if self.call is None and find_fake_mode(index.tensors) is not None:
@@ -280,7 +280,7 @@ class Session:
         if self.call is not None:  # frees by restoring are not the call's
             stack.callback(recorder.close)
         if self.draws is not None:
-            stack.callback(self.draws.compare, snapshot, recorder)
+            stack.callback(self.draws.compare, snapshot.generators, recorder.python_reads)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         if self._is_training:  # the snapshot covers the model's gradients; its code may use others
@@ -314,9 +314,12 @@ class Session:
 
     def _call_model(self) -> None:
         recorder, (args, kwargs) = self.recorder, self._arguments
-        assert self.call is not None and self._snapshot is not None
+        assert self.call is not None and self._snapshot is not None and recorder.unseen is not None
         self.call.run(self.model, recorder, args, kwargs)
-        report_changed_arrays(recorder, self._index, self._snapshot)
+        for array in self._snapshot.changed_arrays():  # the work of the module that owns it
+            modules = self._index.names.items()
+            owners = [name for module, name in modules if any(item is array for item in vars(module).values())]
+            recorder.unseen.report_array(array, recorder.stack_at(owners[0] if owners else ""))
 
     def stop(self, *, complete: bool = True) -> None:
         """Stop recording and restore; not `complete` if an exception ended the program.

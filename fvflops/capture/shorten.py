@@ -192,14 +192,6 @@ def find_index_attributes(
     return frozenset(counting)
 
 
-def _are_equal_tensors(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if _describe(first) != _describe(second):
-        return False
-    # Control flow depends on integers.
-    has_values = not first.dtype.is_floating_point and not first.dtype.is_complex and first.device.type != "meta"
-    return not has_values or torch.equal(first, second)
-
-
 def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else None
     placements = getattr(tensor, "placements", None)  # of a DTensor
@@ -216,7 +208,9 @@ def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int)
     if cls in _PLAIN or issubclass(cls, (set, frozenset)):
         return bool(first == second)
     if issubclass(cls, torch.Tensor):
-        return _are_equal_tensors(first, second)
+        # Control flow depends on integers.
+        has_values = not (first.is_floating_point() or first.is_complex()) and first.device.type != "meta"
+        return _describe(first) == _describe(second) and (not has_values or torch.equal(first, second))
     inner = partial(_are_equal, partners=partners, depth=depth + 1)
     if cls is types.MethodType:
         return inner(first.__func__, second.__func__) and inner(first.__self__, second.__self__)

@@ -21,6 +21,7 @@ from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.meta_copy import quantised_on_meta
 from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.model_call import CostEstimate, ShapeOptions, loss_of
+from fvflops.capture.recorder.python_reads import DrawFinder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
@@ -33,7 +34,6 @@ from fvflops.capture.run import (
 )
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
-from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import Unpack, explaining_arguments, printable, shown
 from fvflops.trace import StopsAt, Trace

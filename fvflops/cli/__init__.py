@@ -118,7 +118,7 @@ def _fixed_draws() -> AbstractContextManager[None]:
     """Seed random generators, so that a model with random control flow costs the same each time."""
     if "torch" not in sys.modules:
         return nullcontext()
-    from fvflops.capture.restore.generators import seeded
+    from fvflops.capture.restore.global_state import seeded
 
     return seeded(0)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.capture.restore.generators import seeded
+from fvflops.capture.restore.global_state import seeded
 from fvflops.formulas import FormulaTable
 from fvflops.plan.memory.predict_memory import predict_drawn_memory
 

@@ -14,7 +14,7 @@ from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis, sum_results
-from fvflops.capture.restore.generators import seeded
+from fvflops.capture.restore.global_state import seeded
 from fvflops.capture.run import Loss
 from fvflops.cli import format_error
 from fvflops.cli.argument_values import parse_assumptions

@@ -21,7 +21,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.restore.generators import seeded
+from fvflops.capture.restore.global_state import seeded
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.counting.uncounted_work import describe_ignored_products, find_unsupported_locations
 from fvflops.formulas import FormulaTable, resolve_table

@@ -13,6 +13,7 @@ from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import describe_call
+from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.reports import REPORTS
 from fvflops.trace import Event
 
@@ -43,7 +44,7 @@ CALLS = {
 def test_a_key_finds_the_signature_that_a_description_gives(name):
     op, args, kwargs = CALLS[name]
     recorder = Recorder(StopsAt(everything=True))
-    with RecordingMode(recorder):
+    with RecordingMode(recorder, UnseenWork(recorder)):
         for other, other_args, other_kwargs in CALLS.values():
             other(*other_args, **other_kwargs)
         for _ in range(2):
@@ -59,7 +60,7 @@ def test_a_key_finds_the_signature_that_a_description_gives(name):
 def test_an_argument_is_described_as_it_was_before_the_call():
     recorder = Recorder(StopsAt(everything=True))
     grown = torch.ones(2)
-    with RecordingMode(recorder):
+    with RecordingMode(recorder, UnseenWork(recorder)):
         torch.ops.aten.resize_.default(grown, [5])
     (signature,) = recorder._signatures
     assert signature.inputs[0].shape == (2,)
@@ -68,7 +69,7 @@ def test_an_argument_is_described_as_it_was_before_the_call():
 
 def test_a_result_tells_two_calls_with_the_same_arguments_apart():
     recorder = Recorder(StopsAt(everything=True))
-    with RecordingMode(recorder):
+    with RecordingMode(recorder, UnseenWork(recorder)):
         for mask in ([True, False, True], [True, False, False]):
             torch.ops.aten.masked_select.default(torch.ones(3), torch.tensor(mask))
     shapes = [item.outputs[0].shape for item in recorder._signatures if item.op == "aten::masked_select"]

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from fvflops.capture.restore.generators import seeded
+from fvflops.capture.restore.global_state import seeded
 from tests.support.reports.report_formats import output_of
 
 MODEL = """

@@ -57,8 +57,10 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, SystemExit):
         text = printable(f"the program asked to exit with {error.code!r}")
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if module := describe_module(error):
-        kind = f"{module}: {kind}{suggest_sizes(error)}"
+    if calls := _find_calls(error):
+        is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError, AttributeError))
+        advice = _advise(error, calls, COMMAND) if is_about_shapes and "--input" not in str(error) else ""
+        kind = f"{describe_module(error)}: {kind}{advice}"
     libraries = (str(PACKAGE), "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     if not others:
@@ -184,16 +186,8 @@ def explain_error(error: BaseException, remedies: Remedies = COMMAND) -> str:
     return _explain_call(error, calls, remedies) if isinstance(error, TypeError) else _explain_inputs(calls, remedies)
 
 
-def suggest_sizes(error: BaseException) -> str:
-    """Return what to try for an error about shapes, with the model's inputs, or about CUDA; "" for other errors."""
-    calls = _find_calls(error)
-    is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError, AttributeError))
-    if not calls or not is_about_shapes or "--input" in str(error):
-        return ""
-    return _advise(error, calls, COMMAND)
-
-
 def _advise(error: BaseException, calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
+    """Return what to try for an error about CUDA or shapes, with the model's inputs; "" for other errors."""
     if _CUDA.search(str(error)) and not torch.cuda.is_available():
         advice = f"{remedies.cuda} simulates tensors on a GPU, and torch.cuda.is_available() guards other calls"
         return f"; this machine has no CUDA: {advice}"

@@ -1,8 +1,10 @@
-"""Run torch's higher-order control flow ops (cond, while_loop, scan) in Python, so that the ops inside are recorded."""
+"""Record what torch's higher-order ops run (cond, while_loop, scan), in Python, and launches of Triton kernels."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +14,12 @@ import torch
 
 from fvflops.capture.decomposed_attention import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
-from fvflops.capture.instrument.triton_launches import Mode, launch_kernel
+from fvflops.capture.real_mode import RecordingMode
+from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
 from fvflops.capture.restore import interrupts
+from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import (
     DispatchKey,
     DispatchModeKey,
@@ -70,32 +75,29 @@ def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     op is recorded at each execution and differentiated like any other; the forward of a branch or body that torch's
     backward would rerun is not counted. Ops in `stops_at` run as in torch; Triton kernels are always recorded by name.
     """
-    wrappers: list[Wrapper] = [(_CALLS, calling(partial(_run_in_python, recorder, mode)))]
-    if _COMPILED is not None:
-        wrappers.append((_COMPILED, calling(partial(_run_uncompiled, recorder))))
+    applies = recorder.is_recording_thread
+    wrappers: list[Wrapper] = [(_CALLS, calling(partial(_run_in_python, recorder, mode), applies))]
+    if _COMPILED is not None:  # the compiled code would include the dispatch mode
+        call = calling(lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})), applies)
+        wrappers.append((_COMPILED, call))
     return wrappers
 
 
 def _run_in_python(
     recorder: Recorder, mode: Mode, original: Callable[..., Any], op: HigherOrderOperator, /, *args: Any, **kwargs: Any
 ) -> Any:
-    if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention") and recorder.is_recording_thread():
+    if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention"):
         raise MissingInternal(_NO_FLEX_ATTENTION)
     op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
     handler, decomposes = _SINGLE_CALLS.get(op.name()), False
     if handler is None and op_call.name not in recorder.stops_at:
         handler, decomposes = _DECOMPOSED.get(op.name()), True
     is_traced = any(get_dispatch_mode(key) is not None for key in _TRACERS)
-    if handler is None or not recorder.is_recording_thread() or is_traced:
+    if handler is None or is_traced:
         return op_call.original(*args, **kwargs)
     if decomposes:
         recorder.decompose(op_call.name)
     return handler(op_call, *args, **kwargs)
-
-
-def _run_uncompiled(recorder: Recorder, compiled: Any, function: Any, args: Any, kwargs: Any = None) -> Any:
-    """Call a function that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
-    return function(*args, **(kwargs or {})) if recorder.is_recording_thread() else compiled(function, args, kwargs)
 
 
 def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
@@ -181,7 +183,7 @@ def _launch_triton(
         **options,
     )
     all_arguments = {**arguments, **table.get_constant_args(constant_args_idx)}
-    launch_kernel(op_call.mode, table.get_kernel(kernel_idx), all_arguments, launch, sys._getframe(1))
+    launch_kernel(op_call.mode, table.get_kernel(kernel_idx), all_arguments, launch)
     return None if clones is None else {name: arguments[name] for name in clones}
 
 
@@ -211,3 +213,66 @@ _DECOMPOSED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("map_impl", "associative_scan", "hints_wrapper", "out_dtype", "with_effects"), _run_kernel),
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), _run_kernel),
 }
+
+
+# Modules and classes whose `run` launches a kernel. `Heuristics.run` only adds arguments and calls one of these.
+_KERNEL_CLASSES = (
+    ("triton.runtime.jit", "JITFunction"),
+    ("triton.runtime.interpreter", "InterpretedFunction"),
+    ("triton.runtime.autotuner", "Autotuner"),
+)
+_PATCHES: dict[type, Patch] = {}
+# Whether a thread is inside a launch: launches that an autotuner makes within its own launch are not recorded.
+_thread_local = threading.local()
+
+Mode = RecordingMode | ShapeMode
+
+
+def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
+    """Return the wrappers that record launches by the model's code, `kernel[grid](...)`."""
+    if "triton" not in sys.modules:
+        return []
+    classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]
+    found = [cls for cls in classes if cls is not None]
+    launch = calling(partial(_run, mode), recorder.is_active)
+    return [(_PATCHES.setdefault(cls, Patch(cls, "run")), launch) for cls in found]
+
+
+def launch_kernel(mode: Mode, kernel: Any, arguments: Mapping[str, Any], call_kernel: Callable[[], Any]) -> Any:
+    """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it in real execution."""
+    names = tuple(arguments)
+    name = f"triton::{_function_of(kernel).__name__}"
+    schema = OpSchema(
+        name,
+        names,
+        (None,) * len(names),
+        {argument: index for index, argument in enumerate(names)},
+        tuple(index for index, value in enumerate(arguments.values()) if any(True for _ in tensors_of(value))),
+        False,
+        f"{name}({', '.join(names)})",
+    )
+
+    def launch() -> Any:
+        _thread_local.is_launching = True
+        try:
+            return call_kernel()
+        finally:
+            _thread_local.is_launching = False
+
+    return mode.launch(schema, arguments, launch, find_source_line(sys._getframe(1)).line)
+
+
+def _run(mode: Mode, original: Callable[..., Any], kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_thread_local, "is_launching", False) or kwargs.get("warmup"):
+        return original(kernel, *args, **kwargs)
+    signature = inspect.signature(_function_of(kernel))
+    named = {name: value for name, value in kwargs.items() if name in signature.parameters}  # no compiler options
+    bound = signature.bind_partial(*args, **named)
+    bound.apply_defaults()
+    return launch_kernel(mode, kernel, bound.arguments, partial(original, kernel, *args, **kwargs))
+
+
+def _function_of(kernel: Any) -> Any:
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel

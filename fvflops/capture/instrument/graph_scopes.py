@@ -25,12 +25,8 @@ from fvflops.trace import Region
 _FORWARDS: WeakValueDictionary[int, Patch] = WeakValueDictionary()
 
 
-@dataclass(slots=True)
-class _Frame:
-    """A running graph: the keys of the module calls that are open in it, and their tokens; None: opened outside it."""
-
-    inherited: Sequence[str] = ()
-    opened: list[tuple[str, int | None]] = field(default_factory=list)
+# A running graph: the keys of the module calls around it, and those opened in it with their tokens; None: as around it.
+_Frame = tuple[list[str], list[tuple[str, int | None]]]
 
 
 class GraphScopes:
@@ -49,8 +45,7 @@ class GraphScopes:
         if get_ident() != self._recorder.thread and not self._recorder.is_recording_thread():
             return original(*args, **kwargs)
         frames = self._frames.setdefault(get_ident(), [])
-        keys = [key for key, _ in frames[-1].opened] if is_body and frames else ()
-        frames.append(_Frame(keys))
+        frames.append(([key for key, _ in frames[-1][1]] if is_body and frames else [], []))
         try:
             return forward(*args, **kwargs)
         finally:
@@ -58,15 +53,15 @@ class GraphScopes:
 
     def enter(self, key: str, region: int, *values: Any) -> None:
         """Open the region of a module call."""
-        frame = self._frames[get_ident()][-1]
-        depth = len(frame.opened)
-        is_open = frame.inherited[depth : depth + 1] == [key] and all(token is None for _, token in frame.opened)
+        around, opened = self._frames[get_ident()][-1]
+        depth = len(opened)
+        is_open = around[depth : depth + 1] == [key] and all(token is None for _, token in opened)
         owners = self._recorder.module_of_tensor
         inputs = tuple([value for value in values if id(value) not in self._own_tensors and id(value) not in owners])
-        frame.opened.append((key, None if is_open else self._recorder.enter(region, inputs)))
+        opened.append((key, None if is_open else self._recorder.enter(region, inputs)))
 
     def leave(self, *values: Any) -> None:
-        _, token = self._frames[get_ident()][-1].opened.pop()
+        _, token = self._frames[get_ident()][-1][1].pop()
         if token is not None:
             self._recorder.leave(token, values)
 

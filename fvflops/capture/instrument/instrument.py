@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +14,13 @@ from torch.utils import checkpoint
 
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_functions
 from fvflops.capture.decomposed_attention import attention_pairs
-from fvflops.capture.instrument.autograd_functions import function_regions
-from fvflops.capture.instrument.backward import backward_calls
-from fvflops.capture.instrument.control_flow import run_control_flow
+from fvflops.capture.instrument.autograd import ENGINE_RUNS, function_regions, run_backward
+from fvflops.capture.instrument.control_flow import run_control_flow, triton_launches
 from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.instrument.threads import model_threads
-from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real_mode import RecordingMode
@@ -36,23 +35,19 @@ from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_
 _RESIZE = Patch(torch.UntypedStorage, "resize_")
 
 
-def resized_storages(recorder: Recorder) -> Wrapper:
-    """Return the wrapper that records resized storages of real tensors; shape tensors record theirs."""
-
-    def resize_(original: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
-        result = original(storage, nbytes)
-        if recorder.recording and not recorder.paused:
-            recorder.record_resized(storage)
-        return result
-
-    return _RESIZE, calling(resize_)
+def _resize(recorder: Recorder, original: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+    """Resize a storage of real tensors, and record that; shape tensors record theirs."""
+    result = original(storage, nbytes)
+    if recorder.recording and not recorder.paused:
+        recorder.record_resized(storage)
+    return result
 
 
-_MAKE_FRAME = Patch(CheckpointFrame, "__init__")
-_MAKE_HOOK = Patch(RecomputationHook, "__init__")
-_ENTER_HOOK = Patch(RecomputationHook, "__enter__")
-_LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
-_RERUN_BACKWARD = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
+_CHECKPOINTS = (
+    Patch(CheckpointFrame, "__init__"),
+    *(Patch(RecomputationHook, name) for name in ("__init__", "__enter__", "__exit__")),
+    Patch(checkpoint.CheckpointFunction, "backward", staticmethod),
+)
 
 
 def recompute_phase(recorder: Recorder) -> list[Wrapper]:
@@ -68,42 +63,36 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
 
     def make_frame(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if recorder.is_recording_thread():
-            checkpoint_stacks[self] = recorder.thread_state().stack
+        checkpoint_stacks[self] = recorder.thread_state().stack
 
     def make_hook(original: Callable[..., Any], self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
         original(self, frame, *args, **kwargs)
-        if recorder.is_recording_thread():
-            stack = checkpoint_stacks.get(frame())
-            reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
+        stack = checkpoint_stacks.get(frame())
+        reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
 
     def enter_hook(original: Callable[..., Any], self: Any) -> Any:
-        if self in reruns and recorder.is_recording_thread():
+        if self in reruns:
             reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
             recorder.thread_state().reruns += 1
         return original(self)
 
     def leave_hook(original: Callable[..., Any], self: Any, *error: Any) -> Any:
-        if self in reruns and recorder.is_recording_thread():
+        if self in reruns:
             recorder.thread_state().reruns -= 1
             recorder.end_rerun(reruns[self][1])
         return original(self, *error)
 
     def rerun_backward(original: Callable[..., Any], ctx: Any, *gradients: Any) -> Any:
-        if not recorder.is_recording_thread():
-            return original(ctx, *gradients)
         token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
         try:
             return original(ctx, *gradients)
         finally:
             recorder.end_rerun(token)
 
+    functions: tuple[Callable[..., Any], ...] = make_frame, make_hook, enter_hook, leave_hook, rerun_backward
     return [
-        (_MAKE_FRAME, calling(make_frame)),
-        (_MAKE_HOOK, calling(make_hook)),
-        (_ENTER_HOOK, calling(enter_hook)),
-        (_LEAVE_HOOK, calling(leave_hook)),
-        (_RERUN_BACKWARD, calling(rerun_backward)),
+        (patch, calling(function, recorder.is_recording_thread))
+        for patch, function in zip(_CHECKPOINTS, functions, strict=True)
     ]
 
 
@@ -143,7 +132,7 @@ def instrument(
         attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *outside_calls(recorder),
-        resized_storages(recorder),
+        (_RESIZE, calling(partial(_resize, recorder))),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
         *graph_scopes(recorder, model_index),
@@ -154,7 +143,8 @@ def instrument(
     if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
         wrappers.append(offloaded_activations())
     if training:
-        wrappers += [backward_calls(recorder), *recompute_phase(recorder)]
+        backward = ENGINE_RUNS, calling(partial(run_backward, recorder), recorder.is_recording_thread)
+        wrappers += [backward, *recompute_phase(recorder)]
     with (
         module_scopes(recorder, model_index, mode, scripts),
         wrapped(wrappers),

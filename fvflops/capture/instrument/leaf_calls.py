@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fvflops.capture.model.attribute_plan import LeafKind
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.thread_state import append_row
+from fvflops.capture.recorder.run_position import append_row
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.shape_cache import LeafCall, leaf_calls_of
 from fvflops.capture.shapes.shape_mode import ShapeMode, graph_tracer

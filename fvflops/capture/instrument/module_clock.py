@@ -12,9 +12,9 @@ from torch import nn
 from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.probe import Probe
+from fvflops.capture.lazy_values.run_values import unexpanded
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.tensor_specs import unexpanded
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import Snapshot, restore_all
 from fvflops.capture.restore.torch_state import model_runs

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 
 from fvflops.capture.instrument.leaf_calls import find_leaf_calls
 from fvflops.capture.instrument.patching import Patch, wrapped
@@ -20,7 +20,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
-from fvflops.trace import Region
+from fvflops.trace import Region, Signature
 
 # Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
 # matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
@@ -30,13 +30,8 @@ CALLS = Patch(*module_call)
 _COMPILES = Patch(nn.Module, "compile")
 
 
-class _Unfused(TorchFunctionMode):
+class _Unfused(BaseTorchFunctionMode):
     """A function mode without effect, except that torch does not take its fused path."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
         # A signal may have interrupted torch's handling of the mode stack.
@@ -177,7 +172,7 @@ def _around(
             leave(token, None, error)
             raise
         for op in hidden_ops.get(id(module), ()):
-            recorder.record_opaque_call(op)
+            recorder.append_call(Signature(op, (), (), (), f"{op}(...)"))
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
         if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:
@@ -194,11 +189,9 @@ def _around(
 
 def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
     """Return id → region of each module, except modules that tracing added to a graph."""
-    if model_index.graphs is None:  # the usual case, of up to thousands of modules
-        return dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
-    is_hidden = model_index.graphs.is_hidden
-    pairs = zip(model_index.modules, model_index.regions, strict=True)
-    return {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
+    graphs, pairs = model_index.graphs, zip(model_index.modules, model_index.regions, strict=True)
+    kept = [pair for pair in pairs if graphs is None or not graphs.is_hidden(pair[1].name)]
+    return {id(module): recorder.region(region) for module, region in kept}
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -81,10 +82,7 @@ class OptimizerStep:
 
     def is_running(self) -> bool:
         """Return whether the step is still running; torch calls no hook after a step that raised."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame is not self._frame:
-            frame = frame.f_back
-        return frame is not None
+        return any(frame is self._frame for frame, _ in walk_stack(sys._getframe()))
 
     def stack_of(self, reads: Sequence[int]) -> int:
         """Return the stack of an op of the step by the storages it reads."""

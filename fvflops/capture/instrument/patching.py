@@ -66,10 +66,6 @@ class Patch:
         else:
             self._restore()
 
-    def remove_all(self) -> None:
-        self._wraps.clear()
-        self._restore()
-
     def _apply(self) -> None:
         call = self._original
         for wrap in self._wraps:
@@ -93,12 +89,12 @@ class Patch:
 Wrapper = tuple[Patch, Wrap]
 
 
-def calling(function: Function) -> Wrap:
-    """Return the wrap by which a function is called with the original before its arguments."""
+def calling(function: Function, applies: Callable[[], bool] = lambda: True) -> Wrap:
+    """Return the wrap by which a function is called with the original before its arguments, while `applies()`."""
 
     def wrap(original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
+            return function(original, *args, **kwargs) if applies() else original(*args, **kwargs)
 
         return call
 
@@ -129,12 +125,12 @@ class Shared:
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin, self._end = begin, end
         self._lock = threading.Lock()
-        self._users: dict[object, Callable[[], object]] = {}
+        self._users: set[object] = set()
         at_fork(self._end_in_child)
 
     @contextmanager
-    def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
-        """Add a user while the context lasts; `call_users` calls its function."""
+    def used(self) -> Iterator[None]:
+        """Add a user while the context lasts."""
         key = object()
         try:
             with interrupts.deferred(), self._lock:
@@ -144,18 +140,14 @@ class Shared:
                     except BaseException:
                         self._end()
                         raise
-                self._users[key] = user
+                self._users.add(key)
             yield
         finally:
             with interrupts.deferred(), self._lock:
-                # In a forked child the user has been removed.
-                if self._users.pop(key, None) is not None and not self._users:
-                    self._end()
-
-    def call_users(self) -> None:
-        with interrupts.deferred():
-            for user in list(self._users.values()):
-                user()
+                if key in self._users:  # in a forked child it has been removed
+                    self._users.remove(key)
+                    if not self._users:
+                        self._end()
 
     def _end_in_child(self) -> None:
         self._lock = threading.Lock()
@@ -168,7 +160,8 @@ def _remove_all_in_child() -> None:
     global _LOCK
     _LOCK = threading.RLock()
     for patch in list(_ACTIVE_PATCHES.values()):
-        patch.remove_all()
+        patch._wraps.clear()
+        patch._restore()
 
 
 at_fork(_remove_all_in_child)

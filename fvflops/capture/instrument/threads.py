@@ -21,8 +21,10 @@ Enter = Callable[[], AbstractContextManager[Any]]
 _START = Patch(threading.Thread, "start")
 _RAW_START = Patch(_thread, "start_new_thread")
 # Methods whose first argument is the function that a pool's worker calls.
-_SUBMIT = Patch(ThreadPoolExecutor, "submit")
-_POOL_CALLS = tuple(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered"))
+_SUBMITS = (
+    Patch(ThreadPoolExecutor, "submit"),
+    *(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
+)
 # Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Threads
 # for processes, and progress bars' monitors, compute nothing.
 _WORKERS = frozenset(
@@ -32,17 +34,18 @@ _WORKERS = frozenset(
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
     """Return the wrappers that record other threads, whose dispatch modes and grad mode the context `enter` sets."""
-    return [
-        (_START, calling(partial(_start, recorder, enter))),
-        (_RAW_START, calling(partial(_start_raw, recorder, enter))),
-        *((patch, calling(partial(_submit, recorder, enter))) for patch in (_SUBMIT, *_POOL_CALLS)),
-    ]
+    calls: dict[Patch, Callable[..., Any]] = {
+        _START: _start,
+        _RAW_START: _start_raw,
+        **dict.fromkeys(_SUBMITS, _submit),
+    }
+    return [(patch, calling(partial(call, recorder, enter), recorder.is_active)) for patch, call in calls.items()]
 
 
 def _start(recorder: Recorder, enter: Enter, original: Callable[..., Any], thread: threading.Thread) -> None:
     target = getattr(thread, "_target", None)
     kinds = {getattr(target, "__module__", ""), type(thread).__module__}
-    if not recorder.is_recording_thread() or recorder.paused or kinds & _WORKERS:
+    if kinds & _WORKERS:
         original(thread)
         return
     run = _recorded(recorder, enter, thread.run)
@@ -60,8 +63,6 @@ def _start(recorder: Recorder, enter: Enter, original: Callable[..., Any], threa
 def _start_raw(
     recorder: Recorder, enter: Enter, original: Callable[..., Any], function: Callable[..., Any], *args: Any
 ) -> Any:
-    if not recorder.is_recording_thread() or recorder.paused:
-        return original(function, *args)
     recorded, ended = _recorded(recorder, enter, function), threading.Event()
 
     def run(*args: Any, **kwargs: Any) -> None:
@@ -78,8 +79,6 @@ def _start_raw(
 def _submit(
     recorder: Recorder, enter: Enter, original: Any, pool: Any, function: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    if not recorder.is_recording_thread() or recorder.paused:
-        return original(pool, function, *args, **kwargs)
     result = original(pool, _recorded(recorder, enter, function), *args, **kwargs)
     # The pool refers to a result, which refers to tensors, until it is complete.
     _add_task(recorder, function, partial(_is_complete, weakref.ref(result)), sys._getframe(1))

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,30 +65,16 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            # An OptimizedModule is not in the model's index, but the module that it wraps is.
+            if is_compiling() or not (range_name := range_of.get(module) or range_of.get(unwrap_compiled(module))):
                 return original(module, *args, **kwargs)
-            range_name = range_of.get(module)
-            if range_name is None:
-                # An OptimizedModule is not in the model's index, but the module that it wraps is.
-                inner = unwrap_compiled(module)
-                range_name = None if inner is module else range_of.get(inner)
-                if range_name is None:
-                    return original(module, *args, **kwargs)
             with RecordFunction(range_name):
                 return original(module, *args, **kwargs)
 
         return call
 
     def with_range(module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        range_name = range_of[module]
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return compiled(*args, **kwargs)
-            with RecordFunction(range_name):
-                return compiled(*args, **kwargs)
-
-        return call
+        return partial(around(lambda _, *args, **kwargs: compiled(*args, **kwargs)), module)
 
     with CALLS.wrapped(around), compiled_calls_replaced(model_index.names, with_range):
         yield
@@ -95,26 +82,25 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
 
 def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -> KernelRun:
     """Return the events of the cycle of a `profile` that has just ended, as in its `events()`."""
-    inner = profiler.profiler
+    inner, launches, memory = profiler.profiler, dict[int, int](), list[tuple[int, int]]()
     modules = {range_name: name for name, range_name in name_ranges(model_index).items()}
+    results, cpu = inner.kineto_results, torch.autograd.DeviceType.CPU
+    if inner.use_device:  # in older torch versions a FunctionEvent does not contain the op that launched it
+        events = (event for event in results.events() if event.device_type() != cpu)
+        launches = {event.correlation_id(): event.linked_correlation_id() for event in events}
+    if inner.profile_memory:
+        begin = results.trace_start_ns()
+        records = [event for event in results.events() if event.name() == _ALLOCATION and event.device_type() == cpu]
+        memory = [(event.start_ns() - begin, event.nbytes()) for event in records]
+        memory.sort(key=lambda change: change[0])  # stable: simultaneous changes remain in order
     return read_events(
         inner.function_events,
         modules,
-        memory=_read_memory(inner.kineto_results) if inner.profile_memory else None,
+        memory=memory if inner.profile_memory else None,
         device=inner.use_device or "",
         complete=complete,
-        launches=_read_launches(inner.kineto_results) if inner.use_device else {},
+        launches=launches,
     )
-
-
-def _read_launches(results: Any) -> dict[int, int]:
-    """Return correlation id of a device event → correlation id of the op that launched it.
-
-    In older torch versions a FunctionEvent does not contain the latter.
-    """
-    cpu = torch.autograd.DeviceType.CPU
-    events = (event for event in results.events() if event.device_type() != cpu)
-    return {event.correlation_id(): event.linked_correlation_id() for event in events}
 
 
 def read_events(
@@ -231,15 +217,6 @@ def kind_of_range(name: str) -> str | None:
     ('step', None)
     """
     return next((kind for prefix, kind in _KIND_BY_PREFIX.items() if name.startswith(prefix)), None)
-
-
-def _read_memory(results: Any) -> list[tuple[int, int]]:
-    """Return allocations and frees on the CPU as (nanoseconds from the trace's beginning, bytes)."""
-    begin = results.trace_start_ns()
-    records = [event for event in results.events() if event.name() == _ALLOCATION]
-    cpu = torch.autograd.DeviceType.CPU
-    changes = [(event.start_ns() - begin, event.nbytes()) for event in records if event.device_type() == cpu]
-    return sorted(changes, key=lambda change: change[0])  # stable: simultaneous changes remain in order
 
 
 class _AllocatedBytes:

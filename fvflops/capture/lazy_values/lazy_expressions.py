@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -22,17 +21,16 @@ def bounds_of(
     name: str, function: Callable[..., Any], args: Sequence[Bounds | None], kwargs: Mapping[str, Any]
 ) -> Bounds | None:
     """Return the bounds of an op's result, None if unknown; `name` is the op's, without overload and underscore."""
-    rule = _RULES.get(name)
-    if rule is None or (name not in _LOGICAL and any(arg is None for arg in args)):
+    rule, known = _RULES.get(name), [arg for arg in args if arg is not None]
+    if rule is None or (name not in _LOGICAL and len(known) < len(args)):
         return None
-    known = [arg for arg in args if arg is not None]
     if name in _ADDITIVE and (len(args) > 2 or kwargs.get("alpha", 1) < 0):
         return None
     if name in _ARITHMETIC and any(getattr(low, "dtype", None) in _NARROW for low, _ in known):
         return None  # the results may wrap around
-    if (name in _LOGICAL or name in _BOOLEAN) and not (known and all(map(_is_bool, known))):
+    if name in _BOOLEAN and not (known and all(map(_is_bool, known))):
         return None
-    result = rule(function, *args, **kwargs)
+    result = rule(function, *[arg or (torch.tensor(False), torch.tensor(True)) for arg in args], **kwargs)
     return None if result is None else widened(*result)
 
 
@@ -44,8 +42,14 @@ def widened(low: Any, high: Any) -> Bounds:
     return low, high
 
 
-def _increasing(function: Callable[..., Any], *args: Bounds, **kwargs: Any) -> Bounds:
-    return function(*[low for low, _ in args], **kwargs), function(*[high for _, high in args], **kwargs)
+def _monotone(*decreasing: int) -> _Rule:
+    """Bounds of a function that decreases in the arguments at these positions, and increases in the others."""
+
+    def rule(function: Callable[..., Any], *args: Bounds, **kwargs: Any) -> Bounds:
+        ends = [arg[::-1] if position in decreasing else arg for position, arg in enumerate(args)]
+        return function(*[low for low, _ in ends], **kwargs), function(*[high for _, high in ends], **kwargs)
+
+    return rule
 
 
 def _convert(function: Callable[..., Any], values: Bounds, **kwargs: Any) -> Bounds | None:
@@ -58,23 +62,11 @@ def _convert(function: Callable[..., Any], values: Bounds, **kwargs: Any) -> Bou
     return first, last
 
 
-def _subtract(function: Callable[..., Any], one: Bounds, other: Bounds, **kwargs: Any) -> Bounds:
-    return function(one[0], other[1], **kwargs), function(one[1], other[0], **kwargs)
-
-
-def _subtract_from(function: Callable[..., Any], one: Bounds, other: Bounds, **kwargs: Any) -> Bounds:
-    return function(one[1], other[0], **kwargs), function(one[0], other[1], **kwargs)
-
-
 def _multiply(function: Callable[..., Any], one: Bounds, other: Bounds) -> Bounds:
     products = torch.stack(torch.broadcast_tensors(*(function(a, b) for a in one for b in other)))
     if products.dtype is torch.bool:
         return products.all(0), products.any(0)
     return products.amin(0), products.amax(0)
-
-
-def _negate(function: Callable[..., Any], values: Bounds) -> Bounds:
-    return function(values[1]), function(values[0])
 
 
 def _absolute(function: Callable[..., Any], values: Bounds) -> Bounds:
@@ -106,32 +98,18 @@ def _remainder(function: Callable[..., Any], one: Bounds, other: Bounds) -> Boun
     return torch.where(same, function(low, divisor), 0), torch.where(same, function(high, divisor), divisor - 1)
 
 
-def _compare(surely: Callable[[Any, Any, Any, Any], Any], possibly: Callable[[Any, Any, Any, Any], Any]) -> _Rule:
-    """Bounds of a comparison, by functions of the two operands' low and high."""
-    return lambda _, one, other: (surely(*one, *other), possibly(*one, *other))
+def _not_equal(_: Callable[..., Any], one: Bounds, other: Bounds) -> Bounds:
+    (a, b), (c, d) = one, other
+    return (b < c) | (d < a), (a != b) | (c != d) | (a != c)
 
 
-def _not_equal(a: Any, b: Any, c: Any, d: Any) -> Any:
-    return (a != b) | (c != d) | (a != c)
+def _equal(function: Callable[..., Any], one: Bounds, other: Bounds) -> Bounds:
+    surely_differ, may_differ = _not_equal(function, one, other)
+    return ~may_differ, ~surely_differ
 
 
 def _is_bool(bounds: Bounds) -> bool:
     return getattr(bounds[0], "dtype", type(bounds[0])) in (torch.bool, bool)
-
-
-def _logical(combine: Callable[[Any, Any], Any]) -> _Rule:
-    """Bounds of `and` or `or` of bools, one of which may be unknown."""
-
-    def rule(_: Callable[..., Any], *args: Bounds | None) -> Bounds:
-        (low, high), (other_low, other_high) = (arg or (False, True) for arg in args)
-        return combine(low, other_low), combine(high, other_high)
-
-    return rule
-
-
-def _exclusive_or(_: Callable[..., Any], one: Bounds, other: Bounds) -> Bounds:
-    undecided = (one[0] ^ one[1]) | (other[0] ^ other[1])
-    return ~undecided & (one[0] ^ other[0]), undecided | (one[0] ^ other[0])
 
 
 def _choose(condition: Bounds, if_true: Bounds, if_false: Bounds) -> Bounds | None:
@@ -150,40 +128,30 @@ def _hull(one: Any, other: Any, extreme: Callable[..., Any]) -> Any:
     return extreme(one, other)
 
 
-_ADDITIVE: dict[str, _Rule] = {"add": _increasing, "rsub": _subtract_from, "sub": _subtract}
+_ADDITIVE: dict[str, _Rule] = {"add": _monotone(), "rsub": _monotone(0), "sub": _monotone(1)}
 _ARITHMETIC: dict[str, _Rule] = {
     **_ADDITIVE,
+    **dict.fromkeys(("clamp_max", "clamp_min", "maximum", "minimum"), _monotone()),
     "abs": _absolute,
-    "clamp_max": _increasing,
-    "clamp_min": _increasing,
-    "maximum": _increasing,
-    "minimum": _increasing,
     "mul": _multiply,
-    "neg": _negate,
+    "neg": _monotone(0),
 }
-_LOGICAL: dict[str, _Rule] = {
-    **dict.fromkeys(("bitwise_and", "logical_and"), _logical(operator.and_)),
-    **dict.fromkeys(("bitwise_or", "logical_or"), _logical(operator.or_)),
-}
+# Their results may be known although an operand is not.
+_LOGICAL: dict[str, _Rule] = dict.fromkeys(("bitwise_and", "bitwise_or", "logical_and", "logical_or"), _monotone())
 _BOOLEAN: dict[str, _Rule] = {
-    "bitwise_not": lambda _, values: (~values[1], ~values[0]),
-    "bitwise_xor": _exclusive_or,
-    "logical_not": lambda _, values: (~values[1], ~values[0]),
-    "logical_xor": _exclusive_or,
+    **_LOGICAL,
+    **dict.fromkeys(("bitwise_not", "logical_not"), _monotone(0)),
+    **dict.fromkeys(("bitwise_xor", "logical_xor"), _not_equal),
 }
 _RULES: dict[str, _Rule] = {
     **_ARITHMETIC,
-    **_LOGICAL,
     **_BOOLEAN,
-    "div": _divide,
-    "eq": _compare(lambda *ends: ~_not_equal(*ends), lambda a, b, c, d: (a <= d) & (c <= b)),
-    "floor_divide": _divide,
-    "ge": _compare(lambda a, b, c, d: a >= d, lambda a, b, c, d: b >= c),
-    "gt": _compare(lambda a, b, c, d: a > d, lambda a, b, c, d: b > c),
-    "le": _compare(lambda a, b, c, d: b <= c, lambda a, b, c, d: a <= d),
-    "lt": _compare(lambda a, b, c, d: b < c, lambda a, b, c, d: a < d),
+    **dict.fromkeys(("div", "floor_divide"), _divide),
+    "eq": _equal,
+    **dict.fromkeys(("ge", "gt"), _monotone(1)),
+    **dict.fromkeys(("le", "lt"), _monotone(0)),
     "masked_fill": lambda _, values, mask, value: _choose(mask, value, values),
-    "ne": _compare(lambda a, b, c, d: (b < c) | (d < a), _not_equal),
+    "ne": _not_equal,
     "remainder": _remainder,
     "to": _convert,
     "where": lambda _, condition, *values: _choose(condition, *values),

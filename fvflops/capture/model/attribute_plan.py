@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -36,11 +36,10 @@ class AttributePlan:
 
     `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
     other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and
-    tuples that a module tree contains, `names` are their names, `public_tuples` the tuples' positions among these.
-    `is_shared`: the plan is cached. `is_exported`: the module has the graph, or the class, of an exported module. If
-    `is_constant`, all other values are immutable, or tuples that `pick_constants` returns with these, and `pick_empty`
-    returns the containers and children, all empty in a leaf, `pick_tensors` parameters and buffers. `texts` caches the
-    `extra_repr` of torch's classes by class and public values.
+    tuples that a module tree contains, `names` are their names. `is_shared`: the plan is cached. `is_exported`: the
+    module has the graph, or the class, of an exported module. If `is_constant`, all other values are immutable, or
+    tuples that `pick_constants` returns with these, and `pick_empty` returns the containers and children, all empty in
+    a leaf, `pick_tensors` parameters and buffers.
     """
 
     def __init__(self, keys: tuple[str, ...], types: tuple[type, ...]) -> None:
@@ -66,11 +65,9 @@ class AttributePlan:
         self.pick_containers = picker(containers)
         self.pick_public = picker(public)
         self.names = tuple([keys[position] for position in public])
-        self.public_tuples = [index for index, position in enumerate(public) if issubclass(types[position], tuple)]
         self.is_plain = len(self.mappings) == len(TENSOR_MAPPINGS)
         self.is_exported = not _EXPORTED.isdisjoint(keys)
         self.has_script_objects = torch.ScriptObject in types
-        self.has_extra_repr = "extra_repr" in keys
         self.is_shared = _SHARED_TYPES.issuperset(types)
         self.is_constant = self.is_plain and self.is_shared and not self.others
         self.pick_constants = picker(constants)
@@ -78,7 +75,6 @@ class AttributePlan:
         *tensors, children = [by_key.get(key, 0) for key in TENSOR_MAPPINGS]
         self.pick_tensors = picker(tensors)
         self.pick_empty = picker([*containers, children])
-        self.texts: dict[tuple[Any, ...], str] = {}
 
 
 def plan_of(attributes: dict[str, Any], values: list[Any]) -> AttributePlan:
@@ -129,8 +125,8 @@ _ORIGINALS: dict[type[nn.Module], list[Any]] = {
 _INTEGERS = frozenset({int})
 _MAX_KINDS = 1 << 14
 _KINDS: dict[tuple[Any, ...], LeafKind] = {}
-# Class name, classes, has_forward, extra_repr, and names and values of public attributes, as in a module tree.
-Description = tuple[str, tuple[str, ...], bool, str, tuple[str, ...], tuple[Any, ...]]
+# Class name, classes, has_forward, extra_repr, and public attributes, as in a module tree.
+Description = tuple[str, tuple[str, ...], bool, str, Mapping[str, Any]]
 
 
 class LeafKind:

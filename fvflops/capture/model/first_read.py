@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,8 +26,6 @@ from fvflops.capture.shapes.metadata import Metadata
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.lazy_records import LazyMapping
 
-_INTEGERS = frozenset({int})
-_MAX_TEXTS = 1 << 12  # per plan
 # (name, index of the tensor)
 _Tensors = tuple[tuple[str, int], ...]
 
@@ -110,19 +108,15 @@ class FirstRead:
         indexed_buffers, _ = self._index("buffer", prefix, buffers)
         description = None if kind is None else kind.descriptions.get(absent)
         if description is None:
-            description = (module._get_name(), *_describe_class(module, plan, values, absent))
+            description = (module._get_name(), *_describe_class(module, plan, values))
             if kind is not None:
                 kind.descriptions[absent] = description
         names = tuple([(key, child is not None) for key, child in children.items()]) if children else ()
         return description, absent, indexed, indexed_buffers, names
 
     def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
-        containers = plan.pick_containers(values)
-        if any(containers):
-            for value in containers:
-                (self.others if value else self.empty).append(value)
-        else:
-            self.empty += containers
+        for value in plan.pick_containers(values):
+            (self.others if value else self.empty).append(value)
         for position in plan.tuples:
             if not IMMUTABLE.issuperset(map(type, values[position])):
                 self.others.append(values[position])
@@ -155,29 +149,13 @@ class FirstRead:
 
 
 def _describe_class(
-    module: nn.Module, plan: AttributePlan, values: list[Any], absent: tuple[str, ...]
-) -> tuple[tuple[str, ...], bool, str, tuple[str, ...], tuple[Any, ...]]:
-    """Return classes, has_forward, extra_repr, and names and values of public attributes."""
-    cls: Any = type(module)
-    classes, has_forward, shows_attributes = class_facts(cls)
-    names, public = plan.names, plan.pick_public(values)
-    is_key = plan.is_shared
-    for index in plan.public_tuples:
-        value = public[index]
-        if type(value) is not tuple or not _INTEGERS.issuperset(map(type, value)):
-            is_key = False
-    if not is_key:
-        described = [(name, describe(value)) for name, value in zip(names, public, strict=True) if is_described(value)]
-        names, public = (tuple([name for name, _ in described]), tuple([value for _, value in described]))
-    if not (shows_attributes and is_key) or plan.has_extra_repr:
-        return classes, has_forward, extra_repr_of(module), names, public
-    key = cls, public, absent
-    text = plan.texts.get(key)
-    if text is None:
-        if len(plan.texts) >= _MAX_TEXTS:
-            plan.texts.clear()
-        text = plan.texts[key] = extra_repr_of(module)
-    return classes, has_forward, text, names, public
+    module: nn.Module, plan: AttributePlan, values: list[Any]
+) -> tuple[tuple[str, ...], bool, str, Mapping[str, Any]]:
+    """Return classes, has_forward, extra_repr, and public attributes."""
+    classes, has_forward = class_facts(type(module))  # type: ignore[arg-type]
+    public = zip(plan.names, plan.pick_public(values), strict=True)
+    described = {name: describe(value) for name, value in public if is_described(value)}
+    return classes, has_forward, extra_repr_of(module), described
 
 
 def _make_infos(
@@ -190,10 +168,10 @@ def _make_infos(
 
     infos = {}
     for path, first_path, (description, absent, parameters, buffers, children) in rows:
-        class_name, classes, has_forward, extra_repr, names, values = description
+        class_name, classes, has_forward, extra_repr, public = description
         prefix = path + "." if path else ""
         own_tensors = tensors(prefix, parameters), tensors(prefix, buffers)
-        attributes = {**dict(zip(names, values, strict=True)), **dict.fromkeys(absent)}
+        attributes = {**public, **dict.fromkeys(absent)}
         below = tuple([(key, prefix + key if exists else None) for key, exists in children])
         facts = class_name, classes, extra_repr, has_forward
         infos[path] = ModuleInfo(path, first_path, *facts, *own_tensors, attributes, below)

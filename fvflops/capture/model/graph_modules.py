@@ -57,10 +57,6 @@ class GraphModules:
         return bool(self.hidden) and (path in self.hidden or not self.hidden.isdisjoint(modules_above(path)))
 
 
-def is_graph(cls: type) -> bool:
-    return issubclass(cls, fx.GraphModule)
-
-
 def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], positions: Iterable[int]) -> GraphModules:
     """Return the modules that the graphs at `positions` of a model's modules name; `names` maps modules to paths.
 

@@ -8,12 +8,12 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.model.attribute_plan import picker
 from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_values
-from fvflops.capture.model.graph_modules import GraphModules, is_graph, prefix_path, read_graphs, with_graph_modules
+from fvflops.capture.model.graph_modules import GraphModules, prefix_path, read_graphs, with_graph_modules
 from fvflops.capture.model.packed_layers import LOW_PRECISION, named_tensors
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import inner_tensors
@@ -190,7 +190,7 @@ class _Layout:
         self.regions = [Region("module", path) for path in self.paths]
         special = [] if first.is_plain else list(enumerate(map(type, first.modules)))
         self.script_positions = [index for index, cls in special if issubclass(cls, torch.jit.ScriptModule)]
-        self.graph_positions = [index for index, cls in special if is_graph(cls)]
+        self.graph_positions = [index for index, cls in special if issubclass(cls, fx.GraphModule)]
         self.columns: tuple[Sequence[Any], ...] = ()
         self.metadata: list[Metadata] = []
         self.rows: list[tuple[int, str, str, str]] = []
@@ -239,16 +239,14 @@ class _Layout:
         if keys != self._keys:
             return None
         empty = self._pick_empty(values)
-        if list(map(type, empty)) != self._empty_types or any(empty):
-            return None
-        if not all(map(is_, self._pick_immutable(values), self._immutable)):
+        is_empty = list(map(type, empty)) == self._empty_types and not any(empty)
+        if not is_empty or not all(map(is_, self._pick_immutable(values), self._immutable)):
             return None
         inner = self._pick_mappings(values)
         inner_keys, inner_values = keys_and_values(inner)
         mappings = [*attributes, *inner]
-        if inner_keys != self._inner_keys or list(map(id, inner_values)) != self._inner_ids:
-            return None
-        if list(map(len, mappings)) != self._sizes:
+        has_same_keys = list(map(len, mappings)) == self._sizes and inner_keys == self._inner_keys
+        if not has_same_keys or list(map(id, inner_values)) != self._inner_ids:
             return None
         others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
         return Contents(modules, mappings, keys + inner_keys, values + inner_values, empty, others, tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +24,6 @@ from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, TensorSpec
 
 # Modules with one of these forwards are never called or run no op: that they are uncalled is not reported.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
-# Modules of torch with classes whose `extra_repr` lists their tensors (ParameterList).
-_REPR_OF_TENSORS = ("torch.nn.modules.container",)
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
@@ -38,15 +36,12 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether a module or one of its submodules is compiled."""
-    pending, visited = [model], set()
-    while pending:
-        module = pending.pop()
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            return True
-        if id(module) not in visited:  # a module may be unhashable
-            visited.add(id(module))
-            pending += [child for child in module._modules.values() if child is not None]
-    return False
+    paths = [module for _, module in module_paths(model)]  # of compiled ones the modules inside
+    children = [child for module in paths for child in module._modules.values() if child is not None]
+    modules = (model, *paths, *children)
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None for module in modules
+    )
 
 
 def unwrap_data_parallel(module: nn.Module) -> nn.Module:
@@ -125,7 +120,7 @@ def _read_module(
         ParameterInfo(prefix + name, describe_tensor(tensor), identities.setdefault(key, len(identities)), False)
         for name, key, tensor in packed_tensors(module)
     ]
-    classes, has_forward, _ = class_facts(type(module))  # type: ignore[arg-type]
+    classes, has_forward = class_facts(type(module))  # type: ignore[arg-type]
     class_name = _original_class(module)
     if class_name:
         classes = (public_class(class_name),)
@@ -189,24 +184,12 @@ def _read_tensor(
     return ParameterInfo(name, spec, identity, tensor.requires_grad, stored)
 
 
-class ClassFacts(NamedTuple):
-    """The classes whose forward a module class uses, whether that computes anything, and whether the text of
-    `extra_repr` depends only on public attributes and on which parameters are None.
-    """
-
-    classes: tuple[str, ...]
-    has_forward: bool
-    shows_attributes: bool
-
-
 @lru_cache(maxsize=4096)
-def class_facts(cls: type[nn.Module]) -> ClassFacts:
-    """Return the facts that hold for all modules of a class."""
+def class_facts(cls: type[nn.Module]) -> tuple[tuple[str, ...], bool]:
+    """Return the classes whose forward a module class uses, and whether that computes anything."""
     # By name, to avoid importing torch.ao. The forward of its PackedParams classes returns its argument.
     is_packed_params = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
-    has_forward = not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
-    shows_attributes = cls.__module__.startswith("torch.nn.modules.") and cls.__module__ not in _REPR_OF_TENSORS
-    return ClassFacts(tuple(_classes_with_forward(cls)), has_forward, shows_attributes)
+    return tuple(_classes_with_forward(cls)), not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:

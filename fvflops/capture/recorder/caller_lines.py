@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -27,7 +28,6 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _EXCLUDED_FOLDERS = (TORCH_FOLDER, PACKAGE_FOLDER)
 # Names of interactive input, which has no file; other names in angle brackets belong to generated code.
 _INTERACTIVE = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
-_PATHS: dict[CodeType, str | None] = {}
 
 
 class SourceLine(NamedTuple):
@@ -67,11 +67,19 @@ def line_of_code(code: CodeType, name: str) -> SourceLine:
     return SourceLine(f"{path}:{code.co_firstlineno}", _short_name(name or code.co_name))
 
 
+@cache
 def path_of(code: CodeType) -> str | None:
     """Return a code object's path relative to its import folder, or None outside the model's source."""
-    if code not in _PATHS:
-        _PATHS[code] = _relative_path(code.co_filename)
-    return _PATHS[code]
+    path = code.co_filename
+    if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(ZOO_FOLDER):
+        return None
+    if path.startswith("<"):
+        return path if path.startswith(_INTERACTIVE) else None
+    if is_standard_library(path):
+        return None
+    folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
+    matches = [folder for folder in folders if path.startswith(folder)]
+    return path[len(max(matches, key=len)) :] if matches else os.path.basename(path)
 
 
 def _function_name(frame: FrameType) -> str:
@@ -96,16 +104,3 @@ def _short_name(qualified: str) -> str:
 
 def is_standard_library(path: str) -> bool:
     return path.startswith((_STDLIB, "<frozen ")) and "-packages" + os.sep not in path
-
-
-def _relative_path(path: str) -> str | None:
-    """Return a file's path relative to its import folder, or None outside the model's source."""
-    if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(ZOO_FOLDER):
-        return None
-    if path.startswith("<"):
-        return path if path.startswith(_INTERACTIVE) else None
-    if is_standard_library(path):
-        return None
-    folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
-    matches = [folder for folder in folders if path.startswith(folder)]
-    return path[len(max(matches, key=len)) :] if matches else os.path.basename(path)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import takewhile
 from traceback import walk_stack
-from types import FrameType
-from typing import NamedTuple
+from types import CodeType, FrameType
+from typing import Any
 from weakref import proxy
 
 import torch
 
-from fvflops.capture.recorder.caller_lines import PACKAGE_FOLDER, TORCH_FOLDER, find_source_line
+from fvflops.capture.recorder.caller_lines import PACKAGE_FOLDER, TORCH_FOLDER, find_source_line, path_of
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
+from fvflops.capture.restore.global_state import SavedGenerator
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import ModuleTree, Signature, tensors_in
@@ -35,13 +37,6 @@ _WITHOUT_CONSEQUENCE = tuple(
 )
 
 
-class Site(NamedTuple):
-    """The module and the source line at which Python read a value or drew a number."""
-
-    module: str
-    line: str
-
-
 class PythonReads:
     """Reads of a run's values by Python, inside modules: `bool`, `item`, `tolist`, sizes of data-dependent ops.
 
@@ -53,7 +48,7 @@ class PythonReads:
     """
 
     def __init__(self, recorder: RecordedStorages) -> None:
-        self._recorder: RecordedStorages = proxy(recorder)  # which owns this
+        self.recorder: RecordedStorages = proxy(recorder)  # which owns this
         self.is_real = True
         self.has_draws = False
         # In a program its tensors are the inputs.
@@ -64,11 +59,11 @@ class PythonReads:
         # By storage, and the number of events that it was derived from.
         self._origins: dict[int, int] = {}
         self._position = 0
-        self._rules: dict[int, _OriginRule] = {}
+        self._rules: dict[int, tuple[int, tuple[bool, ...] | None]] = {}  # by signature
 
     def record(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record that Python reads tensors' values, or that they decide the size of a result."""
-        recorder = self._recorder
+        recorder = self.recorder
         if not (self.is_real or self.has_draws) or recorder.paused:
             return
         if not (recorder.thread_state().opened or current_autograd_node() is not None):
@@ -84,38 +79,33 @@ class PythonReads:
         frame = sys._getframe(1)
         if _is_without_consequence(frame):
             return
-        site = Site(recorder.current_module(), find_source_line(frame).line)
+        module, line = recorder.current_module(), find_source_line(frame).line
         if is_data:
-            self._data.setdefault(site.line, site.module)
+            self._data.setdefault(line, module)
         if origin & _RANDOM:
-            self._random.setdefault(site.line, site.module)
+            self._random.setdefault(line, module)
 
-    def record_draw(self, site: Site) -> None:
-        """Record that Python drew a random number outside torch."""
-        self._random.setdefault(site.line, site.module)
+    def record_draw(self, module: str = "", line: str = "") -> None:
+        """Record that Python drew a random number outside torch, in a module and on a source line if known."""
+        self._random.setdefault(line, module)
 
-    def update(self) -> None:
-        """Derive the origins of all storages written so far; the events may then be discarded."""
-        events, origins = self._recorder.events, self._origins
+    def update(self, *, discard: bool = False) -> None:
+        """Derive the origins of all storages written so far; with `discard` the events will then be discarded."""
+        events, origins = self.recorder.events, self._origins
         for event in events[self._position :]:
             if event[0] != "op":
                 continue
             reads, writes = event[5:7]
             rule = self._rules.get(event[1])
             if rule is None:
-                rule = self._rules[event[1]] = _origin_rule(self._recorder.signature_at(event[1]))
-            origin = _RANDOM if rule.is_random else 0
-            if not rule.ignores_contents:
-                floats = rule.floats if len(rule.floats) == len(reads) else (any(rule.floats),) * len(reads)
-                for index, is_float in zip(reads, floats, strict=True):
+                rule = self._rules[event[1]] = _origin_rule(self.recorder.signature_at(event[1]))
+            origin, floats = rule
+            if floats is not None:
+                known = floats if len(floats) == len(reads) else (any(floats),) * len(reads)
+                for index, is_float in zip(reads, known, strict=True):
                     origin |= self._origin_of(index, is_float)
-            for index in writes:
-                if not (rule.ignores_contents and index in reads):
-                    origins[index] = origin
-        self._position = len(events)
-
-    def restart(self) -> None:
-        self._position = 0
+            origins.update({index: origin for index in writes if floats is not None or index not in reads})
+        self._position = 0 if discard else len(events)
 
     def describe(self, modules: ModuleTree) -> dict[str, str]:
         """Return the locations of random draws and of reads of data, for a Trace's `about`."""
@@ -130,7 +120,7 @@ class PythonReads:
         known = self._origins.get(index)
         if known is not None:
             return known
-        nbytes, _, kind = self._recorder.storages[index][:3]
+        nbytes, _, kind = self.recorder.storages[index][:3]
         if kind == "op":
             return 0
         if kind == "input" or (kind == "outside" and self.is_program):
@@ -138,21 +128,14 @@ class PythonReads:
         return _FLOAT if is_float and not (kind == "outside" and nbytes <= _CONSTANT_BYTES) else 0
 
 
-class _OriginRule(NamedTuple):
-    """How the origin of an op's results follows: it is random, reads only metadata, and which tensors are floats."""
-
-    is_random: bool
-    ignores_contents: bool
-    floats: tuple[bool, ...]
-
-
-def _origin_rule(signature: Signature) -> _OriginRule:
+def _origin_rule(signature: Signature) -> tuple[int, tuple[bool, ...] | None]:
+    """Return an op's own part of its results' origin, and which tensors it reads are floats, None if no contents."""
     values = dict(zip(signature.names, signature.inputs, strict=False))
     is_switched_off = any(name in values and values[name] == off for name, off in _SWITCHES.items())
-    floats = tuple(spec.is_floating_point or spec.is_complex for spec in tensors_in(signature.inputs))
-    return _OriginRule(
-        _is_random(signature.op) and not is_switched_off, signature.op in METADATA_ONLY | UNINITIALISED, floats
-    )
+    origin = _RANDOM if _is_random(signature.op) and not is_switched_off else 0
+    if signature.op in METADATA_ONLY | UNINITIALISED:
+        return origin, None
+    return origin, tuple(spec.is_floating_point or spec.is_complex for spec in tensors_in(signature.inputs))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -173,3 +156,82 @@ def _is_without_consequence(frame: FrameType) -> bool:
     paths = (frame.f_code.co_filename for frame, _ in walk_stack(frame))
     inner = takewhile(lambda path: path.startswith((TORCH_FOLDER, PACKAGE_FOLDER)), paths)
     return any(path.startswith(_WITHOUT_CONSEQUENCE) for path in inner)
+
+
+class DrawFinder:
+    """Find the generators that a run draws from, and in a second run the lines that draw.
+
+    States are compared at the end of the first run, and after each line of the model's source in the second.
+    """
+
+    def __init__(self) -> None:
+        self._generators: list[SavedGenerator] = []
+        self._located = False
+
+    @property
+    def needs_second_run(self) -> bool:
+        """Whether a run drew numbers on unknown lines."""
+        return bool(self._generators) and not self._located
+
+    def compare(self, generators: Callable[[], Iterable[SavedGenerator]], reads: PythonReads) -> None:
+        """Find the generators that a run drew from; record a draw without a line if none is known."""
+        self._generators = [saved for saved in generators() if saved.has_drawn]
+        if self.needs_second_run:
+            reads.record_draw()
+
+    @contextmanager
+    def locating(self, reads: PythonReads) -> Iterator[None]:
+        """Record the lines that draw from the generators of an earlier run, if any, while the context lasts."""
+        if not self._generators:
+            yield
+            return
+        self._located = True
+        outer = sys.gettrace()
+        tracer = _LineTracer(reads, self._generators)
+        sys.settrace(tracer.on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(outer)
+            tracer.finish()
+
+
+class _LineTracer:
+    """A trace function that attributes changes of generators to the line that ran before."""
+
+    def __init__(self, reads: PythonReads, generators: list[SavedGenerator]) -> None:
+        self._reads = reads
+        self._generators = generators
+        self._states = [saved.state() for saved in generators]
+        self._last: tuple[CodeType, int, int] | None = None  # with the stack of modules
+
+    def on_call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        """Trace the lines of a function of the model's source."""
+        return None if path_of(frame.f_code) is None else self._on_event(frame, event, argument)
+
+    def _on_event(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        self._compare()
+        current: FrameType | None = frame
+        if event == "return":
+            current = frame.f_back
+            while current is not None and path_of(current.f_code) is None:
+                current = current.f_back
+        if current is not None:
+            self._last = current.f_code, current.f_lineno, self._reads.recorder.thread_state().stack
+        return self._on_event
+
+    def finish(self) -> None:
+        """Record draws after the last line, or in other threads, without a line."""
+        self._last = None
+        self._compare()
+
+    def _compare(self) -> None:
+        states = [saved.state() for saved in self._generators]
+        if states == self._states:
+            return
+        self._states = states
+        if self._last is None:
+            self._reads.record_draw()
+        else:
+            code, line, stack = self._last
+            self._reads.record_draw(self._reads.recorder.module_at(stack), f"{path_of(code)}:{line}")

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.recorder.run_position import RunPosition
+from fvflops.capture.recorder.run_position import RunPosition, append_row
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, stored_index
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -55,6 +54,10 @@ class RecordedStorages(RunPosition):
     @property
     def paused(self) -> bool:
         return self._pauses > 0
+
+    def is_active(self) -> bool:
+        """Return whether this thread is recorded, and the recording is not paused."""
+        return not self._pauses and self.is_recording_thread()
 
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Register storages that exist before the run and throughout it; return their indices."""

@@ -16,8 +16,8 @@ from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
+from fvflops.capture.recorder.run_position import OpenRegion, ThreadState
 from fvflops.capture.recorder.tensor_specs import describe_tensor, tensors_of
-from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.op_kinds import UNINITIALISED
@@ -211,12 +211,8 @@ class Recorder(RecordedStorages):
         self.decomposed.add(name)
         self._active.add(self.stack_and_phase()[0] if self.backward or self._thread_states else self.stack)
 
-    def record_opaque_call(self, op: str) -> None:
-        """Record a call of an op that bypasses dispatch modes, of which only the name is known."""
-        self.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
-
-    def append_call(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
-        self.add(self.intern(signature), reads, writes)
+    def append_call(self, signature: Signature, reads: Sequence[int] = ()) -> None:
+        self.add(self.intern(signature), reads, ())
 
     def add(self, signature: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
         """Record a call by its signature's index, with the storages that it reads and creates.
@@ -253,8 +249,7 @@ class Recorder(RecordedStorages):
 
     def _fold(self) -> None:
         """Reduce the events to call counts, since all events of a long run would fill the memory."""
-        self.python_reads.update()
-        self.python_reads.restart()
+        self.python_reads.update(discard=True)
         self._folded = self._count(self.events)
         self._folded_events += len(self.events)
         self.events.clear()

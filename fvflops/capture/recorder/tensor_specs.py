@@ -66,15 +66,14 @@ class OpSchema:
 
 
 class ExplicitValue:
-    """An op argument with an explicit value for its signature."""
+    """A function among an op's arguments, with an explicit value for the op's signature."""
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, function: Callable[..., Any], value: Value) -> None:
+        self._function = function
         self.value = value
 
-
-@cache
-def cached_schema(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
-    return describe_op(op, values)
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
 
 
 def describe_op(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
@@ -109,6 +108,9 @@ def describe_op(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
         is_view=op.is_view,
         value_arguments=find_value_arguments(op.name(), names, values),
     )
+
+
+cached_schema = cache(describe_op)
 
 
 def is_composite(op: str) -> bool:
@@ -313,15 +315,6 @@ def nodes_between(results: Any, arguments: Any = (), is_known: Callable[[Any], b
             visited.add(node)
             yield node
             pending += [inner for inner, _ in node.next_functions]
-
-
-def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached view with expanded dimensions narrowed to size 1, which keeps its shape and strides."""
-    view = tensor.detach()
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size > 1 and not stride:
-            view = view.narrow(dim, 0, 1)
-    return view
 
 
 def _items_of(value: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 import torch
 
 from fvflops.capture.lazy_values.counting import count_unmasked
-from fvflops.capture.lazy_values.run_values import expression_of
+from fvflops.capture.lazy_values.run_values import expression_of, unexpanded
 from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
 from fvflops.trace.records import ALL_LISTS
@@ -104,15 +104,10 @@ class ValueReader:
         cached = self._masks.get(key)
         if cached is not None and version >= 0 and cached[0]() is storage:
             return cached[1]
-        repeats = 1
         with disable_dispatch_modes():
-            unexpanded = mask.detach()
-            for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
-                if stride == 0 and size > 1:  # one mask for all heads, or for all batches
-                    unexpanded, repeats = unexpanded.narrow(dim, 0, 1), repeats * size
-            if unexpanded.dtype is not torch.bool:
-                unexpanded = unexpanded > torch.finfo(unexpanded.dtype).min / 2
-            count = int(torch.count_nonzero(unexpanded)) * repeats
+            stored = unexpanded(mask)  # one mask for all heads, or for all batches
+            entries = stored if stored.dtype is torch.bool else stored > torch.finfo(stored.dtype).min / 2
+            count = int(torch.count_nonzero(entries)) * (mask.numel() // max(1, stored.numel()))
         if len(self._masks) >= _MAX_CACHED:
             self._masks.clear()
         self._masks[key] = ref(storage), count

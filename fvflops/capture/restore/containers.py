@@ -21,12 +21,11 @@ from fvflops.capture.restore.contents import (
     Kind,
     SavedIterator,
     advanced_iterators,
-    has_new_numbers,
     is_iterator,
     kind_of,
     save_iterator,
 )
-from fvflops.capture.restore.generators import SavedGenerator
+from fvflops.capture.restore.global_state import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
 from fvflops.capture.restore.torch_state import without_modes
 
@@ -133,7 +132,8 @@ class ContainerSnapshot:
 
     def changed_arrays(self) -> list[Any]:
         """Return the NumPy arrays of floating-point numbers that the run has changed."""
-        return [item for kind, item, before in self._states if kind is ARRAY and has_new_numbers(item, before)]
+        arrays = [(item, before) for kind, item, before in self._states if kind is ARRAY and before is not None]
+        return [item for item, before in arrays if item.dtype.kind in "fc" and ARRAY.read(item) != before]
 
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""
@@ -329,9 +329,6 @@ class IdentityMapping(Mapping[Key, Item]):
 
     def __len__(self) -> int:
         return len(self._pairs)
-
-    def __contains__(self, key: object) -> bool:
-        return id(key) in self._pairs
 
     def get(self, key: Any, default: Any = None) -> Any:
         pair = self._pairs.get(id(key))

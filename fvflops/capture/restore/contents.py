@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.restore.generators import comparable
+from fvflops.capture.restore.global_state import comparable
 
 # Immutable types without references.
 VALUE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
@@ -121,11 +121,6 @@ def _write_array(item: Any, before: Any) -> None:
             array.flat[index] = value
     else:
         array[...] = numpy.ndarray(shape, array.dtype, values)
-
-
-def has_new_numbers(item: Any, before: Any) -> bool:
-    """Return whether a saved NumPy array is of floating-point numbers and has other contents now."""
-    return before is not None and item.dtype.kind in "fc" and _read_array(item) != before
 
 
 def _write_numpy_generator(item: Any, before: Any) -> None:

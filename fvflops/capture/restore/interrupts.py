@@ -53,10 +53,10 @@ class deferred:
         self._handlers: _Handlers | None = None
         self._before: tuple[bool, bool] | None = None
 
-    def __enter__(self) -> deferred:
+    def __enter__(self) -> None:
         global _handlers
         if get_ident() != threading.main_thread().ident:
-            return self
+            return
         handlers = _handlers
         if handlers is None:
             handlers = _Handlers()
@@ -67,7 +67,6 @@ class deferred:
             handlers.open = False
             handlers.may_open = before[0]
             self._handlers, self._before = handlers, before
-        return self
 
     def __exit__(self, *_: object) -> None:
         global _handlers
@@ -83,12 +82,6 @@ class deferred:
         handlers.may_open = self._before[1]
         handlers.open = self._before[0]
         if handlers.open:
-            handlers.deliver()
-
-    def deliver(self) -> None:
-        """Call the pending handlers, whose exceptions propagate, unless an enclosing context defers them too."""
-        handlers = self._handlers
-        if handlers is not None and handlers.may_open:
             handlers.deliver()
 
 
@@ -149,16 +142,14 @@ class _Handlers:
 
     def uninstall(self) -> None:
         """Restore the handlers, call pending ones, and raise the first exception."""
-        early = self._call_all()
         try:
-            self._retry(self._set_originals)
-            late = self._call_all()
-            for error in (early, self._error, late):
-                if error is not None:
-                    raise error
+            for step in (self._call_pending, self._set_originals, self._call_pending):
+                self._retry(step)
+            if self._error is not None:
+                raise self._error
         finally:
             self._ended = True
-            self.raised = self._error = error = early = late = None  # their frames refer to this object
+            self.raised = self._error = None  # their frames refer to this object
 
     def _wrap_handlers(self) -> None:
         for number in self._originals:
@@ -211,37 +202,18 @@ class _Handlers:
         if not self._pending:
             return
         was_open, self.open = self.open, False
-        error = None
         try:
-            error = self._call_pending()
-            if error is not None:
-                self.raised = error
-                raise error
+            self._call_pending()
+        except BaseException as error:
+            self.raised = error
+            raise
         finally:
-            error = None
             self.open = was_open
 
-    def _call_all(self) -> BaseException | None:
-        first = None
-        try:
-            while self._pending:
-                error = self._call_pending()
-                first = error if first is None else first
-            return first
-        finally:
-            first = error = None
-
-    def _call_pending(self) -> BaseException | None:
+    def _call_pending(self) -> None:
         while self._pending:
             number = next(iter(self._pending))
-            frame = self._pending.pop(number)
-            try:
-                self._originals[number](number, frame)
-            except BaseException as error:
-                return error
-            finally:
-                frame = None
-        return None
+            self._originals[number](number, self._pending.pop(number))
 
 
 _handlers: _Handlers | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import opcode
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -39,10 +40,8 @@ ABSENT = object()
 mro_of = vars(type)["__mro__"].__get__
 namespace_of = vars(type)["__dict__"].__get__
 
-# A code object, the globals it names, the modules it imports, and all its names.
-_Names = tuple[CodeType, frozenset[str], frozenset[str], frozenset[str]]
-_names_by_code_id: dict[int, _Names] = {}
-_MAX_CACHED = 1 << 15
+# The globals that a code object names, the modules it imports, and all its names.
+_Names = tuple[frozenset[str], frozenset[str], frozenset[str]]
 
 
 def is_library(name: Any) -> bool:
@@ -100,7 +99,7 @@ class Namespaces:
         namespace = function.__globals__
         if is_library(namespace.get("__name__")):
             return []
-        _, used, imported, names = _names_of(function.__code__)
+        used, imported, names = _read_code(function.__code__)
         objects: list[Any] = []
         if self._saves_all_globals and id(namespace) not in self._all_globals:
             self._all_globals[id(namespace)] = namespace, dict(namespace)
@@ -191,15 +190,7 @@ class Namespaces:
                     type.__setattr__(cls, name, value)
 
 
-def _names_of(code: CodeType) -> _Names:
-    names = _names_by_code_id.get(id(code))
-    if names is None:
-        if len(_names_by_code_id) >= _MAX_CACHED:
-            _names_by_code_id.clear()
-        names = _names_by_code_id[id(code)] = _read_code(code)
-    return names
-
-
+@lru_cache(maxsize=1 << 15)
 def _read_code(code: CodeType) -> _Names:
     names = code.co_names
     used: set[str] = set()
@@ -218,8 +209,8 @@ def _read_code(code: CodeType) -> _Names:
             imported.add(names[number])
     for constant in code.co_consts:
         if type(constant) is CodeType:
-            _, inner_used, inner_imported, inner_names = _read_code(constant)
+            inner_used, inner_imported, inner_names = _read_code(constant)
             used |= inner_used
             imported |= inner_imported
             all_names |= inner_names
-    return code, frozenset(used), frozenset(imported), frozenset(all_names)
+    return frozenset(used), frozenset(imported), frozenset(all_names)

@@ -24,8 +24,7 @@ from fvflops.capture.restore.containers import (
     with_copies,
 )
 from fvflops.capture.restore.contents import DICT, ORDERED_DICT
-from fvflops.capture.restore.generators import SavedGenerator
-from fvflops.capture.restore.global_settings import save_settings
+from fvflops.capture.restore.global_state import SavedGenerator, save_settings
 from fvflops.capture.restore.namespaces import is_library
 from fvflops.capture.restore.torch_state import restore_versions, sharding_state, without_modes
 from fvflops.capture.shapes.data_parallel import replication_state

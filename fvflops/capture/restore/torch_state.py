@@ -13,42 +13,10 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from fvflops import torch_internals as internals
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone
-from fvflops.capture.restore.global_settings import GRAD_MODE, SavedSettings
-from fvflops.torch_internals import (
-    ForceDispatchKeys,
-    InferenceMode,
-    TorchDispatchMode,
-    disable_dispatch_modes,
-    dispatch_mode_stack,
-    excluded_keys,
-    forward_ad_level,
-    function_mode_stack,
-    get_function_state,
-    included_keys,
-    is_multithreading_enabled,
-    is_view_replay_enabled,
-    loaded_fsdp,
-    peek_interpreter,
-    pop_dispatch_mode,
-    pop_function_mode,
-    pop_saved_hooks,
-    pre_dispatch_stack_length,
-    push_dispatch_mode,
-    push_function_mode,
-    python_dispatch,
-    set_function_state,
-    set_multithreading,
-    set_versions,
-    set_view_replay,
-    top_saved_hooks,
-    transform_depth,
-    undo_functionalize,
-    undo_grad,
-    undo_jvp,
-    undo_vmap,
-)
+from fvflops.capture.restore.global_state import GRAD_MODE, SavedSettings
 
 _IGNORED = "without_ignore_compile_internals"
 # torch's global flags about active modes, and the attributes in which modes save their previous values.
@@ -59,10 +27,15 @@ _FLAGS = {
         ("_is_in_non_infra_torch_dispatch_mode", "old_non_infra_dispatch_mode_flags"),
         (f"_is_in_any_mode_{_IGNORED}", f"old_{_IGNORED}_dispatch_mode_flags"),
     )
-    if hasattr(python_dispatch, name)
+    if hasattr(internals.python_dispatch, name)
 }
 # torch.func's own function that undoes all layers fails in torch 2.11 and older.
-_UNDO_TRANSFORM = {"Vmap": undo_vmap, "Grad": undo_grad, "Jvp": undo_jvp, "Functionalize": undo_functionalize}
+_UNDO_TRANSFORM = {
+    "Vmap": internals.undo_vmap,
+    "Grad": internals.undo_grad,
+    "Jvp": internals.undo_jvp,
+    "Functionalize": internals.undo_functionalize,
+}
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 _DEVICES = tuple(filter(torch.amp.is_autocast_available, _AUTOCAST_DEVICES))  # of this torch
 # Guards that are never freed: their exit would undo the restored state.
@@ -93,13 +66,16 @@ class TorchState(SavedSettings):
 
     def __init__(self) -> None:
         super().__init__(_THREAD_STATE)
-        self._keys = included_keys(), excluded_keys()
+        self._keys = internals.included_keys(), internals.excluded_keys()
 
     def restore(self) -> None:
         super().restore()
         included, excluded = self._keys
-        if (included.raw_repr(), excluded.raw_repr()) != (included_keys().raw_repr(), excluded_keys().raw_repr()):
-            _enter_forever(ForceDispatchKeys(included, excluded))
+        if (included.raw_repr(), excluded.raw_repr()) != (
+            internals.included_keys().raw_repr(),
+            internals.excluded_keys().raw_repr(),
+        ):
+            _enter_forever(internals.ForceDispatchKeys(included, excluded))
 
 
 def _enter_forever(guard: Any) -> None:
@@ -146,10 +122,10 @@ _CLOSE_BY_CODE: dict[CodeType, Callable[[Any], None]] = {
 
 def without_modes() -> AbstractContextManager[Any]:
     """Return a context without dispatch modes; an empty one if none is active, since torch's takes 6 µs."""
-    modes = dispatch_mode_stack()
-    if not modes and not pre_dispatch_stack_length():
+    modes = internals.dispatch_mode_stack()
+    if not modes and not internals.pre_dispatch_stack_length():
         return nullcontext()
-    context: Any = disable_dispatch_modes()
+    context: Any = internals.disable_dispatch_modes()
     context.modes = modes  # keeps them alive, as in _set_modes
     return context
 
@@ -157,7 +133,7 @@ def without_modes() -> AbstractContextManager[Any]:
 @contextmanager
 def modes_removed() -> Iterator[None]:
     """Remove all dispatch modes while the context lasts, as `without_modes` does, but import nothing."""
-    modes, flags = dispatch_mode_stack(), _get_flags()
+    modes, flags = internals.dispatch_mode_stack(), _get_flags()
     if not modes:
         yield
         return
@@ -171,7 +147,7 @@ def modes_removed() -> Iterator[None]:
 
 
 @contextmanager
-def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
+def dispatch_mode_active(mode: internals.TorchDispatchMode) -> Iterator[None]:
     """Activate a dispatch mode while the context lasts, and remove it whatever happened to the mode stack."""
     mode.__enter__()
     with undone(partial(_remove_mode, mode)):
@@ -179,21 +155,21 @@ def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 @contextmanager
-def dispatch_mode_in_thread(mode: TorchDispatchMode) -> Iterator[None]:
+def dispatch_mode_in_thread(mode: internals.TorchDispatchMode) -> Iterator[None]:
     """Activate a dispatch mode in a thread that a run started, and which may outlive it.
 
     torch's flags are process-wide and set by the run's own mode: the thread changes none.
     """
-    push_dispatch_mode(mode)
+    internals.push_dispatch_mode(mode)
     try:
         yield
     finally:
-        _set_modes([item for item in dispatch_mode_stack() if item is not mode])
+        _set_modes([item for item in internals.dispatch_mode_stack() if item is not mode])
 
 
-def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
+def restore_modes(modes: Sequence[internals.TorchDispatchMode]) -> None:
     """Push dispatch modes that an exception removed onto the stack again, below the active ones."""
-    stack = dispatch_mode_stack()
+    stack = internals.dispatch_mode_stack()
     removed = [mode for mode in modes if not any(item is mode for item in stack)]
     if removed:
         _set_modes([*removed, *stack])
@@ -201,11 +177,11 @@ def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
 
 def function_mode_removed(mode: TorchFunctionMode) -> AbstractContextManager[None]:
     """Return a context at whose end a function mode, which code inside may activate, is removed from the stack."""
-    return undone(lambda: _set_function_modes([item for item in function_mode_stack() if item is not mode]))
+    return undone(lambda: _set_function_modes([item for item in internals.function_mode_stack() if item is not mode]))
 
 
-def _remove_mode(mode: TorchDispatchMode) -> None:
-    stack = dispatch_mode_stack()
+def _remove_mode(mode: internals.TorchDispatchMode) -> None:
+    stack = internals.dispatch_mode_stack()
     positions = [position for position, item in enumerate(stack) if item is mode]
     if positions == [len(stack) - 1] and len(mode.old_dispatch_mode_flags) == 1:
         mode.__exit__(None, None, None)
@@ -217,34 +193,36 @@ def _remove_mode(mode: TorchDispatchMode) -> None:
         _set_flags([flags[0] for flags in saved_flags] if positions[0] == len(stack) - len(positions) else _get_flags())
     for flags in saved_flags:
         flags.clear()
-    if not dispatch_mode_stack():
+    if not internals.dispatch_mode_stack():
         _set_flags([False] * len(_FLAGS))
 
 
-def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
+def _set_modes(modes: Sequence[internals.TorchDispatchMode]) -> None:
     # The list keeps the modes alive: torch 2.10 and older pop a freed object if only the stack refers to it.
-    for _ in dispatch_mode_stack():
-        pop_dispatch_mode()
+    for _ in internals.dispatch_mode_stack():
+        internals.pop_dispatch_mode()
     for mode in modes:
-        push_dispatch_mode(mode)
+        internals.push_dispatch_mode(mode)
 
 
 def _set_function_modes(modes: Sequence[TorchFunctionMode]) -> None:
-    for _ in function_mode_stack():
-        pop_function_mode()
+    for _ in internals.function_mode_stack():
+        internals.pop_function_mode()
     for mode in modes:
-        push_function_mode(mode)
+        internals.push_function_mode(mode)
 
 
 def _get_flags() -> list[bool]:
-    return [getattr(python_dispatch, name) for name in _FLAGS]
+    return [getattr(internals.python_dispatch, name) for name in _FLAGS]
 
 
 def _set_flags(flags: Sequence[bool]) -> None:
     for name, flag in zip(_FLAGS, flags, strict=True):
-        setattr(python_dispatch, name, flag)
-    if hasattr(python_dispatch, "set_is_in_mode_without_ignore_compile_internals"):  # since torch 2.11: a copy in C++
-        python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+        setattr(internals.python_dispatch, name, flag)
+    if hasattr(
+        internals.python_dispatch, "set_is_in_mode_without_ignore_compile_internals"
+    ):  # since torch 2.11: a copy in C++
+        internals.python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
 def _lower(level_of: Callable[[], int], leave: Callable[[], object], level: int) -> None:
@@ -253,13 +231,16 @@ def _lower(level_of: Callable[[], int], leave: Callable[[], object], level: int)
 
 
 def _pop_saved_hooks(hooks: Any) -> None:
-    while (top := top_saved_hooks(True)) is not None and top != hooks:
-        pop_saved_hooks()
+    while (top := internals.top_saved_hooks(True)) is not None and top != hooks:
+        internals.pop_saved_hooks()
 
 
 def _read_mode_depths() -> list[tuple[Any, list[int]]]:
     """Return how many previous values of the flags each active mode has saved."""
-    return [(mode, [len(getattr(mode, attribute)) for attribute in _FLAGS.values()]) for mode in dispatch_mode_stack()]
+    return [
+        (mode, [len(getattr(mode, attribute)) for attribute in _FLAGS.values()])
+        for mode in internals.dispatch_mode_stack()
+    ]
 
 
 def _set_mode_depths(depths: list[tuple[Any, list[int]]]) -> None:
@@ -279,19 +260,22 @@ def _get_nesting() -> int:
 
 # (getter, setter) of each part of a thread's state, in the order in which they can be restored.
 _THREAD_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (transform_depth, partial(_lower, transform_depth, lambda: _UNDO_TRANSFORM[peek_interpreter().key().name]())),
-    (forward_ad_level, partial(_lower, forward_ad_level, forward_ad.exit_dual_level)),
-    (partial(top_saved_hooks, True), _pop_saved_hooks),
-    (function_mode_stack, _set_function_modes),
-    (get_function_state, set_function_state),
-    (dispatch_mode_stack, _set_modes),
+    (
+        internals.transform_depth,
+        partial(_lower, internals.transform_depth, lambda: _UNDO_TRANSFORM[internals.peek_interpreter().key().name]()),
+    ),
+    (internals.forward_ad_level, partial(_lower, internals.forward_ad_level, forward_ad.exit_dual_level)),
+    (partial(internals.top_saved_hooks, True), _pop_saved_hooks),
+    (internals.function_mode_stack, _set_function_modes),
+    (internals.get_function_state, internals.set_function_state),
+    (internals.dispatch_mode_stack, _set_modes),
     (_read_mode_depths, _set_mode_depths),
     (_get_flags, _set_flags),
     (_get_nesting, partial(_lower, _get_nesting, torch.autocast_decrement_nesting)),
-    (torch.is_inference_mode_enabled, lambda is_enabled: _enter_forever(InferenceMode(is_enabled))),
+    (torch.is_inference_mode_enabled, lambda is_enabled: _enter_forever(internals.InferenceMode(is_enabled))),
     GRAD_MODE,
-    (is_multithreading_enabled, set_multithreading),
-    (is_view_replay_enabled, set_view_replay),
+    (internals.is_multithreading_enabled, internals.set_multithreading),
+    (internals.is_view_replay_enabled, internals.set_view_replay),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     *((partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)) for device in _DEVICES),
 )
@@ -315,12 +299,12 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 def restore_versions(versions: Collection[tuple[torch.Tensor, int]]) -> None:
     """Set tensors' version counters, so that the caller's backward passes accept what they have saved."""
     try:
-        set_versions((), ())
+        internals.set_versions((), ())
     except TypeError:  # an older torch sets one at a time, and prints all tensors in its message
         for pair in versions:
-            set_versions(*pair)
+            internals.set_versions(*pair)
     else:
-        set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
+        internals.set_versions(tuple(tensor for tensor, _ in versions), tuple(version for _, version in versions))
 
 
 def parameter_groups(modules: Iterable[nn.Module]) -> list[Any]:
@@ -329,7 +313,7 @@ def parameter_groups(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def _states(modules: Iterable[nn.Module]) -> list[Any]:
-    loaded = loaded_fsdp()
+    loaded = internals.loaded_fsdp()
     if loaded is None:
         return []
     # FSDP2 has no state of an unhashable module.

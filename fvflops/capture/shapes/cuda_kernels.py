@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fvflops.capture.decomposed_attention import call_with_pairs
-from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
+from fvflops.capture.instrument.autograd import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
 from fvflops.capture.shapes.cuda_autocast import cast_by_autocast

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from fvflops.capture.instrument.backward import ENGINE_RUNS
+from fvflops.capture.instrument.autograd import ENGINE_RUNS
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling, wrapped
 from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.lazy_values.lazy_ops import COUNTS, INDEPENDENT, base_name, is_supported
+from fvflops.capture.lazy_values.run_values import COUNTS, INDEPENDENT, base_name, is_supported
 from fvflops.capture.recorder.tensor_specs import describe, describe_result, intern_signature, normalise, tensors_of
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts

@@ -12,6 +12,7 @@ import torch
 from fvflops.capture.model.script_copy import is_module_call
 from fvflops.capture.real_mode import has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.run_position import append_row
 from fvflops.capture.recorder.tensor_specs import (
     OpSchema,
     describe,
@@ -20,7 +21,6 @@ from fvflops.capture.recorder.tensor_specs import (
     normalise,
     tensors_of,
 )
-from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.recorder.value_reader import ValueReader, have_values
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
@@ -130,7 +130,7 @@ class ShapeMode(ShapeResults):
         signature = Signature(
             schema.name, schema.names, normalise(schema, (), spec_kwargs), outputs, schema.text, source
         )
-        self.recorder.append_call(signature, storages, ())
+        self.recorder.append_call(signature, storages)
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         if self.nested:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from fvflops.capture.lazy_values.lazy_expressions import Expression
-from fvflops.capture.lazy_values.lazy_ops import COUNTS, base_name, is_dense
-from fvflops.capture.lazy_values.run_values import LazyMemory, LazyValue, LazyValues
+from fvflops.capture.lazy_values.run_values import COUNTS, LazyMemory, LazyValue, LazyValues, base_name, is_dense
 from fvflops.capture.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.run_position import append_row
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.metadata import as_lazy, is_available

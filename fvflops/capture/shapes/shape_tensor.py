@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from fvflops.capture.lazy_values.run_values import LazyValue
-from fvflops.capture.recorder.thread_state import append_row
+from fvflops.capture.recorder.run_position import append_row
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.torch_internals import (
     make_wrapper_subclass,

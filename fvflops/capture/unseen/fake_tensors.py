@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from traceback import walk_stack
 from typing import Any
 
@@ -54,14 +54,10 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
     original = mode.allow_non_fake_inputs
     mode.allow_non_fake_inputs = True  # for constants of the model
     try:
-        with ExitStack() as stack:
-            if active_fake_mode() is None:
-                stack.enter_context(mode)
-
-            def convert(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
-
-            yield pytree.tree_map_only(torch.Tensor, convert, values)
+        with mode if active_fake_mode() is None else nullcontext():
+            yield pytree.tree_map_only(
+                torch.Tensor, lambda item: item if isinstance(item, FakeTensor) else mode.from_tensor(item), values
+            )
     finally:
         mode.allow_non_fake_inputs = original
 

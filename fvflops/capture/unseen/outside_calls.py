@@ -75,20 +75,21 @@ def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any], is_recorded: Call
     """Return the wrappers that save a pre-existing tensor before its memory is exported in a thread of the run."""
 
     def export(save: Callable[..., None], limit: int, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(owner) is not ShapeTensor and is_recorded():
+        if type(owner) is not ShapeTensor:
             save(owner, fresh, limit)
         return original(owner, *args, **kwargs)
 
-    return [
-        *((_EXPORTS[name], calling(partial(export, undo_log.save, limit))) for name, limit in _MAX_BYTES.items()),
-        *((patch, calling(partial(export, undo_log.save_storage, _SMALL))) for patch in _STORAGE_EXPORTS),
+    calls = [
+        *((_EXPORTS[name], partial(export, undo_log.save, limit)) for name, limit in _MAX_BYTES.items()),
+        *((patch, partial(export, undo_log.save_storage, _SMALL)) for patch in _STORAGE_EXPORTS),
     ]
+    return [(patch, calling(function, is_recorded)) for patch, function in calls]
 
 
 def outside_calls(recorder: Recorder) -> list[Wrapper]:
     """Return the wrappers that record exports of data, imports of foreign memory, and work in other processes."""
-    if recorder.unseen is None:
-        return []
+    unseen_work = recorder.unseen
+    assert unseen_work is not None
     notes: list[tuple[Patch, Note]] = [
         *((patch, partial(_note_export, recorder, name)) for name, patch in _EXPORTS.items()),
         *((patch, partial(_note_export, recorder, "to_dlpack")) for patch in _FUNCTIONS),
@@ -97,22 +98,17 @@ def outside_calls(recorder: Recorder) -> list[Wrapper]:
         (_POOL, _note_pool),
         (_FUTURES, _note_future),
     ]
-    return [
-        *((patch, calling(partial(_noted, recorder, note))) for patch, note in notes),
-        (_SHARE, calling(partial(_share_memory, recorder))),
-        *((patch, calling(partial(_import, recorder))) for patch in _IMPORTS),
+    calls = [
+        *((patch, partial(_noted, unseen_work, note)) for patch, note in notes),
+        (_SHARE, partial(_share_memory, unseen_work)),
+        *((patch, partial(_import, unseen_work)) for patch in _IMPORTS),
     ]
+    return [(patch, calling(function, recorder.is_active)) for patch, function in calls]
 
 
-def _noted(recorder: Recorder, note: Note, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function, and note its calls in recorded threads."""
-    if (unseen_work := _active(recorder)) is not None:
-        note(unseen_work, sys._getframe(2), args)
+def _noted(unseen_work: UnseenWork, note: Note, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    note(unseen_work, sys._getframe(2), args)
     return original(*args, **kwargs)
-
-
-def _active(recorder: Recorder) -> UnseenWork | None:
-    return recorder.unseen if not recorder.paused and recorder.is_recording_thread() else None
 
 
 def _note_export(
@@ -132,20 +128,16 @@ def _note_storage_export(unseen_work: UnseenWork, frame: FrameType | None, args:
     unseen_work.record_storage_export(args[0], frame)
 
 
-def _share_memory(recorder: Recorder, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
-    unseen_work = _active(recorder)
-    if unseen_work is None:
-        return original(tensor)
+def _share_memory(unseen_work: UnseenWork, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
     with disable_dispatch_modes():  # it moves the data by ops on memory of its own
         shared = original(tensor)
     unseen_work.record_export(shared, sys._getframe(2))
     return shared
 
 
-def _import(recorder: Recorder, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _import(unseen_work: UnseenWork, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     tensor = original(*args, **kwargs)
-    if (unseen_work := _active(recorder)) is not None:
-        unseen_work.record_import(tensor)
+    unseen_work.record_import(tensor)
     return tensor
 
 

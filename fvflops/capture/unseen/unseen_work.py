@@ -225,8 +225,7 @@ class UnseenWork(UnseenReporter):
         """Record that a kernel launch wrote to tensors."""
         for tensor, _ in with_storages(values):
             self._uninitialised.pop(self._index(tensor), None)
-        if self._has_values:
-            self._store_contents(values)
+        self._store_contents(values)
 
     def accept_constants(self, indices: Iterable[int]) -> None:
         """Accept storages that an op has lifted as constants, unless they may contain data exported before."""
@@ -376,12 +375,8 @@ class UnseenWork(UnseenReporter):
         self._report(self._current_site(), describe_tensor(tensor), index)
 
     def _store_contents(self, values: Any) -> None:
-        for tensor, storage in with_storages(values):
-            index = self._index(tensor)
-            sample = self._sample(storage, index)
-            self.exported.accept((index,))
-            if sample is not None:
-                self._contents[find_address(storage)] = index, sample
+        found = list(with_storages(values))
+        self.store([self._index(tensor) for tensor, _ in found], [storage for _, storage in found])
 
     def _sample(self, storage: torch.UntypedStorage, index: int) -> Sample | None:
         if self._recorder.storages[index][1] != "cpu":

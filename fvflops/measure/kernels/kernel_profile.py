@@ -126,7 +126,7 @@ class KernelProfile:
             # torch would silently discard the events of the first.
             raise RuntimeError("torch.profiler is already running, and only one can run at a time: end that one first")
         try:
-            with deferred() as signals:
+            with deferred():
                 self._stage = "open"
                 with ExitStack() as stack:
                     stack.enter_context(module_ranges(self._model_index))
@@ -134,7 +134,6 @@ class KernelProfile:
                     stack.push(self._profiler)
                     self._stack = stack.pop_all()
                 self._begin_count()
-                signals.deliver()
         except BaseException:
             self._leave(complete=False)
             raise

@@ -15,7 +15,7 @@ from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.restore.containers import ContainerSnapshot
-from fvflops.capture.restore.generators import extreme_draws
+from fvflops.capture.restore.global_state import extreme_draws
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import CostEstimate, choose_device, recording_lock, suspend_outer_recordings

@@ -470,7 +470,7 @@ def test_a_child_that_is_forked_while_locks_are_held_is_free():
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with patching._LOCK, record._LOCK, compiler._EAGER._lock, compiler._IMPORTS._lock:
+        with patching._LOCK, record._LOCK, compiler._EAGER._lock:
             held.set()
             done.wait(30)
 

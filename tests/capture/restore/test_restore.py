@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.capture.restore.global_settings import SETTINGS, read_settings
+from fvflops.capture.restore.global_state import SETTINGS, read_settings
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.shape_tensor import ShapeTensor

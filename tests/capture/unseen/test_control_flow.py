@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import TrainingStepAnalysis, predict_memory, record, record_call
-from fvflops.capture.restore.generators import extreme_draws, seeded
+from fvflops.capture.restore.global_state import extreme_draws, seeded
 from fvflops.trace import Trace
 
 READ = "# read"  # marks the line that a note names

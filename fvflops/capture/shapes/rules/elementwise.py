@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fvflops.capture.lazy_values.lazy_ops import is_dense
+from fvflops.capture.lazy_values.run_values import is_dense
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fvflops.capture.lazy_values.lazy_ops import is_dense
+from fvflops.capture.lazy_values.run_values import is_dense
 from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
 from fvflops.capture.shapes.shape_tensor import DataDependentError, UnsupportedError
 from fvflops.torch_internals import work_from_future

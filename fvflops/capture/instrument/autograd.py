@@ -1,19 +1,23 @@
-"""Record which thread calls a backward pass, restore gradients, and detect the use of autograd in a run without it."""
+"""Record calls of autograd.Function and of backward passes, restore gradients, and detect uses of autograd."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from threading import get_ident
 from typing import Any, cast
 
 import torch
+from torch.autograd import Function
+from torch.autograd.function import FunctionMeta
 
 from fvflops.capture.instrument.patching import Patch, Wrapper, calling
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import leaves_of, restore_all
-from fvflops.torch_internals import engine_run, grad_switch, peek_interpreter
+from fvflops.torch_internals import engine_run, function_apply, grad_switch, peek_interpreter
+from fvflops.trace import Region
 
 # `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all call it.
 ENGINE_RUNS = Patch(*engine_run)
@@ -21,22 +25,16 @@ ENGINE_RUNS = Patch(*engine_run)
 _Leaf = Callable[[], torch.Tensor | None]
 
 
-def backward_calls(recorder: Recorder) -> Wrapper:
-    """Return the wrapper that records the calling thread of each backward pass."""
-
-    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording_thread():
-            return original(*args, **kwargs)
-        recorder.thread_state().drop_ended_steps()
-        recorder.stack_and_phase()  # attributes the new autograd nodes
-        recorder.calling_threads.append(get_ident())
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.calling_threads.pop()
-            recorder.is_after_pass = recorder.has_modules
-
-    return ENGINE_RUNS, calling(run_engine)
+def run_backward(recorder: Recorder, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass, and record the thread that calls it."""
+    recorder.thread_state().drop_ended_steps()
+    recorder.stack_and_phase()  # attributes the new autograd nodes
+    recorder.calling_threads.append(get_ident())
+    try:
+        return original(*args, **kwargs)
+    finally:
+        recorder.calling_threads.pop()
+        recorder.is_after_pass = recorder.has_modules
 
 
 @contextmanager
@@ -136,3 +134,69 @@ class AutogradUse:
         except RuntimeError:  # the model may catch it
             self._record_use("a backward pass")
             raise
+
+
+class _ForwardPatch(Patch):
+    """Patch of `forward` as it is looked up on a Function: a property of the metaclass, which precedes the class's."""
+
+    def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
+        return next(vars(base)["forward"] for base in receiver.__mro__ if "forward" in vars(base)).__get__(
+            None, receiver
+        )
+
+
+# An `apply` bound at import (`swish = Swish.apply`) is recorded too: the patched function is called by every `apply`.
+# It is the base class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
+_IS_PYTHON = isinstance(vars(Function)["apply"], classmethod)
+_APPLY = Patch(*function_apply, as_attribute=classmethod)
+_FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
+
+
+class UnrecordedFunction(Function):
+    """Base of Functions that stand in for an op with autograd: their calls are no regions."""
+
+
+def function_regions(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record each `Function.apply` as a region."""
+    patch, function = (_APPLY, _apply) if _IS_PYTHON else (_FORWARD, _find_forward)
+    return [(patch, calling(partial(function, recorder), recorder.is_recording_thread))]
+
+
+def _apply(recorder: Recorder, original: Callable[..., Any], cls: type, /, *args: Any, **kwargs: Any) -> Any:
+    if issubclass(cls, UnrecordedFunction):
+        return original(cls, *args, **kwargs)
+    recorder.activate()
+    unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
+    if unseen_work is not None:
+        unseen_work.enter((args, kwargs))
+    wanted = recorder.stops_at.values_of(f"prim::PythonOp.{cls.__name__}")
+    token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs), wanted)
+    try:
+        result = original(cls, *args, **kwargs)
+    except BaseException as error:
+        recorder.leave(token, None, error)
+        raise
+    if unseen_work is not None:
+        unseen_work.leave(result, getattr(cls, "forward", None))
+    recorder.leave(token, result)
+    return result
+
+
+def _find_forward(recorder: Recorder, find: Callable[..., Any], cls: Any) -> Any:
+    function = find(cls)
+    if issubclass(cls, UnrecordedFunction):
+        return function
+
+    def run(_: type, *args: Any, **kwargs: Any) -> Any:
+        recorder.own_last_node()  # `apply` has created the function's node already
+        return function(*args, **kwargs)
+
+    has_context = cls.setup_context is Function.setup_context  # as the first argument
+
+    @wraps(function)  # torch reads its signature
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if has_context and (not args or type(args[0]) is not cls._backward_cls):
+            return function(*args, **kwargs)  # called by the model, not by `apply`
+        return _apply(recorder, run, cls, *args, **kwargs)
+
+    return forward
