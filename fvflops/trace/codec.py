@@ -6,13 +6,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fvflops.text import checksum, parse_json
 from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree
-from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
+from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError
 from fvflops.trace.spec import Symbol, TensorSpec, Value, decode_value, encode_value
+
+if TYPE_CHECKING:
+    from fvflops.trace.trace import Trace
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
@@ -23,10 +26,8 @@ _MAX_SHOWN, _MAX_QUOTED = 200, 60  # characters in a message: of an error, and o
 _LARGEST = 1 << 63  # limit of torch's element and byte counts
 _DEEPEST = 10_000  # modules around a call
 
-T = TypeVar("T", bound=TraceFields)
 
-
-def encode(trace: TraceFields) -> str:
+def encode(trace: Trace) -> str:
     """Return a trace as JSON text, its events in columnar form."""
     text = _dump(
         {
@@ -42,14 +43,11 @@ def encode(trace: TraceFields) -> str:
             "stacks": trace.stacks,
             "ops": {item.op: [list(item.names), item.schema] for item in trace.signatures},
             "signatures": [
-                [
-                    *(item.op, encode_value(item.inputs), encode_value(item.outputs)),
-                    *((item.source,) if item.source else ()),
-                ]
+                [item.op, *encode_value((item.inputs, item.outputs)), *([item.source] if item.source else [])]
                 for item in trace.signatures
             ],
             "region_signatures": [
-                [item.region, encode_value(item.inputs), encode_value(item.outputs)] for item in trace.region_signatures
+                [item.region, *encode_value((item.inputs, item.outputs))] for item in trace.region_signatures
             ],
             "calls": [[*key, count] for key, count in trace.calls.items()],
             "region_calls": [[*key, count] for key, count in trace.region_calls.items()],
@@ -65,7 +63,7 @@ def _dump(record: dict[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
-def decode(text: str, make: Callable[..., T]) -> T:
+def decode(text: str, make: Callable[..., Trace]) -> Trace:
     """Decode JSON text into the trace that `make` builds from its fields; invalid text raises TraceError."""
     try:
         record = parse_json(text, finite=True)
@@ -125,19 +123,18 @@ def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
     return tuple(Event(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
-def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
+def _decode(record: dict[str, Any], make: Callable[..., Trace]) -> Trace:
     ops = {op: (tuple(names), schema) for op, (names, schema) in record["ops"].items()}
     return make(
         modules=ModuleTree.decode(record["modules"]),
         regions=tuple(Region(*item) for item in record["regions"]),
         stacks=tuple(tuple(stack) for stack in record["stacks"]),
         signatures=tuple(
-            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1], *source)
+            Signature(op, ops[op][0], *_values(inputs, outputs), ops[op][1], *source)
             for op, inputs, outputs, *source in record["signatures"]
         ),
         region_signatures=tuple(
-            RegionSignature(region, _values(inputs), _values(outputs))
-            for region, inputs, outputs in record["region_signatures"]
+            RegionSignature(item, *_values(*lists)) for item, *lists in record["region_signatures"]
         ),
         calls={(item, stack, phase): count for item, stack, phase, count in record["calls"]},
         region_calls={(item, stack, phase): count for item, stack, phase, count in record["region_calls"]},
@@ -152,14 +149,15 @@ def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
     )
 
 
-def _values(record: list[Any]) -> tuple[Value, ...]:
-    value = decode_value(record)
-    if not isinstance(value, tuple):
-        raise ValueError(f"a signature has {record} instead of a list")
-    return value
+def _values(inputs: Any, outputs: Any) -> tuple[Any, Any]:
+    """Return the decoded inputs and outputs of a signature."""
+    for record in (inputs, outputs):
+        if not isinstance(record, list):
+            raise ValueError(f"a signature has {record} instead of a list")
+    return decode_value(inputs), decode_value(outputs)
 
 
-def _validate(trace: TraceFields) -> None:
+def _validate(trace: Trace) -> None:
     """Raise ValueError, in one line, for values that no recording produces, by columns, in linear time."""
     _check_modules(trace.modules.by_name)
     _check_regions(trace)
@@ -208,7 +206,7 @@ def _check_module(module: ModuleInfo) -> None:
         _check_value(where, value)
 
 
-def _check_regions(trace: TraceFields) -> None:
+def _check_regions(trace: Trace) -> None:
     _check_choices("region", (region.kind for region in trace.regions), ("module", "function", "group"))
     _check_types("region", (region.name for region in trace.regions), str)
     for region in trace.regions:
@@ -219,7 +217,7 @@ def _check_regions(trace: TraceFields) -> None:
     _check_indexes("stacks", (index for stack in trace.stacks for index in stack), len(trace.regions))
 
 
-def _check_signatures(trace: TraceFields) -> None:
+def _check_signatures(trace: Trace) -> None:
     for signature in trace.signatures:
         _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
         _check_value(signature.op, (signature.inputs, signature.outputs))
@@ -253,7 +251,7 @@ def _check_parts(where: str, shape: tuple[int, ...], values: tuple[int, ...]) ->
         raise ValueError(f"{where} has a nested tensor whose parts are larger than its shape {_quote(shape)}")
 
 
-def _check_events(trace: TraceFields) -> None:
+def _check_events(trace: Trace) -> None:
     if trace.storages:
         nbytes, *text_columns = zip(*trace.storages, strict=True)
         _check_indexes("storages", nbytes, _LARGEST)
