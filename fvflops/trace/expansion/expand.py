@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from itertools import chain, repeat
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, with_added
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_by_table, storages_of
-from fvflops.trace.expansion.repetitions import ListCall, find_repetitions
+from fvflops.trace.expansion.repetitions import ListCall, RepetitionFinder
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.records import Event, Storage
@@ -144,14 +143,8 @@ class ExpandedEvents:
 
     def _copy(self, repetition: Repetition) -> None:
         """Append the events of the added periods, made column by column."""
-        added = self._rows.run.added
-        # By how many periods each copy is further than the second range, in the order of the events.
-        moves = range(added) if repetition.step > 0 else range(added, 0, -1)
-        events = self._rows.events
-        pairs = zip(
-            events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
-        )
-        copies = [self._copy_row(first, second, repetition.step, moves) for first, second in pairs]
+        moves = repetition.moves(self._rows.run.added)
+        copies = [self._copy_row(*pair, repetition.step, moves) for pair in repetition.pairs(self._rows.events)]
         self.rows += chain.from_iterable(zip(*copies, strict=True))
 
     def _copy_row(self, first: Event, second: Event, step: int, moves: range) -> Iterator[Row]:
@@ -196,14 +189,14 @@ class ExpandedEvents:
         position = 0
         for repetition in repetitions:
             starts_high = repetition.step < 0
-            first, second = (storages[begin:end] for begin, end in itertools.pairwise(repetition[:3]))
-            yield from (self._storage(index, high=high) for index in storages[position : repetition.first])
-            yield from (self._storage(index, high=starts_high) for index in first)
-            moves = range(self._rows.run.added) if repetition.step > 0 else range(self._rows.run.added, 0, -1)
-            copies = [self._copy_storage(*pair, repetition.step, moves) for pair in zip(first, second, strict=True)]
+            first, second, end, step = repetition
+            yield from (self._storage(index, high=high) for index in storages[position:first])
+            yield from (self._storage(index, high=starts_high) for index in storages[first:second])
+            moves = repetition.moves(self._rows.run.added)
+            copies = [self._copy_storage(*pair, step, moves) for pair in repetition.pairs(storages)]
             yield from chain.from_iterable(zip(*copies))  # noqa: B905
-            yield from (self._storage(index, high=not starts_high) for index in second)
-            high, position = not starts_high, repetition.end
+            yield from (self._storage(index, high=not starts_high) for index in storages[second:end])
+            high, position = not starts_high, end
         yield from (self._storage(index, high=high) for index in storages[position:])
 
     def _indexes(self, table: str, index: int, moves: range) -> Iterable[int]:
@@ -246,7 +239,7 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     if trace.events is None or trace.lines:
         raise UnequalLayersError("only a trace with ordered events and without source lines can be expanded")
     rows = RecordedRows(trace, run)
-    repetitions, lists = find_repetitions(rows)
+    repetitions, lists = RepetitionFinder(rows).find()
     _check_unused(rows)
     storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
     expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
 from fvflops.trace.records import Event, Region, Storage
 from fvflops.trace.trace import Trace
 
+T = TypeVar("T")
 _UNMEASURED = Event("", 0)[8:]
 
 
@@ -42,15 +43,16 @@ def are_equal_runs(first: Trace, second: Trace) -> bool:
     return True
 
 
-def read_item(trace: Trace, table: str, index: int) -> Any:
-    """Return the object at an index of an event: a "stack", or an item by the kind of the event."""
+def read_item(trace: Trace, table: str, index: int, read_region: Callable[[int], Any] | None = None) -> Any:
+    """Return the object at an index of an event, a "stack", or an item by the kind of the event, with its regions."""
+    read_region = read_region or trace.regions.__getitem__
     if table == "stack":
-        return tuple([trace.regions[region] for region in trace.stacks[index]])
-    if table == "enter":
-        return trace.regions[index]
+        return tuple([read_region(region) for region in trace.stacks[index]])
     if table == "exit":
         signature = trace.region_signatures[index]
-        return trace.regions[signature.region], signature.inputs, signature.outputs
+        return read_region(signature.region), signature.inputs, signature.outputs
+    if table == "enter":
+        return trace.regions[index]
     return trace.signatures[index] if table == "op" else index
 
 
@@ -72,6 +74,14 @@ class Repetition(NamedTuple):
     @property
     def periods(self) -> tuple[int, int]:
         return (FIRST, SECOND) if self.step > 0 else (SECOND, FIRST)
+
+    def pairs(self, items: Sequence[T]) -> Iterator[tuple[T, T]]:
+        """Pair the items of the first range with the second's."""
+        return zip(items[self.first : self.second], items[self.second : self.end], strict=True)
+
+    def moves(self, added: int) -> range:
+        """Return by how many periods each copy is further than the second range, in the order of the copies."""
+        return range(added) if self.step > 0 else range(added, 0, -1)
 
 
 class Place(NamedTuple):
@@ -214,14 +224,9 @@ class RecordedRows:
         return bool(self.moved(table, first, step) == self.moved(table, second, 0))
 
     def _move(self, table: str, index: int, periods: int) -> Any:
-        trace, run = self.trace, self.run
-        if table == "stack":
-            return tuple([self.moved("enter", region, periods) for region in trace.stacks[index]])
-        if table == "exit":
-            signature = trace.region_signatures[index]
-            return (self.moved("enter", signature.region, periods), signature.inputs, signature.outputs)
-        item = read_item(trace, table, index)
-        if not periods or self.periods[table][index] is None:
+        run = self.run
+        item = read_item(self.trace, table, index, lambda region: self.moved("enter", region, periods))
+        if table in ("stack", "exit") or not periods or self.periods[table][index] is None:
             return item
         if table == "enter":
             return item._replace(name=run.rename(item.name, periods))

@@ -13,13 +13,6 @@ from fvflops.trace.records import Event
 from fvflops.trace.spec import TensorSpec, tensors_in
 
 
-def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
-    """Return the events' repetitions in order, and list calls by event; add the storages' repetitions to `rows`."""
-    _add_registered(rows)
-    _add_copies(rows)
-    return _Finder(rows).find()
-
-
 class ListCall:
     """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
 
@@ -102,8 +95,8 @@ def _repetition_at(
     repetition = Repetition(first, second, 2 * second - first, step)
     if second <= first or repetition.end > len(storages):
         return None
-    pairs = zip(storages[first:second], storages[second : repetition.end], strict=True)
-    return repetition if all(rows.follows_storage(*pair, repetition) for pair in pairs) else None
+    is_equal = all(rows.follows_storage(*pair, repetition) for pair in repetition.pairs(storages))
+    return repetition if is_equal else None
 
 
 def _add_registered(rows: RecordedRows) -> None:
@@ -147,10 +140,12 @@ def _add_copies(rows: RecordedRows) -> None:
                 rows.add_repetition(copied)
 
 
-class _Finder:
-    """Search of a Trace's events for repetitions, from the first event on."""
+class RepetitionFinder:
+    """Search of a Trace for repetitions: of parameters and their copies, then of events, from the first one on."""
 
     def __init__(self, rows: RecordedRows) -> None:
+        _add_registered(rows)
+        _add_copies(rows)
         self._rows = rows
         self._events = rows.events
         self._periods = list(map(rows.period_of_event, self._events))
@@ -163,6 +158,7 @@ class _Finder:
         self._index_periods(0)
 
     def find(self) -> tuple[list[Repetition], dict[int, ListCall]]:
+        """Return the events' repetitions in order, and list calls by event; add the storages' to the rows."""
         rows, events = self._rows, self._events
         found: list[Repetition] = []
         lists: dict[int, ListCall] = {}
@@ -246,11 +242,8 @@ class _Finder:
 
     def _is_equal(self, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None) -> bool:
         """Return whether two ranges of events are equal; pairs of storages without places are added to `unplaced`."""
-        events, follows = self._events, self._rows.follows
-        pairs = zip(
-            events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
-        )
-        return all(follows(*pair, repetition, unplaced) for pair in pairs)
+        follows = self._rows.follows
+        return all(follows(*pair, repetition, unplaced) for pair in repetition.pairs(self._events))
 
     def _end_of(self, repetition: Repetition) -> int:
         """Return the end of the events that equal the events a period earlier: no repetition begins before it."""
