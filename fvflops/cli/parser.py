@@ -19,6 +19,10 @@ _RARE = frozenset(
         *("--debug", "--assume", "--task", "--adapter", "--trust-remote-code", "--path", "--trust-file"),
         *("--denoising-steps", "--guidance", "--execution", "--repeat", "--digits", "--name"),
         *("--trace", "--speedscope", "--flamegraph", "--weight", "--join", "--x", "--y", "--lower", "--trace-only"),
+        *("--rank", "--shard", "--stages-per-rank", "--stage-layers", "--reshard-after-forward", "--routing"),
+        *("--reduce-each-microbatch", "--gradient-dtype", "--optimizer-sharding", "--choices", "--best", "--jobs"),
+        *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--steps", "--ignore", "--deepspeed"),
+        *("--phase", "--pp", "--images", "--hit-rate", "--acceptance", "--draft-tokens", "--at", "--utilisation"),
     ]
 )
 _ALL = "all"  # --help all

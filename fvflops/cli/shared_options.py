@@ -184,13 +184,6 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
     )
 
 
-# Options of meshes and conventions that plan and memory show in --help all only.
-RARE_OF_PLANS = (
-    *("--convention", "--table", "--rank", "--shard", "--stages-per-rank", "--stage-layers"),
-    *("--reshard-after-forward", "--reduce-each-microbatch", "--routing", "--gradient-dtype"),
-)
-
-
 def add_mesh(parser: argparse.ArgumentParser) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
     of_ranks, of_experts = (

@@ -53,7 +53,7 @@ EXAMPLES = (
     "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
 FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
-RARE = (*shared_options.RARE_OF_PLANS, "--sequence-parallel", "--schedule", "--optimizer-sharding", "--gradient-dtype")
+RARE = ("--convention", "--table", "--sequence-parallel", "--schedule")
 # The memory, a function that finds its savings, and notes on estimates.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 # Options for a rank of a mesh.

@@ -35,11 +35,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
 )
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
-RARE = (
-    *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
-    *("--optimizer-sharding", "--gradient-dtype", "--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price"),
-    *("--offload", "--sort"),
-)
+RARE = ("--convention", "--table", "--image-size", "--master-weights", "--loss", "--offload", "--sort")
 _OPTIMIZER = "AdamW"  # default
 _NEED_TOKENS = ("price", "watts")
 _NEED_DEVICE = (

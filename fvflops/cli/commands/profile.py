@@ -38,7 +38,7 @@ EXAMPLES = (
     "fvflops profile zoo:lenet5 --peaks H100 --html profile.html",
 )
 FIRST = ("--device", "--batch", "--backward", "--by", "--sort")
-RARE = ("--schedule", "--steps", "--ignore", "--deepspeed", "--phase")
+RARE = ("--schedule",)
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 

@@ -34,10 +34,7 @@ EXAMPLES = (
     "fvflops serve zoo:llama3_70b --device H100 --tp 4 --concurrency 64",
     "fvflops serve zoo:mixtral_8x7b --device H100 --search --gpus 4 --tpot 30ms",
 )
-RARE = (
-    *("--pp", "--images", "--image-size", "--hit-rate", "--acceptance", "--draft-tokens"),
-    *("--watts", "--price", "--at", "--utilisation"),
-)
+RARE = ("--image-size",)
 _OF_SEARCH = ("gpus", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 _COUNTS = ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus")
