@@ -147,7 +147,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with the inputs of a call with an image where prompts have some."""
-    options = shared_options.building_options(arguments, device="meta", dtype="bf16")
+    options = replace(shared_options.building_options(arguments), device="meta", dtype="bf16")
     if not arguments.images:  # serve_model makes the prompts
         loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
     else:
