@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
-from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, with_added
+from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, repeat_periods
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_by_table, storages_of
 from fvflops.trace.expansion.repetitions import ListCall, RepetitionFinder
 from fvflops.trace.lazy_records import LazyRecords
@@ -43,16 +43,15 @@ def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
             children=tuple(_expand_children(module, run, periods)),
         )
 
-    moved = (move(*item) for item in with_added(modules.by_name.values(), lambda module: module.name, run))
-    return ModuleTree({module.name: module for module in moved})
+    moved = repeat_periods(modules.by_name.items(), run)
+    return ModuleTree({name: move(module, periods) for name, module, periods in moved})
 
 
 def _expand_children(module: ModuleInfo, run: LayerRun, periods: int) -> Iterator[tuple[str, str | None]]:
     if module.name != run.path:
         yield from ((key, None if path is None else run.rename(path, periods)) for key, path in module.children)
         return
-    for (_, path), moved_by in with_added(module.children, lambda child: child[1] or "", run):
-        name = run.rename(path or "", moved_by)
+    for name, *_ in repeat_periods(((path or "", key) for key, path in module.children), run):
         yield name.rpartition(".")[2], name
 
 
@@ -114,17 +113,16 @@ class ExpandedEvents:
 
     def _move(self, begin: int, end: int, *, high: bool) -> None:
         for position in range(begin, end):
-            event = self._rows.events[position]
             self.positions.append(len(self.rows))
-            if position in self._lists:
-                self.rows.append(self._expand_list_call(event, self._lists[position], high=high))
-            else:
-                self.rows.append(self._move_row(event, high=high))
+            self.rows.append(self._move_row(position, high=high))
 
-    def _move_row(self, event: Event, *, high: bool) -> Row:
-        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
+    def _move_row(self, position: int, *, high: bool) -> Row:
         rows, tables, place = self._rows, self._tables, self._rows.run.place
-        if kind == "free":
+        kind, item, stack, phase, thread, reads, writes, raised = rows.events[position][:8]
+        call = self._lists.get(position)
+        if call is not None:
+            item = tables.list_call(item, call.elements, rows.vectors.get(writes[0]) if writes else None)
+        elif kind == "free":
             item = self._storage(item, high=high)
         elif kind == "op" and rows.vectors and (lengths := next(filter(None, map(rows.vectors.get, reads)), None)):
             item = tables.grown_call(item, *lengths)
@@ -132,9 +130,9 @@ class ExpandedEvents:
             item = tables.index(kind, item, place(rows.periods[kind][item], high=high))
         stack = tables.index("stack", stack, place(rows.periods["stack"][stack], high=high))
         if reads:
-            reads = tuple([self._storage(index, high=high) for index in reads])
+            reads = tuple(self._expand_list(reads, () if call is None else call.reads, high=high))
         if writes:
-            writes = tuple([self._storage(index, high=high) for index in writes])
+            writes = tuple(self._expand_list(writes, () if call is None else call.writes, high=high))
         return kind, item, stack, phase, thread, reads, writes, raised
 
     def _storage(self, index: int, *, high: bool) -> int:
@@ -176,14 +174,6 @@ class ExpandedEvents:
             index, begin = first, moves[0] + step
         at, stride = (self._storages.at(index, begin), moves.step * self._storages.stride(index))
         return range(at, at + stride * len(moves), stride)
-
-    def _expand_list_call(self, event: Event, call: ListCall, *, high: bool) -> Row:
-        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
-        vector = self._rows.vectors.get(writes[0]) if writes else None
-        item, stack = self._tables.list_call(item, call.elements, vector), self._tables.index("stack", stack, 0)
-        reads = tuple(self._expand_list(reads, call.reads, high=high))
-        writes = tuple(self._expand_list(writes, call.writes, high=high))
-        return kind, item, stack, phase, thread, reads, writes, raised
 
     def _expand_list(self, storages: Sequence[int], repetitions: Sequence[Repetition], *, high: bool) -> Iterator[int]:
         position = 0
@@ -267,13 +257,12 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
 
 def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:
     """Return the active stacks of the full model, also stacks without an op of their own."""
-    active, added = set(), rows.run.added
+    active, last = set(), rows.run.added + SECOND
     for stack in trace.active:
         period = rows.periods["stack"][stack]
+        moves: Iterable[int] = (rows.run.place(period, high=False),)
         if period in (FIRST, SECOND):
-            moves: Iterable[int] = range(FIRST - period, added + SECOND - period + 1)
-        else:
-            moves = (rows.run.place(period, high=False),)
+            moves = range(FIRST - period, last - period + 1)
         active |= {tables.index("stack", stack, move) for move in moves}
     return active
 
