@@ -66,11 +66,12 @@ def loaded_classes() -> dict[str, str]:
     """
     from torch import nn
 
-    classes = {base for cls in _subclasses(nn.Module) for base in cls.__mro__}
+    classes = {base for cls in subclasses(nn.Module) for base in cls.__mro__}
     return {f"{cls.__module__}.{cls.__qualname__}": name_class(cls) for cls in classes}
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def subclasses(cls: type) -> Iterator[type]:
+    """Yield a class and all classes below it, each once."""
     seen, pending = {cls}, [cls]
     while pending:
         subclass: type
