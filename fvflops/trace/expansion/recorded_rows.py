@@ -135,27 +135,26 @@ class RecordedRows:
             period = periods.pop() if len(periods) == 1 else None
         return period
 
-    def add_repetition(self, repetition: Repetition) -> None:
-        """Give the storages of a repetition their places."""
+    def add_repetition(self, repetition: Repetition) -> bool:
+        """Give the storages of two ranges their places if they are equal but for the layers in their names."""
+        length = repetition.length
+        if repetition.end - repetition.second != length:
+            return False
+        for index in range(repetition.first, repetition.second):
+            other = index + length
+            if self.places[index] is not None or self.places[other] is not None:
+                return False
+            if self.rename(self.storages[index], repetition.step) != self.storages[other]:
+                return False
         number = len(self.repetitions)
         self.repetitions.append(repetition)
         for begin, period in zip((repetition.first, repetition.second), repetition.periods, strict=True):
-            for offset in range(repetition.length):
-                self.places[begin + offset] = Place(number, offset, period)
+            self.places[begin : begin + length] = [Place(number, offset, period) for offset in range(length)]
+        return True
 
     def remove_repetition(self) -> None:
         repetition = self.repetitions.pop()
         self.places[repetition.first : repetition.end] = [None] * (repetition.end - repetition.first)
-
-    def are_equal_storages(self, repetition: Repetition) -> bool:
-        """Return whether the storages of two ranges are equal but for the layers in their names."""
-        length = repetition.length
-        return repetition.end - repetition.second == length and all(
-            self.places[index] is None
-            and self.places[index + length] is None
-            and self.rename(self.storages[index], repetition.step) == self.storages[index + length]
-            for index in range(repetition.first, repetition.second)
-        )
 
     def follows(
         self, first: Event, second: Event, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None

@@ -52,9 +52,8 @@ class ListCall:
                 raise UnequalLayersError(f"{signature.op} does not return one tensor for each element of its lists")
             for item in self.elements:
                 created = Repetition(begin + item.first, begin + item.second, begin + item.end, item.step)
-                if not rows.are_equal_storages(created):
+                if not rows.add_repetition(created):
                     raise UnequalLayersError(f"{signature.op} returns tensors that differ between equal layers")
-                rows.add_repetition(created)
         self.writes = repetitions_in(rows, event.writes)
 
 
@@ -112,10 +111,8 @@ def _add_registered(rows: RecordedRows) -> None:
             raise UnequalLayersError(
                 f"the parameters of {rows.run.path!r} are not in the order of its layers"
             ) from None
-        repetition = Repetition(first, second, end, 1)
-        if not rows.are_equal_storages(repetition):
+        if not rows.add_repetition(Repetition(first, second, end, 1)):
             raise UnequalLayersError(f"layers of {rows.run.path!r} hold different parameters or buffers")
-        rows.add_repetition(repetition)
         position = end
 
 
@@ -135,9 +132,8 @@ def _add_copies(rows: RecordedRows) -> None:
     for repetition in list(rows.repetitions):
         inside = [positions[index] for index in range(repetition.first, repetition.second) if index in positions]
         if inside:
-            copied = Repetition(inside[0], inside[0] + len(inside), inside[0] + 2 * len(inside), repetition.step)
-            if rows.are_equal_storages(copied):
-                rows.add_repetition(copied)
+            begin, length = inside[0], len(inside)
+            rows.add_repetition(Repetition(begin, begin + length, begin + 2 * length, repetition.step))
 
 
 class RepetitionFinder:
@@ -202,10 +198,8 @@ class RepetitionFinder:
         second, end = others[index], 2 * others[index] - first
         repetition = Repetition(first, second, end, step)
         counts = self._rows.storages_before
-        created = Repetition(counts[first], counts[second], counts[end], step)
-        if not self._rows.are_equal_storages(created):
+        if not self._rows.add_repetition(Repetition(counts[first], counts[second], counts[end], step)):
             return None
-        self._rows.add_repetition(created)
         unplaced: list[tuple[int, int]] = []
         if self._is_equal(repetition, unplaced) and self._place(unplaced, step):
             return repetition
@@ -224,10 +218,8 @@ class RepetitionFinder:
             second - first == pairs[0][1] - pairs[0][0] and min(first, second) < begin + length
             for first, second in pairs
         )
-        fits = is_regular and repetition.end <= len(self._rows.storages) and self._rows.are_equal_storages(repetition)
-        if fits:
-            self._rows.add_repetition(repetition)
-        return fits
+        fits = repetition.end <= len(self._rows.storages)
+        return is_regular and fits and self._rows.add_repetition(repetition)
 
     def _frees_at(self, first: int) -> Repetition | None:
         """Return the repetition that begins at an event within a sequence of freed storages."""
