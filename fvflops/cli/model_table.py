@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,19 +205,16 @@ def _choose_axes(arguments: argparse.Namespace, numbers: Sequence[str]) -> tuple
 
 
 def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings) -> list[ModelCount]:
-    progress = Progress()
-    counts: list[ModelCount] = []
-    # Log lines are shown in the model's row and below the table.
-    logger = logging.getLogger("fvflops")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        for name in names:
-            progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
-            counts.append(count_model(name, options, settings))
-    finally:
-        progress.clear()
-        logger.setLevel(level)
+    from fvflops.measure.step_meter.call_costs import quiet_log  # imported for tables only
+
+    progress, counts = Progress(), list[ModelCount]()
+    with quiet_log():  # log lines are shown in the model's row and below the table
+        try:
+            for name in names:
+                progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
+                counts.append(count_model(name, options, settings))
+        finally:
+            progress.clear()
     return counts
 
 
