@@ -70,17 +70,10 @@ def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, 
 class ExpandedEvents:
     """The full model's events as rows; `positions` are the recorded events' indexes there, then the number of all."""
 
-    def __init__(
-        self,
-        rows: RecordedRows,
-        repetitions: Sequence[Repetition],
-        lists: Mapping[int, ListCall],
-        storages: ExpandedStorages,
-        tables: ExpandedTables,
-    ) -> None:
+    def __init__(self, rows: RecordedRows, repetitions: Sequence[Repetition], lists: Mapping[int, ListCall]) -> None:
         self._rows = rows
-        self._storages = storages
-        self._tables = tables
+        self.storages = ExpandedStorages(rows)
+        self.tables = ExpandedTables(rows)
         self._lists = lists
         self.rows: list[Row] = []
         self.positions: list[int] = []
@@ -117,7 +110,7 @@ class ExpandedEvents:
             self.rows.append(self._move_row(position, high=high))
 
     def _move_row(self, position: int, *, high: bool) -> Row:
-        rows, tables, place = self._rows, self._tables, self._rows.run.place
+        rows, tables, place = self._rows, self.tables, self._rows.run.place
         kind, item, stack, phase, thread, reads, writes, raised = rows.events[position][:8]
         call = self._lists.get(position)
         if call is not None:
@@ -137,7 +130,7 @@ class ExpandedEvents:
 
     def _storage(self, index: int, *, high: bool) -> int:
         place = self._rows.places[index]
-        return self._storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
+        return self.storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
 
     def _copy(self, repetition: Repetition) -> None:
         """Append the events of the added periods, made column by column."""
@@ -168,11 +161,11 @@ class ExpandedEvents:
     def _copy_storage(self, first: int, second: int, step: int, moves: range) -> Iterable[int]:
         """Return the index of a storage for each copy; one that is of no layer is the same for all."""
         if first == second:
-            return repeat(self._storages.at(second, 0))
+            return repeat(self.storages.at(second, 0))
         index, begin = second, moves[0]
         if self._rows.places[second] is None:  # the last range refers to a storage at the end of the run
             index, begin = first, moves[0] + step
-        at, stride = (self._storages.at(index, begin), moves.step * self._storages.stride(index))
+        at, stride = (self.storages.at(index, begin), moves.step * self.storages.stride(index))
         return range(at, at + stride * len(moves), stride)
 
     def _expand_list(self, storages: Sequence[int], repetitions: Sequence[Repetition], *, high: bool) -> Iterator[int]:
@@ -192,10 +185,10 @@ class ExpandedEvents:
     def _indexes(self, table: str, index: int, moves: range) -> Iterable[int]:
         """Return the index in a table of the full model for each copy."""
         if self._rows.periods[table][index] is None:
-            return repeat(self._tables.index(table, index, 0))
+            return repeat(self.tables.index(table, index, 0))
         key = table, index, moves.step
         if key not in self._known_indexes:
-            self._known_indexes[key] = [self._tables.index(table, index, periods) for periods in moves]
+            self._known_indexes[key] = [self.tables.index(table, index, periods) for periods in moves]
         return self._known_indexes[key]
 
 
@@ -231,9 +224,8 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     rows = RecordedRows(trace, run)
     repetitions, lists = RepetitionFinder(rows).find()
     _check_unused(rows)
-    storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
-    expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)
-    events = expanded.rows
+    expanded = ExpandedEvents(rows, repetitions, lists)
+    events, storages, tables = expanded.rows, expanded.storages, expanded.tables
     _check_uses(events, rows, storages)
     _check_calls(events, tables, run)
     calls = Counter([row[1:4] for row in events if row[0] == "op"])
@@ -280,18 +272,16 @@ def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedSto
 
     The first and the last layer may use their neighbour's more or less often: one that gets no gradient, say.
     """
-    calls, frees = [0] * len(storages.storages), [0] * len(storages.storages)
+    uses = {"op": [0] * len(storages.storages), "free": [0] * len(storages.storages)}
     for row in events:
-        if row[0] == "free":
-            frees[row[1]] += 1
-        elif row[0] == "op":
-            for index in (*row[5], *row[6]):
-                calls[index] += 1
+        if row[0] in uses:
+            for index in storages_of(row):
+                uses[row[0]][index] += 1
     for repetition, begin in zip(rows.repetitions, storages.begins, strict=True):
         length = repetition.length
         begins = [begin + period * length for period in range(rows.run.added + SECOND)]
-        for uses in (calls, frees):
-            first, *added, last = (uses[at : at + length] for at in begins)
+        for counts in uses.values():
+            first, *added, last = (counts[at : at + length] for at in begins)
             is_equal = all(of_period == added[0] for of_period in added) and all(
                 use in ends for use, *ends in zip(added[0], first, last, strict=True)
             )

@@ -267,9 +267,9 @@ def count_registered(storages: Iterable[Storage]) -> int:
     return len(list(takewhile(lambda storage: storage.origin in ("parameter", "buffer"), storages)))
 
 
-def storages_of(event: Event) -> tuple[int, ...]:
-    """Return the storages that an event reads, writes or frees."""
-    return (event.item,) if event.kind == "free" else (*event.reads, *event.writes)
+def storages_of(row: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the storages that an event, or its row, reads, writes or frees."""
+    return (row[1],) if row[0] == "free" else (*row[5], *row[6])
 
 
 def _only(periods: set[int | None]) -> int | None:
