@@ -41,6 +41,6 @@ def describe_draws(values: Sequence[int], unit: str) -> str:
     '2 draws: minimum 10,000, mean 10,000.5, maximum 10,001 FLOPs'
     """
     mean = Fraction(sum(values), len(values))
-    tenth = round(abs(mean - int(mean)) * 10)
-    shown = f"{int(mean) + tenth // 10:,}" + (f".{tenth}" if 0 < tenth < 10 else "")
+    tenths = round(mean * 10)
+    shown = f"{tenths // 10:,}" + (f".{tenths % 10}" if tenths % 10 else "")
     return f"{len(values)} draws: minimum {min(values):,}, mean {shown}, maximum {max(values):,} {unit}"
