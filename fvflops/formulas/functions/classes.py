@@ -72,13 +72,12 @@ def loaded_classes() -> dict[str, str]:
 
 def subclasses(cls: type) -> Iterator[type]:
     """Yield a class and all classes below it, each once."""
-    seen, pending = {cls}, [cls]
+    seen, pending = set[type](), [cls]
     while pending:
-        subclass: type
-        for subclass in type.__subclasses__(pending.pop()):
-            if subclass not in seen:
-                seen.add(subclass)
-                pending.append(subclass)
+        subclass = pending.pop()
+        if subclass not in seen:
+            seen.add(subclass)
+            pending += type.__subclasses__(subclass)
     yield from seen
 
 
