@@ -79,7 +79,7 @@ def model_table(
         values: dict[str, Value] = {key: getattr(count, key) for key in own}
         values |= zip(joined, join.cells_of(count.model) if join else (), strict=True)
         values[MODEL] = (labels or {}).get(count.model, count.model)
-        rows.append([values[column.key] for column in columns])
+        rows.append(tuple([values[column.key] for column in columns]))
     return Table("models", columns, rows, noun="model")
 
 
