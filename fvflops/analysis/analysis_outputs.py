@@ -16,6 +16,8 @@ from fvflops.views.breakdown import Breakdown, read_breakdown
 if TYPE_CHECKING:
     import pandas
 
+    from fvflops.reports.document import Table
+
 
 class AnalysisOutputs:
     """The outputs of an analysis, from its run."""
@@ -132,15 +134,19 @@ class AnalysisOutputs:
 
     def _list_columns(self, by: str, depth: int | None, report: str) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the columns of a view and the run's metadata; a ValueError for an unknown view names `report`."""
-        from fvflops.analysis.model_counts import list_call_rows
         from fvflops.reports.call_tables import CALL_VIEWS
         from fvflops.reports.count_report import exact_table
         from fvflops.views.summary_rows import read_view
 
         if by in CALL_VIEWS:
-            table = list_call_rows(self, by, depth).readable_by("data")
+            table = self._list_call_rows(by, depth).readable_by("data")
             about = {"fvflops": __version__, **describe_run(self._analysed_run())}
         else:
             summary = make_summary(with_columns(self._analysed_run()))
             table, about = exact_table(summary, read_view({"by": by, "depth": depth}, report)), dict(summary.about)
         return {column.key: [row[index] for row in table.rows] for index, column in enumerate(table.columns)}, about
+
+    def _list_call_rows(self, by: str, depth: int | None) -> Table:
+        from fvflops.reports.call_tables import CALL_VIEWS
+
+        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")

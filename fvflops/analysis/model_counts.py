@@ -179,6 +179,9 @@ class FlopCountAnalysis(_TableAnalysis):
         export_format = prepare_export(path, format, weight)
         write_export(self.trace(), self._cost_model(), path, export_format, weight)
 
+    def _list_call_rows(self, by: str, depth: int | None) -> Table:
+        return list_call_rows(self, by, depth)
+
     def _list_op_calls(self) -> tuple[OpCall, ...]:
         return list_op_calls(self.trace(), self._cost_model(), self._activations_model())
 
@@ -258,12 +261,10 @@ def _write(table: Table, notes: Sequence[str] = ()) -> str:
     return write_document(Document("calls", parts=[table, Items("", notes)]))
 
 
-def list_call_rows(analysis: object, by: str, depth: int | None = None) -> Table:
+def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:
     """Return a row per op call (`by` "op"), per source line ("line") or per module call ("call", to `depth`)."""
-    from fvflops.reports.call_tables import CALL_VIEWS, line_table, module_call_table, op_call_table
+    from fvflops.reports.call_tables import line_table, module_call_table, op_call_table
 
-    if not isinstance(analysis, FlopCountAnalysis):
-        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
     if by == "op":
         return op_call_table(analysis.op_calls())
     if by == "line":

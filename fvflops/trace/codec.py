@@ -6,16 +6,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from fvflops.text import checksum, parse_json
 from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree
-from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError
+from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
 from fvflops.trace.spec import Symbol, TensorSpec, Value, decode_value, encode_value
-
-if TYPE_CHECKING:
-    from fvflops.trace.trace import Trace
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
@@ -26,8 +23,10 @@ _MAX_SHOWN, _MAX_QUOTED = 200, 60  # characters in a message: of an error, and o
 _LARGEST = 1 << 63  # limit of torch's element and byte counts
 _DEEPEST = 10_000  # modules around a call
 
+T = TypeVar("T", bound=TraceFields)
 
-def encode(trace: Trace) -> str:
+
+def encode(trace: TraceFields) -> str:
     """Return a trace as JSON text, its events in columnar form."""
     text = _dump(
         {
@@ -63,7 +62,7 @@ def _dump(record: dict[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
-def decode(text: str, make: Callable[..., Trace]) -> Trace:
+def decode(text: str, make: Callable[..., T]) -> T:
     """Decode JSON text into the trace that `make` builds from its fields; invalid text raises TraceError."""
     try:
         record = parse_json(text, finite=True)
@@ -123,7 +122,7 @@ def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
     return tuple(Event(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
-def _decode(record: dict[str, Any], make: Callable[..., Trace]) -> Trace:
+def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
     ops = {op: (tuple(names), schema) for op, (names, schema) in record["ops"].items()}
     return make(
         modules=ModuleTree.decode(record["modules"]),
@@ -157,7 +156,7 @@ def _values(inputs: Any, outputs: Any) -> tuple[Any, Any]:
     return decode_value(inputs), decode_value(outputs)
 
 
-def _validate(trace: Trace) -> None:
+def _validate(trace: TraceFields) -> None:
     """Raise ValueError, in one line, for values that no recording produces, by columns, in linear time."""
     _check_modules(trace.modules.by_name)
     _check_choices("region", (region.kind for region in trace.regions), ("module", "function", "group"))
@@ -238,7 +237,7 @@ def _check_parts(where: str, shape: tuple[int, ...], values: tuple[int, ...]) ->
         raise ValueError(f"{where} has a nested tensor whose parts are larger than its shape {_quote(shape)}")
 
 
-def _check_events(trace: Trace) -> None:
+def _check_events(trace: TraceFields) -> None:
     if trace.storages:
         nbytes, *text_columns = zip(*trace.storages, strict=True)
         _check_indexes("storages", nbytes, _LARGEST)

@@ -1,13 +1,14 @@
-"""Records that a Trace consists of: events, regions, storages, and notes on what a run depends on."""
+"""Records that a Trace consists of: events, regions, storages, its fields, and notes on what a run depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from fvflops.text import short_repr
-from fvflops.trace.calls import packet_of
+from fvflops.trace.calls import RegionSignature, Signature, packet_of
+from fvflops.trace.module_tree import ModuleTree
 
 # In the order of a training step. "other" is work without gradients on results of a backward pass or an optimizer step,
 # such as gradient clipping and moving averages; "forward" is everything that belongs to no other phase.
@@ -187,6 +188,27 @@ class RunInfo:
                 names = text.split(separator) if text else []
                 values[item.name] = frozenset(names) if item.name == "measured" else tuple(names)
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFields:
+    """The fields of a Trace that are saved as JSON, documented in `Trace`."""
+
+    modules: ModuleTree
+    regions: tuple[Region, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    signatures: tuple[Signature, ...]
+    region_signatures: Sequence[RegionSignature]
+    calls: Mapping[tuple[int, int, str], int]
+    region_calls: Mapping[tuple[int, int, str], int]
+    events: Sequence[Event] | None = None
+    storages: Sequence[Storage] = ()
+    stops_at: StopsAt = StopsAt()
+    decomposed: frozenset[str] = frozenset()
+    active: frozenset[int] = frozenset()
+    about: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
+    lines: tuple[str, ...] = ()
 
 
 # Key of a Trace's `about` → its sentence.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from fvflops.text import short_repr
 from fvflops.trace import codec
 from fvflops.trace.calls import RegionSignature, Signature
-from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.notebook_table import write_notebook_table, write_text_table
-from fvflops.trace.records import PHASES, Event, Region, RunInfo, StopsAt, Storage, TraceError, merge_reads
+from fvflops.trace.records import PHASES, Event, Region, RunInfo, TraceError, TraceFields, merge_reads
 
 _MAX_ROWS = 20  # in a notebook
 # (signature, stack, phase) → number of calls.
@@ -22,7 +21,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Trace:
+class Trace(TraceFields):
     """One run of a model as plain data, without tensors.
 
     `regions` are the modules, autograd functions and optimizer groups that enclose ops. `stacks` are tuples of indexes
@@ -41,21 +40,6 @@ class Trace:
     True
     """
 
-    modules: ModuleTree
-    regions: tuple[Region, ...]
-    stacks: tuple[tuple[int, ...], ...]
-    signatures: tuple[Signature, ...]
-    region_signatures: Sequence[RegionSignature]
-    calls: Mapping[tuple[int, int, str], int]
-    region_calls: Mapping[tuple[int, int, str], int]
-    events: Sequence[Event] | None = None
-    storages: Sequence[Storage] = ()
-    stops_at: StopsAt = field(default_factory=StopsAt)
-    decomposed: frozenset[str] = frozenset()
-    active: frozenset[int] = frozenset()
-    about: Mapping[str, str] = field(default_factory=dict)
-    complete: bool = True
-    lines: tuple[str, ...] = ()
     _scopes: list[tuple[str, ...]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     @property
