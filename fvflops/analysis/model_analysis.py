@@ -355,10 +355,7 @@ class ModelAnalysis(AnalysisOutputs):
         return self.counts().labels_by_module(self._ancestors)
 
     def _warn(self, counts: Counts) -> None:
-        unsupported: Counter[str] = Counter()
-        for entry in counts.entries:
-            unsupported[entry.op] += entry.calls * (entry.status is Status.UNSUPPORTED)
-        unsupported = +unsupported
+        unsupported = counts.ledger()[Status.UNSUPPORTED]
         if unsupported and self._warn_unsupported:
             from fvflops.reports.terminal.op_coverage import format_locations
 

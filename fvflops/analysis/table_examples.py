@@ -13,6 +13,7 @@ from fvflops import paths
 from fvflops.capture.recorder.tensor_specs import describe, describe_call
 from fvflops.capture.recorder.value_reader import find_value_arguments
 from fvflops.formulas import Call, FormulaTable, Row, TableError
+from fvflops.formulas.functions.classes import subclasses
 from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.loading import PARTS
 from fvflops.formulas.rows import cost_of_call
@@ -101,20 +102,13 @@ def _call_of_row(row: Row) -> Call:
 
 def _check_function(name: str) -> None:
     """Raise NotRunnable for torch's name of the backward of a function that is defined."""
-    defined = {cls.__name__ for cls in _list_functions(torch.autograd.Function)}
+    defined = {cls.__name__ for cls in subclasses(torch.autograd.Function)}
     forward = name.removesuffix("Backward")
     if name not in defined and forward in defined:
         raise NotRunnable(
             f"no autograd.Function is called {name}, so this row is not used: the backward of {forward} is counted op "
             f"by op; work in it that PyTorch does not dispatch is unseen::{forward}.backward"
         )
-
-
-def _list_functions(cls: type) -> Iterator[type]:
-    subclass: type
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _list_functions(subclass)
 
 
 def sign_example(op: str, text: str) -> Signature:

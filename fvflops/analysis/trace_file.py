@@ -30,12 +30,13 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> 
     try:
         # The JSON of a saved Trace is ASCII: a character is a byte.
         if "://" not in name and os.path.isfile(name) and os.path.getsize(name) > limit:
-            raise _too_large(name, limit)
-        text = None if name.endswith(".gz") else paths.read_text(name, limit)
-        if name.endswith(".gz"):
+            text = None
+        elif name.endswith(".gz"):
             with gzip.open(io.BytesIO(paths.read_bytes(name))) as file:
                 data = file.read(limit + 1)
             text = None if len(data) > limit else data.decode()
+        else:
+            text = paths.read_text(name, limit)
     except FileNotFoundError:
         raise TraceError(f"{name}: there is no such file") from None
     except UnicodeDecodeError as error:
@@ -45,15 +46,11 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> 
     except OSError as error:
         raise TraceError(f"{name}: cannot be read: {error.strerror or error}") from None
     if text is None:
-        raise _too_large(name, limit)
+        raise TraceError(
+            f"{name}: the file has more than {limit:,} characters, the limit for a trace: "
+            "save it without ordered events: use trace.aggregate().to_json()"
+        )
     try:
         return Trace.from_json(text)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from None
-
-
-def _too_large(name: str, limit: int) -> TraceError:
-    return TraceError(
-        f"{name}: the file has more than {limit:,} characters, the limit for a trace: "
-        "save it without ordered events: use trace.aggregate().to_json()"
-    )

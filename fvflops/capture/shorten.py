@@ -59,7 +59,7 @@ class Shortened:
         """Return the full model's (name, item) pairs from the shortened model's, in order, as of `named_parameters`."""
         items = list(named)
         for run in reversed(self.runs):
-            items = list(repeat_periods(items, run))
+            items = [(name, item) for name, item, _ in repeat_periods(items, run)]
         return items
 
     def restore(self) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
+
+_POSITIVE = math.ulp(0.0), sys.float_info.max  # the least and the largest finite number above 0
 
 
 def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
@@ -85,33 +89,32 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
     return sizes
 
 
+def parse_number(text: str, least: float, most: float, expected: str, *parsers: Callable[[str], float]) -> float:
+    """Return a number by the first of `parsers` that raises no ValueError, as argparse's `type` of one argument."""
+    number = math.nan
+    for parse in parsers[::-1]:
+        with suppress(ValueError):
+            number = float(parse(text))
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"must be {expected}; got {text!r}")
+    return number
+
+
 def parse_amount(text: str) -> float:
     """Return a number above 0 such as 15e12, 15T or 2.5, as argparse's `type`.
 
     >>> parse_amount("15e12"), parse_amount("15T"), parse_amount("2.5")
     (15000000000000.0, 15000000000000.0, 2.5)
     """
-    try:
-        number = float(text)
-    except ValueError:
-        try:
-            number = float(parse_size(text))
-        except ValueError:
-            number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 15e12 or 2.5; got {text!r}")
-    return number
+    return parse_number(text, *_POSITIVE, "a number above 0, such as 15e12 or 2.5", float, parse_size)
 
 
 def parse_part(text: str) -> float:
-    """Return a number from 0 to 1, as argparse's `type`."""
-    try:
-        part = float(text)
-    except ValueError:
-        part = math.nan
-    if not 0 <= part <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, such as 0.5; got {text!r}")
-    return part
+    return parse_number(text, 0, 1, "a number from 0 to 1, such as 0.5", float)
+
+
+def parse_limit(text: str) -> float:
+    return parse_number(text, *_POSITIVE, "a number of seconds above 0", float)
 
 
 def parse_seconds(text: str) -> float:

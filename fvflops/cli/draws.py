@@ -9,16 +9,6 @@ from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_aga
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.restore.global_state import seeded
 from fvflops.formulas import FormulaTable
-from fvflops.plan.memory.predict_memory import predict_drawn_memory
-
-
-def repeat_memory(analysis: FlopCountAnalysis, times: int, *, first_step: bool) -> list[int]:
-    """Return the peak memory of the model's run in bytes for each of several draws."""
-
-    def measure() -> int:
-        return predict_drawn_memory(analysis, first_step=first_step).peak
-
-    return _repeat(analysis, times, measure, measure)
 
 
 def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -> list[int]:
@@ -28,14 +18,16 @@ def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -
         again = record_again(analysis, analysis.trace().stops_at)
         return FlopCountAnalysis.from_trace(again, table=table, warn=False).total()
 
-    return _repeat(analysis, times, analysis.total, measure)
+    return repeat(analysis, times, measure, first=analysis.total)
 
 
-def _repeat(analysis: ModelAnalysis, times: int, first: Callable[[], int], measure: Callable[[], int]) -> list[int]:
-    """Return the cost of the first run, and of others with the generators' seeds 1, 2, 3 ..."""
+def repeat(
+    analysis: ModelAnalysis, times: int, measure: Callable[[], int], *, first: Callable[[], int] | None = None
+) -> list[int]:
+    """Return the cost of a model for several draws: of the `first` run, and of others with the seeds 1, 2, 3 ..."""
     if model_run(analysis) is None:
         raise ValueError("--repeat runs the model again: it does not apply to a saved Trace or a git revision")
-    costs = [first()]
+    costs = [(first or measure)()]
     for seed in range(1, times):
         with seeded(seed):
             costs.append(measure())
@@ -49,6 +41,6 @@ def describe_draws(values: Sequence[int], unit: str) -> str:
     '2 draws: minimum 10,000, mean 10,000.5, maximum 10,001 FLOPs'
     """
     mean = Fraction(sum(values), len(values))
-    tenth = round(abs(mean - int(mean)) * 10)
-    shown = f"{int(mean) + tenth // 10:,}" + (f".{tenth}" if 0 < tenth < 10 else "")
+    tenths = round(mean * 10)
+    shown = f"{tenths // 10:,}" + (f".{tenths % 10}" if tenths % 10 else "")
     return f"{len(values)} draws: minimum {min(values):,}, mean {shown}, maximum {max(values):,} {unit}"

@@ -12,23 +12,12 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 # As wide as the character, where a column of a table may contain it.
-ASCII: Mapping[str, str] = {
-    **dict.fromkeys("–—‐‑−─", "-"),
-    "Δ": "d",
-    **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
-    "×": "x",
-    "µ": "u",
-    "μ": "u",
-    "→": "->",
-    "≥": ">=",
-    "≤": "<=",
-    "≈": "~",
-    "∞": "inf",
-    "│": "|",
-    "∕": "/",
-    **dict.fromkeys("‘’", "'"),
-    **dict.fromkeys("“”", '"'),
-    "\u00a0": " ",
+_ASCII: Mapping[int, int | str] = {
+    **str.maketrans("–—‐‑−─Δ×µμ≈│∕‘’“”\u00a0█▉▊▋▌▍▎▏", "------dxuu~|/''\"\" ########"),
+    ord("→"): "->",
+    ord("≥"): ">=",
+    ord("≤"): "<=",
+    ord("∞"): "inf",
 }
 
 
@@ -77,19 +66,9 @@ def to_ascii(text: str, encoding: str = "ascii") -> str:
     >>> to_ascii("é", "latin-1"), to_ascii("é")
     ('é', '\\\\xe9')
     """
-    return "".join(_replace(character, text[index + 1 : index + 2], encoding) for index, character in enumerate(text))
-
-
-def _replace(character: str, following: str, encoding: str) -> str:
-    if character.isascii():
-        return character
-    if character == "…":  # in a name, one cell as in its column
-        return "~" if following.isalnum() or following in tuple("_.}") else "..."
-    if character == "·":  # a separator, or a product
-        return "-" if following == " " else "*"
-    if character in ASCII:
-        return ASCII[character]
-    return character.encode(encoding, "backslashreplace").decode(encoding)
+    text = re.sub(r"…(?=[\w.}])", "~", text).replace("…", "...")  # in a name, one cell as in its column
+    text = text.replace("· ", "- ").replace("·", "*")  # a separator, or a product
+    return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def to_ascii_markup(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +10,15 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.cli.argument_values import find_chosen, parse_assumptions, refuse
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write_ordered
 from fvflops.cli.parser import add_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
-from fvflops.cli.process import report_stream
-from fvflops.cli.progress import Progress, find_width
+from fvflops.cli.progress import Progress
 from fvflops.cli.shared_options import model_options
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.escaping import plain_name, printable
-from fvflops.reports.formats import FORMATS, write_document
+from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.sources.load import check_models
 from fvflops.sources.options import SourceOptions
@@ -132,7 +130,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         labels=labels,
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
-    write(write_document(document, format, width=find_width(report_stream())), arguments.output)
+    write_ordered(document, format, arguments.output)
     if failure:
         print(failure, file=sys.stderr)
     return max(_report_failures(counts, joined), int(bool(failure)))
@@ -207,19 +205,16 @@ def _choose_axes(arguments: argparse.Namespace, numbers: Sequence[str]) -> tuple
 
 
 def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings) -> list[ModelCount]:
-    progress = Progress()
-    counts: list[ModelCount] = []
-    # Log lines are shown in the model's row and below the table.
-    logger = logging.getLogger("fvflops")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        for name in names:
-            progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
-            counts.append(count_model(name, options, settings))
-    finally:
-        progress.clear()
-        logger.setLevel(level)
+    from fvflops.measure.step_meter.call_costs import quiet_log  # imported for tables only
+
+    progress, counts = Progress(), list[ModelCount]()
+    with quiet_log():  # log lines are shown in the model's row and below the table
+        try:
+            for name in names:
+                progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
+                counts.append(count_model(name, options, settings))
+        finally:
+            progress.clear()
     return counts
 
 

@@ -68,9 +68,7 @@ def open_model(
         return lambda table: _analysis_of(record_revision(revision, built, arguments), table)
     if in_subprocess:
         return lambda table: _analysis_of(record_in_subprocess(name, name, built, arguments), table)
-    with activity(f"loading {name}"):
-        subject = load_model(name, without_weights(name, built, arguments.execution))
-    subject.train(arguments.train, option="--train")
+    subject = load_subject(name, without_weights(name, built, arguments.execution), arguments)
     loss = backward_loss(arguments)
     device, emulated = runs_on(arguments)
     settings: dict[str, Any] = {"assume": parse_assumptions(arguments.assume), "device": device}
@@ -82,6 +80,14 @@ def open_model(
             return record_model(name, subject, table, loss, **settings)
 
     return analyse
+
+
+def load_subject(name: str, options: SourceOptions, arguments: argparse.Namespace) -> LoadedModel:
+    """Return a model, in the mode of the arguments."""
+    with activity(f"loading {name}"):
+        subject = load_model(name, options)
+    subject.train(arguments.train, option="--train")
+    return subject
 
 
 def record_model(

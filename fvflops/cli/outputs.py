@@ -137,9 +137,13 @@ def _resolve(path: str) -> str:
 
 
 def write_report(document: Document, arguments: argparse.Namespace) -> None:
-    """Write a report as `add_report`'s arguments say; text has the terminal's width, or COLUMNS, or 80."""
-    ordered = document.ranked(sort=arguments.sort, top=arguments.top)
-    write(write_document(ordered, arguments.format, width=find_width(report_stream())), arguments.output)
+    """Write a report as `add_report`'s arguments say."""
+    write_ordered(document.ranked(sort=arguments.sort, top=arguments.top), arguments.format, arguments.output)
+
+
+def write_ordered(document: Document, format: str, path: str | None) -> None:
+    """Write a report in its order; text has the terminal's width, or COLUMNS, or 80."""
+    write(write_document(document, format, width=find_width(report_stream())), path)
 
 
 def is_standard_output(path: str | None) -> bool:

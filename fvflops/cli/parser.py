@@ -19,6 +19,10 @@ _RARE = frozenset(
         *("--debug", "--assume", "--task", "--adapter", "--trust-remote-code", "--path", "--trust-file"),
         *("--denoising-steps", "--guidance", "--execution", "--repeat", "--digits", "--name"),
         *("--trace", "--speedscope", "--flamegraph", "--weight", "--join", "--x", "--y", "--lower", "--trace-only"),
+        *("--rank", "--shard", "--stages-per-rank", "--stage-layers", "--reshard-after-forward", "--routing"),
+        *("--reduce-each-microbatch", "--gradient-dtype", "--optimizer-sharding", "--choices", "--best", "--jobs"),
+        *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--steps", "--ignore", "--deepspeed"),
+        *("--phase", "--pp", "--images", "--hit-rate", "--acceptance", "--draft-tokens", "--at", "--utilisation"),
     ]
 )
 _ALL = "all"  # --help all
@@ -50,15 +54,13 @@ class Parser(argparse.ArgumentParser):
     ones of every command, and `examples` the lines before them.
     """
 
-    def __init__(self, *, add_help: bool = True, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, add_help=False, **options)
         self.first: Sequence[str] = ()
         self.rare: Sequence[str] = ()
         self.examples: Sequence[str] = ()
-        if add_help:
-            self.add_argument(
-                "-h", "--help", action=_Help, nargs="?", metavar=_ALL, help="show this help; all: every option"
-            )
+        text = "show this help; all: every option"
+        self.add_argument("-h", "--help", action=_Help, nargs="?", metavar=_ALL, help=text)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
@@ -110,8 +112,8 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         if self.examples:
             formatter.add_text("\n  ".join(["examples:", *self.examples]).replace("%", "%%"))
-        everything = everything or len(self.options()) <= _SHORT
-        shown = [action for action in self.options() if everything or not self._is_rare(action)]
+        rare = set() if everything or len(self.options()) <= _SHORT else _RARE.union(self.rare).difference(self.first)
+        shown = [action for action in self.options() if rare.isdisjoint(action.option_strings)]
         first = [action for name in self.first for action in shown if name in action.option_strings]
         sections: list[tuple[str | None, list[argparse.Action]]] = [
             (group.title, [action for action in group._group_actions if action in shown or not action.option_strings])
@@ -125,11 +127,6 @@ class Parser(argparse.ArgumentParser):
         hidden = len(self.options()) - len(shown)
         formatter.add_text(f"{hidden} more options: {self.prog} --help {_ALL}" if hidden else self.epilog)
         return formatter.format_help()
-
-    def _is_rare(self, action: argparse.Action) -> bool:
-        if not set(self.first).isdisjoint(action.option_strings):
-            return False
-        return not _RARE.isdisjoint(action.option_strings) or not set(self.rare).isdisjoint(action.option_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -94,24 +94,18 @@ def model_options(
 ) -> SourceOptions:
     """Return the options that build the arguments' MODEL, on a device; `inputs` defaults to the arguments'."""
     names = ("batch", "seq", "image_size", "dtype", "denoising_steps", "guidance")
-    return replace(
-        building_options(arguments, device=device),
-        inputs=tuple(arguments.input if inputs is None else inputs),
-        **{name: getattr(arguments, name) for name in names},
-    )
+    sizes = {name: getattr(arguments, name) for name in names}
+    inputs = tuple(arguments.input if inputs is None else inputs)
+    return replace(building_options(arguments), device=device, inputs=inputs, **sizes)
 
 
-def building_options(arguments: argparse.Namespace, *, device: str | None, dtype: str | None = None) -> SourceOptions:
-    """Return the options that build the arguments' MODEL, without its inputs."""
+def building_options(arguments: argparse.Namespace) -> SourceOptions:
+    """Return the options that build the arguments' MODEL, without its inputs, device and dtype."""
     return SourceOptions(
-        config=arguments.config,
-        device=device,
-        dtype=dtype,
+        **{name: getattr(arguments, name) for name in ("config", "task", "trust_remote_code")},
         args=tuple(arguments.arg),
         paths=tuple(map(os.path.abspath, arguments.path)),
-        task=arguments.task,
         adapter=None if arguments.adapter is None else os.path.abspath(arguments.adapter),
-        trust_remote_code=arguments.trust_remote_code,
         trust=arguments.trust_file,
     )
 
@@ -182,13 +176,6 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
         metavar="N",
         help=f"for a model with random control flow: minimum, mean and maximum of the {what} over N draws",
     )
-
-
-# Options of meshes and conventions that plan and memory show in --help all only.
-RARE_OF_PLANS = (
-    *("--convention", "--table", "--rank", "--shard", "--stages-per-rank", "--stage-layers"),
-    *("--reshard-after-forward", "--reduce-each-microbatch", "--routing", "--gradient-dtype"),
-)
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:

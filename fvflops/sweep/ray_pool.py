@@ -68,19 +68,14 @@ def _connect(ray: Any, address: str) -> bool:
     """Connect to the cluster, and return whether this process was not connected before."""
     if ray.is_initialized():
         return False
-    environment = {"env_vars": _find_environment()}
+    # Workers find the fvflops of a checkout by this path; elsewhere they have one installed.
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    environment = {"env_vars": {} if "site-packages" in PACKAGE.parts else {"PYTHONPATH": path}}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RayError(f"no Ray cluster at {address!r}: {describe_error(error)}") from None
     return True
-
-
-def _find_environment() -> dict[str, str]:
-    """Return the environment in which workers find the fvflops of a checkout; elsewhere they have one installed."""
-    if "site-packages" in PACKAGE.parts:
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))}
 
 
 def _read(ray: Any, future: Future[ModelCount], task: Task) -> ModelCount:

@@ -15,7 +15,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -28,13 +28,16 @@ from fvflops.text import checksum, parse_json, suggest
 from fvflops.units import format_quantity
 
 _NAMES = tuple(field.name for field in fields(ModelCount))
-_TEXTS = frozenset(column.key for column in COLUMNS if column.is_text)
-_FLOATS = frozenset({"seconds"})
 _CHECKSUM = "checksum"
+_TYPES: Mapping[str, type] = {
+    **{column.key: str if column.is_text else int for column in COLUMNS},
+    "seconds": float,
+    _CHECKSUM: str,
+}
 _OPTIONAL = frozenset({"ignored", *MORE_METRICS})  # not in files of 1.0, or from before the metric was added
 _COLUMNS = (*_NAMES, _CHECKSUM)
 _TABLE = "models"  # of an SQLite file
-_SQL_TYPES = {"text": "TEXT", "float": "REAL", "integer": "INTEGER"}
+_SQL_TYPES = {str: "TEXT", float: "REAL", int: "INTEGER"}
 
 
 class ResultError(ValueError):
@@ -121,7 +124,7 @@ def _seal(row: ModelCount, names: Iterable[str] = _NAMES) -> dict[str, Any]:
         value = getattr(row, name)
         if isinstance(value, str):
             value = value.encode("utf-8", "backslashreplace").decode()
-        record[name] = float(value) if name in _FLOATS else value
+        record[name] = float(value) if _TYPES[name] is float else value
     return {**record, _CHECKSUM: checksum(json.dumps(list(record.values())))}
 
 
@@ -140,18 +143,17 @@ def _make_row(path: str, record: Mapping[str, Any]) -> tuple[ModelCount, str]:
 
 
 def _convert(path: str, name: str, value: Any) -> Any:
-    if name in _TEXTS and (value is None or isinstance(value, str)):
+    kind = _TYPES[name]
+    if kind is str and (value is None or isinstance(value, str)):
         return value or ""
-    if name not in _TEXTS and value in (None, ""):
-        return 0.0 if name in _FLOATS else None
-    try:
-        number = float(value) if name in _FLOATS else int(value)
+    if kind is not str and value in (None, ""):
+        return 0.0 if kind is float else None
+    with suppress(TypeError, ValueError, OverflowError):
+        number = kind(value)
         is_equal = isinstance(value, str) or (number == value and not isinstance(value, bool))
-        if name not in _TEXTS and is_equal and math.isfinite(number):
+        if kind is not str and is_equal and math.isfinite(number):
             return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ResultError(f"{path}: {name} is {plain_name(repr(value))}, not a {'text' if name in _TEXTS else 'number'}")
+    raise ResultError(f"{path}: {name} is {plain_name(repr(value))}, not a {'text' if kind is str else 'number'}")
 
 
 def _parse_lines(path: str, data: bytes) -> Iterator[dict[str, Any]]:
@@ -219,8 +221,8 @@ def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
 
 def _write_parquet(path: str, records: Sequence[dict[str, Any]]) -> None:
     arrow = import_pyarrow()
-    types = {"text": arrow.string(), "float": arrow.float64(), "integer": arrow.int64()}
-    schema = arrow.schema([(name, types[_kind(name)]) for name in _COLUMNS])
+    types = {str: arrow.string(), float: arrow.float64(), int: arrow.int64()}
+    schema = arrow.schema([(name, types[_TYPES[name]]) for name in _COLUMNS])
     file = io.BytesIO()
     arrow.parquet.write_table(arrow.Table.from_pylist(list(records), schema=schema), file)
     paths.write_bytes(path, file.getvalue())
@@ -250,15 +252,11 @@ def _write_sqlite(path: str, records: Sequence[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = os.path.join(folder, "rows.sqlite")
         with closing(sqlite3.connect(copy)) as database, database:
-            columns = ", ".join(f'"{name}" {_SQL_TYPES[_kind(name)]}' for name in _COLUMNS)
+            columns = ", ".join(f'"{name}" {_SQL_TYPES[_TYPES[name]]}' for name in _COLUMNS)
             database.execute(f"CREATE TABLE {_TABLE} ({columns}, PRIMARY KEY (model))")
             marks = ", ".join(f":{name}" for name in _COLUMNS)
             database.executemany(f"INSERT INTO {_TABLE} VALUES ({marks})", records)
         paths.write_bytes(path, paths.read_bytes(copy))
-
-
-def _kind(name: str) -> str:
-    return "text" if name in _TEXTS or name == _CHECKSUM else "float" if name in _FLOATS else "integer"
 
 
 # Extension → how rows are read and written.

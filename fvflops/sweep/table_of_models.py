@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,15 +72,14 @@ def model_table(
 ) -> Table:
     """Return a row for each model, in order, with all columns of `list_columns`; `labels` maps models to row labels."""
     columns = list_columns(join)
-    values = [{field.name: getattr(count, field.name) for field in fields(count)} for count in counts]
-    joined = [join.cells_of(count.model) if join else () for count in counts]
-    before = 1 + len(COSTS)
-    keys = [column.key for column in columns]
-    rows: list[tuple[Value, ...]] = [
-        (*(row[key] for key in keys[:before]), *cells, *(row[key] for key in keys[before + len(cells) :]))
-        for row, cells in zip(values, joined, strict=True)
-    ]
-    rows = [((labels or {}).get(str(model), model), *cells) for model, *cells in rows]
+    own = [column.key for column in COLUMNS]
+    joined = [column.key for column in columns if column.key not in own]
+    rows = []
+    for count in counts:
+        values: dict[str, Value] = {key: getattr(count, key) for key in own}
+        values |= zip(joined, join.cells_of(count.model) if join else (), strict=True)
+        values[MODEL] = (labels or {}).get(count.model, count.model)
+        rows.append(tuple([values[column.key] for column in columns]))
     return Table("models", columns, rows, noun="model")
 
 

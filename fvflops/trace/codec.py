@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fvflops.text import checksum, parse_json
@@ -42,14 +42,11 @@ def encode(trace: TraceFields) -> str:
             "stacks": trace.stacks,
             "ops": {item.op: [list(item.names), item.schema] for item in trace.signatures},
             "signatures": [
-                [
-                    *(item.op, encode_value(item.inputs), encode_value(item.outputs)),
-                    *((item.source,) if item.source else ()),
-                ]
+                [item.op, *encode_value((item.inputs, item.outputs)), *([item.source] if item.source else [])]
                 for item in trace.signatures
             ],
             "region_signatures": [
-                [item.region, encode_value(item.inputs), encode_value(item.outputs)] for item in trace.region_signatures
+                [item.region, *encode_value((item.inputs, item.outputs))] for item in trace.region_signatures
             ],
             "calls": [[*key, count] for key, count in trace.calls.items()],
             "region_calls": [[*key, count] for key, count in trace.region_calls.items()],
@@ -132,12 +129,11 @@ def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
         regions=tuple(Region(*item) for item in record["regions"]),
         stacks=tuple(tuple(stack) for stack in record["stacks"]),
         signatures=tuple(
-            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1], *source)
+            Signature(op, ops[op][0], *_values(inputs, outputs), ops[op][1], *source)
             for op, inputs, outputs, *source in record["signatures"]
         ),
         region_signatures=tuple(
-            RegionSignature(region, _values(inputs), _values(outputs))
-            for region, inputs, outputs in record["region_signatures"]
+            RegionSignature(item, *_values(*lists)) for item, *lists in record["region_signatures"]
         ),
         calls={(item, stack, phase): count for item, stack, phase, count in record["calls"]},
         region_calls={(item, stack, phase): count for item, stack, phase, count in record["region_calls"]},
@@ -152,18 +148,30 @@ def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
     )
 
 
-def _values(record: list[Any]) -> tuple[Value, ...]:
-    value = decode_value(record)
-    if not isinstance(value, tuple):
-        raise ValueError(f"a signature has {record} instead of a list")
-    return value
+def _values(inputs: Any, outputs: Any) -> tuple[Any, Any]:
+    """Return the decoded inputs and outputs of a signature."""
+    for record in (inputs, outputs):
+        if not isinstance(record, list):
+            raise ValueError(f"a signature has {record} instead of a list")
+    return decode_value(inputs), decode_value(outputs)
 
 
 def _validate(trace: TraceFields) -> None:
     """Raise ValueError, in one line, for values that no recording produces, by columns, in linear time."""
     _check_modules(trace.modules.by_name)
-    _check_regions(trace)
-    _check_signatures(trace)
+    _check_choices("region", (region.kind for region in trace.regions), ("module", "function", "group"))
+    _check_types("region", (region.name for region in trace.regions), str)
+    for region in trace.regions:
+        if region.kind == "module" and region.name not in trace.modules.by_name:
+            raise ValueError(f"region {_quote(region.name)} is not a module")
+    if any(len(stack) > _DEEPEST for stack in trace.stacks):
+        raise ValueError(f"a stack has more than {_DEEPEST:,} modules")
+    _check_indexes("stacks", (index for stack in trace.stacks for index in stack), len(trace.regions))
+    for signature in trace.signatures:
+        _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
+        _check_value(signature.op, (signature.inputs, signature.outputs))
+    _check_indexes("region_signatures", (item.region for item in trace.region_signatures), len(trace.regions))
+    _check_value("region signature", tuple((item.inputs, item.outputs) for item in trace.region_signatures))
     for name, calls, items in (
         ("calls", trace.calls, len(trace.signatures)),
         ("region_calls", trace.region_calls, len(trace.region_signatures)),
@@ -182,50 +190,26 @@ def _validate(trace: TraceFields) -> None:
     _check_events(trace)
 
 
-def _check_modules(by_name: Any) -> None:
+def _check_modules(by_name: Mapping[str, ModuleInfo]) -> None:
     if "" not in by_name:
         raise ValueError("there is no root module")
     for name, module in by_name.items():
-        _check_module(module)
+        where, tensors = f"module {_quote(module.name)}", (*module.parameters, *module.buffers)
+        names = [tensor.name for tensor in tensors] + [key for key, _ in module.children]
+        texts = (module.name, module.canonical, module.class_name, module.extra_repr, *module.classes, *names)
+        _check_types(where, texts, str)
+        _check_types(where, (module.has_forward, *(tensor.trainable for tensor in tensors)), bool)
+        _check_types(where, (tensor.identity for tensor in tensors), int)
+        _check_indexes(where, (tensor.stored for tensor in tensors if tensor.stored is not None), _LARGEST)
+        for key, path in module.children:  # paths grow downward, so no module contains itself
+            if path is not None and path != (f"{module.name}.{key}" if module.name else key):
+                raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
+        for value in (*(tensor.spec for tensor in tensors), *module.attributes.values()):
+            _check_value(where, value)
         if module.canonical not in by_name:
             raise ValueError(
                 f"module {_quote(name)} has the canonical name {_quote(module.canonical)}, which does not exist"
             )
-
-
-def _check_module(module: ModuleInfo) -> None:
-    where, tensors = f"module {_quote(module.name)}", (*module.parameters, *module.buffers)
-    names = [tensor.name for tensor in tensors] + [key for key, _ in module.children]
-    texts = (module.name, module.canonical, module.class_name, module.extra_repr, *module.classes, *names)
-    _check_types(where, texts, str)
-    _check_types(where, (module.has_forward, *(tensor.trainable for tensor in tensors)), bool)
-    _check_types(where, (tensor.identity for tensor in tensors), int)
-    _check_indexes(where, (tensor.stored for tensor in tensors if tensor.stored is not None), _LARGEST)
-    for key, path in module.children:  # paths grow downward, so no module contains itself
-        if path is not None and path != (f"{module.name}.{key}" if module.name else key):
-            raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
-    for value in (*(tensor.spec for tensor in tensors), *module.attributes.values()):
-        _check_value(where, value)
-
-
-def _check_regions(trace: TraceFields) -> None:
-    _check_choices("region", (region.kind for region in trace.regions), ("module", "function", "group"))
-    _check_types("region", (region.name for region in trace.regions), str)
-    for region in trace.regions:
-        if region.kind == "module" and region.name not in trace.modules.by_name:
-            raise ValueError(f"region {_quote(region.name)} is not a module")
-    if any(len(stack) > _DEEPEST for stack in trace.stacks):
-        raise ValueError(f"a stack has more than {_DEEPEST:,} modules")
-    _check_indexes("stacks", (index for stack in trace.stacks for index in stack), len(trace.regions))
-
-
-def _check_signatures(trace: TraceFields) -> None:
-    for signature in trace.signatures:
-        _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
-        _check_value(signature.op, (signature.inputs, signature.outputs))
-    _check_indexes("region_signatures", (item.region for item in trace.region_signatures), len(trace.regions))
-    for item in trace.region_signatures:
-        _check_value("region signature", (item.inputs, item.outputs))
 
 
 def _check_value(where: str, value: Value) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Key = TypeVar("Key")
@@ -31,18 +31,11 @@ class LazyRecords(Sequence[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._read())
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+    def __getitem__(self, index: Any) -> Any:
         make, rows = self._state
         if isinstance(index, slice):
             return self._read()[index]
-        record: T = rows[index] if make is None else make(*rows[index])
-        return record
+        return rows[index] if make is None else make(*rows[index])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (LazyRecords, tuple, list)):

@@ -142,23 +142,20 @@ class ModuleTree:
     @staticmethod
     def decode(records: list[dict[str, Any]]) -> ModuleTree:
         """Return the tree that `encode` wrote."""
-        return ModuleTree(
-            {
-                record["name"]: ModuleInfo(
-                    name=record["name"],
-                    canonical=record["canonical"],
-                    class_name=record["class_name"],
-                    classes=tuple(record["classes"]),
-                    extra_repr=record["extra_repr"],
-                    has_forward=record["has_forward"],
-                    parameters=tuple(_decode_parameter(item) for item in record["parameters"]),
-                    buffers=tuple(_decode_parameter(item) for item in record["buffers"]),
-                    attributes={key: decode_value(value) for key, value in record["attributes"].items()},
-                    children=tuple((key, path) for key, path in record["children"]),
-                )
-                for record in records
-            }
+        modules = (
+            ModuleInfo(
+                **{
+                    **record,
+                    "classes": tuple(record["classes"]),
+                    "parameters": tuple(map(_decode_parameter, record["parameters"])),
+                    "buffers": tuple(map(_decode_parameter, record["buffers"])),
+                    "attributes": {key: decode_value(value) for key, value in record["attributes"].items()},
+                    "children": tuple(map(tuple, record["children"])),
+                }
+            )
+            for record in records
         )
+        return ModuleTree({module.name: module for module in modules})
 
 
 def modules_above(name: str) -> list[str]:
@@ -216,9 +213,9 @@ def _encode_parameter(parameter: ParameterInfo) -> list[Any]:
     return record if parameter.stored is None else [*record, parameter.stored]
 
 
-def _decode_parameter(record: list[Any]) -> ParameterInfo:
-    name, spec, identity, trainable, *stored = record
-    tensor = decode_value(spec)
-    if not isinstance(tensor, TensorSpec):
-        raise ValueError(f"parameter {name!r} has {spec} instead of a tensor spec")
-    return ParameterInfo(name, tensor, identity, trainable, *stored)
+def _decode_parameter(record: Any) -> ParameterInfo:
+    values: Any = decode_value(record)
+    parameter = ParameterInfo(*values)
+    if not isinstance(parameter.spec, TensorSpec):
+        raise ValueError(f"parameter {parameter.name!r} has {record[1]} instead of a tensor spec")
+    return parameter

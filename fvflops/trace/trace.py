@@ -126,14 +126,14 @@ class Trace(TraceFields):
         parts = list(traces)
         if not parts:
             raise TraceError("merging needs at least one trace")
-        first, problem = parts[0], ""
-        for index, part in enumerate(parts[1:], start=1):
+        first = parts[0]
+        for index, part in enumerate(parts):
             if _classes(part) != _classes(first):
-                problem = f"traces of different models cannot be merged: trace {index} has other modules than trace 0"
-            elif part.stops_at != first.stops_at:
-                problem = f"trace {index} was recorded with another stops_at than trace 0: record both with one"
-            if problem:
-                raise TraceError(problem)
+                raise TraceError(
+                    f"traces of different models cannot be merged: trace {index} has other modules than trace 0"
+                )
+            if part.stops_at != first.stops_at:
+                raise TraceError(f"trace {index} was recorded with another stops_at than trace 0: record both with one")
         regions, stacks = dict[Region, int](), dict[tuple[int, ...], int]()
         signatures, region_signatures = dict[Signature, int](), dict[RegionSignature, int]()
         calls, region_calls, active = _Calls(), _Calls(), set[int]()

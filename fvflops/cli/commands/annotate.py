@@ -11,14 +11,14 @@ from fvflops import paths
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import check_model_given
-from fvflops.cli.open_analysis import backward_loss, open_trace, record_model
+from fvflops.cli.open_analysis import backward_loss, load_subject, open_trace, record_model
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
-from fvflops.sources.load import is_saved_trace, load_model
+from fvflops.sources.load import is_saved_trace
 from fvflops.trace import Trace
 
 EXAMPLES = ("fvflops annotate trace.json", "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json")
@@ -118,9 +118,7 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
     if is_saved_trace(arguments.model):
         return open_trace(arguments.model, arguments, shared_options.model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, shared_options.model_options(arguments))
-    subject.train(arguments.train, option="--train")
+    subject = load_subject(arguments.model, shared_options.model_options(arguments), arguments)
     settings: dict[str, Any] = {"assume": read_assumptions(arguments), "device": device}
     if (loss := backward_loss(arguments)) is not None:
         settings |= {"optimizer": optimizer or (), "micro_batches": arguments.micro_batches or 1}

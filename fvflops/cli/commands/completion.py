@@ -32,10 +32,7 @@ METAVARS: Mapping[str, str] = {
 # Source of models → the distribution whose version its names belong to.
 DISTRIBUTIONS: Mapping[str, str] = {
     "zoo": "",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-    "diffusers": "diffusers",
+    **{name: name for name in ("timm", "torchvision", "transformers", "diffusers")},
     "open_clip": "open_clip_torch",
 }
 # Sources whose names are folders or functions of the user.

@@ -22,10 +22,7 @@ EXAMPLES = (
     "fvflops explain trace.json --model zoo:llama_tiny --mesh fsdp=8 --device H100",
 )
 FIRST = ("--device", "--model", "--mesh", "--top", "--output")
-RARE = (
-    *(*shared_options.RARE_OF_PLANS, "--image-size", "--master-weights", "--loss", "--optimizer-sharding"),
-    *("--gradient-dtype", "--efficiency", "--fused", "--bucket-cap-mb", "--offload", "--sort"),
-)
+RARE = ("--image-size", "--master-weights", "--loss", "--offload", "--sort")
 _OPTIMIZER = "AdamW"  # default
 
 

@@ -15,7 +15,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import refuse
-from fvflops.cli.draws import describe_draws, repeat_memory
+from fvflops.cli.draws import describe_draws, repeat
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
@@ -35,7 +35,7 @@ from fvflops.plan.memory.memory_report import (
 )
 from fvflops.plan.memory.memory_savings import find_head, memory_savings
 from fvflops.plan.memory.offload import check_offload, describe_offload
-from fvflops.plan.memory.predict_memory import predict_memory
+from fvflops.plan.memory.predict_memory import predict_drawn_memory, predict_memory
 from fvflops.plan.memory.step_settings import Verdict
 from fvflops.plan.memory.storage_lifetimes import HOST_DEVICE, MemoryTimeline, read_memory
 from fvflops.plan.plan_options import PlanOptions
@@ -53,7 +53,7 @@ EXAMPLES = (
     "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
 FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
-RARE = (*shared_options.RARE_OF_PLANS, "--sequence-parallel", "--schedule", "--optimizer-sharding", "--gradient-dtype")
+RARE = ("--convention", "--table", "--sequence-parallel", "--schedule")
 # The memory, a function that finds its savings, and notes on estimates.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 # Options for a rank of a mesh.
@@ -226,7 +226,8 @@ def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argp
 def _repeat(analysis: FlopCountAnalysis, arguments: argparse.Namespace) -> list[str]:
     if arguments.repeat is None:
         return []
-    peaks = repeat_memory(analysis, arguments.repeat, first_step=arguments.first_step)
+    measure = partial(predict_drawn_memory, analysis, first_step=arguments.first_step)
+    peaks = repeat(analysis, arguments.repeat, lambda: measure().peak)
     return [f"Peak memory of {describe_draws(peaks, 'bytes')}."]
 
 

@@ -8,14 +8,13 @@ from dataclasses import replace
 from fvflops import paths
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_amount, refuse
-from fvflops.cli.outputs import write, write_report
+from fvflops.cli.outputs import write_ordered, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning import step_options
 from fvflops.cli.planning.accelerator import find_accelerator, kernels_emulated
 from fvflops.cli.planning.planned_estimate import estimate_training, load_training
 from fvflops.cli.planning.search_options import add_search, check_search, search_arguments
-from fvflops.cli.process import report_stream
-from fvflops.cli.progress import activity, find_width
+from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.plan.plan_options import PlanOptions
@@ -25,7 +24,6 @@ from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
 from fvflops.plan.step_time.step_tables import write_step_trace
 from fvflops.plan.step_time.step_time_report import estimate_report
-from fvflops.reports.formats import write_document
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 EXAMPLES = (
@@ -35,11 +33,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
 )
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
-RARE = (
-    *(*shared_options.RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
-    *("--optimizer-sharding", "--gradient-dtype", "--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price"),
-    *("--offload", "--sort"),
-)
+RARE = ("--convention", "--table", "--image-size", "--master-weights", "--loss", "--offload", "--sort")
 _OPTIMIZER = "AdamW"  # default
 _NEED_TOKENS = ("price", "watts")
 _NEED_DEVICE = (
@@ -151,4 +145,4 @@ def _report_step(
             top=arguments.top,
             pictures=arguments.format == "html",
         )
-    write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
+    write_ordered(report, arguments.format, arguments.output)

@@ -13,10 +13,11 @@ from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import refuse
+from fvflops.cli.open_analysis import load_subject
 from fvflops.cli.outputs import check_exports, write, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import choose_loss
-from fvflops.cli.progress import Progress, activity
+from fvflops.cli.progress import Progress
 from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.compat.deepspeed_profile import render as render_deepspeed
 from fvflops.devices.devices import Device, load_peaks
@@ -25,7 +26,7 @@ from fvflops.formulas.schema import schemas_of
 from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.profile_report import check_profile_sort
 from fvflops.reports.call_tables import SORTS as CALL_SORTS
-from fvflops.sources.load import is_built_on_meta, load_model
+from fvflops.sources.load import is_built_on_meta
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
@@ -38,7 +39,7 @@ EXAMPLES = (
     "fvflops profile zoo:lenet5 --peaks H100 --html profile.html",
 )
 FIRST = ("--device", "--batch", "--backward", "--by", "--sort")
-RARE = ("--schedule", "--steps", "--ignore", "--deepspeed", "--phase")
+RARE = ("--schedule",)
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
@@ -106,9 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked = _check(arguments)
     options = _read_runs(arguments)
     device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, shared_options.model_options(arguments, device=device))
-    subject.train(arguments.train, option="--train")
+    subject = load_subject(arguments.model, shared_options.model_options(arguments, device=device), arguments)
     for name in arguments.ignore:
         full = name if "::" in name else f"aten::{name}"
         if name.islower() and not schemas_of(full):  # else it may be a module's class, known after the run

@@ -309,10 +309,8 @@ def _check_used(vary: Mapping[str, Range], among: Sequence[str], templates: Sequ
 
 
 def _fill_functions(templates: Sequence[Template], device: torch.device) -> tuple[Any, Any]:
-    def positional(**sizes: int) -> Any:
-        return make_arguments([template.fill(sizes) for template in templates if template.name is None], device)[0]
+    def fill(named: bool) -> Callable[..., Any]:
+        chosen = [template for template in templates if (template.name is not None) is named]
+        return lambda **sizes: make_arguments([template.fill(sizes) for template in chosen], device)[named]
 
-    def named(**sizes: int) -> Any:
-        return make_arguments([template.fill(sizes) for template in templates if template.name is not None], device)[1]
-
-    return positional, named
+    return fill(False), fill(True)

@@ -34,10 +34,7 @@ EXAMPLES = (
     "fvflops serve zoo:llama3_70b --device H100 --tp 4 --concurrency 64",
     "fvflops serve zoo:mixtral_8x7b --device H100 --search --gpus 4 --tpot 30ms",
 )
-RARE = (
-    *("--pp", "--images", "--image-size", "--hit-rate", "--acceptance", "--draft-tokens"),
-    *("--watts", "--price", "--at", "--utilisation"),
-)
+RARE = ("--image-size",)
 _OF_SEARCH = ("gpus", "ttft", "tpot", "at")
 FIRST = ("--device", "--tp", "--weights", "--input-len", "--concurrency")
 _COUNTS = ("tp", "pp", "ep", "dp_attention", "max_model_len", "input_len", "output_len", "concurrency", "gpus")
@@ -150,7 +147,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with the inputs of a call with an image where prompts have some."""
-    options = shared_options.building_options(arguments, device="meta", dtype="bf16")
+    options = replace(shared_options.building_options(arguments), device="meta", dtype="bf16")
     if not arguments.images:  # serve_model makes the prompts
         loaded = load_model(arguments.model, replace(options, inputs=("1,1:int64",)))
     else:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fvflops.cli import shared_options
-from fvflops.cli.argument_values import parse_assumptions, parse_count
+from fvflops.cli.argument_values import parse_assumptions, parse_count, parse_limit
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, read_plot, write_plot
 from fvflops.cli.outputs import STANDARD
 from fvflops.cli.parser import add_options, find_group
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --memory SIZE  bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the
             workers, and no limit on a cluster
         """,
-        type={"workers": parse_count, "timeout": _parse_seconds, "memory": _parse_bytes},
+        type={"workers": parse_count, "timeout": parse_limit, "memory": _parse_bytes},
         default={"timeout": 300.0},
     )
     workers = find_group(parser, "workers")
@@ -216,16 +216,6 @@ class SweepProgress:
         failed = f", {self._failed:,} failed" if self._failed else ""
         names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
         self._bar.show(self._done, self._total, noun="model", note=f"{rate}{failed}{names}")
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0; got {text!r}")
-    return seconds
 
 
 def _parse_bytes(text: str) -> int:

@@ -66,18 +66,18 @@ def loaded_classes() -> dict[str, str]:
     """
     from torch import nn
 
-    classes = {base for cls in _subclasses(nn.Module) for base in cls.__mro__}
+    classes = {base for cls in subclasses(nn.Module) for base in cls.__mro__}
     return {f"{cls.__module__}.{cls.__qualname__}": name_class(cls) for cls in classes}
 
 
-def _subclasses(cls: type) -> Iterator[type]:
-    seen, pending = {cls}, [cls]
+def subclasses(cls: type) -> Iterator[type]:
+    """Yield a class and all classes below it, each once."""
+    seen, pending = set[type](), [cls]
     while pending:
-        subclass: type
-        for subclass in type.__subclasses__(pending.pop()):
-            if subclass not in seen:
-                seen.add(subclass)
-                pending.append(subclass)
+        subclass = pending.pop()
+        if subclass not in seen:
+            seen.add(subclass)
+            pending += type.__subclasses__(subclass)
     yield from seen
 
 

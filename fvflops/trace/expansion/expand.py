@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
-from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, with_added
+from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, repeat_periods
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_by_table, storages_of
-from fvflops.trace.expansion.repetitions import ListCall, find_repetitions
+from fvflops.trace.expansion.repetitions import ListCall, RepetitionFinder
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.records import Event, Storage
@@ -44,16 +43,15 @@ def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
             children=tuple(_expand_children(module, run, periods)),
         )
 
-    moved = (move(*item) for item in with_added(modules.by_name.values(), lambda module: module.name, run))
-    return ModuleTree({module.name: module for module in moved})
+    moved = repeat_periods(modules.by_name.items(), run)
+    return ModuleTree({name: move(module, periods) for name, module, periods in moved})
 
 
 def _expand_children(module: ModuleInfo, run: LayerRun, periods: int) -> Iterator[tuple[str, str | None]]:
     if module.name != run.path:
         yield from ((key, None if path is None else run.rename(path, periods)) for key, path in module.children)
         return
-    for (_, path), moved_by in with_added(module.children, lambda child: child[1] or "", run):
-        name = run.rename(path or "", moved_by)
+    for name, *_ in repeat_periods(((path or "", key) for key, path in module.children), run):
         yield name.rpartition(".")[2], name
 
 
@@ -72,17 +70,10 @@ def _move_indexes(module: ModuleInfo, run: LayerRun, periods: int) -> dict[str, 
 class ExpandedEvents:
     """The full model's events as rows; `positions` are the recorded events' indexes there, then the number of all."""
 
-    def __init__(
-        self,
-        rows: RecordedRows,
-        repetitions: Sequence[Repetition],
-        lists: Mapping[int, ListCall],
-        storages: ExpandedStorages,
-        tables: ExpandedTables,
-    ) -> None:
+    def __init__(self, rows: RecordedRows, repetitions: Sequence[Repetition], lists: Mapping[int, ListCall]) -> None:
         self._rows = rows
-        self._storages = storages
-        self._tables = tables
+        self.storages = ExpandedStorages(rows)
+        self.tables = ExpandedTables(rows)
         self._lists = lists
         self.rows: list[Row] = []
         self.positions: list[int] = []
@@ -115,17 +106,16 @@ class ExpandedEvents:
 
     def _move(self, begin: int, end: int, *, high: bool) -> None:
         for position in range(begin, end):
-            event = self._rows.events[position]
             self.positions.append(len(self.rows))
-            if position in self._lists:
-                self.rows.append(self._expand_list_call(event, self._lists[position], high=high))
-            else:
-                self.rows.append(self._move_row(event, high=high))
+            self.rows.append(self._move_row(position, high=high))
 
-    def _move_row(self, event: Event, *, high: bool) -> Row:
-        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
-        rows, tables, place = self._rows, self._tables, self._rows.run.place
-        if kind == "free":
+    def _move_row(self, position: int, *, high: bool) -> Row:
+        rows, tables, place = self._rows, self.tables, self._rows.run.place
+        kind, item, stack, phase, thread, reads, writes, raised = rows.events[position][:8]
+        call = self._lists.get(position)
+        if call is not None:
+            item = tables.list_call(item, call.elements, rows.vectors.get(writes[0]) if writes else None)
+        elif kind == "free":
             item = self._storage(item, high=high)
         elif kind == "op" and rows.vectors and (lengths := next(filter(None, map(rows.vectors.get, reads)), None)):
             item = tables.grown_call(item, *lengths)
@@ -133,25 +123,19 @@ class ExpandedEvents:
             item = tables.index(kind, item, place(rows.periods[kind][item], high=high))
         stack = tables.index("stack", stack, place(rows.periods["stack"][stack], high=high))
         if reads:
-            reads = tuple([self._storage(index, high=high) for index in reads])
+            reads = tuple(self._expand_list(reads, () if call is None else call.reads, high=high))
         if writes:
-            writes = tuple([self._storage(index, high=high) for index in writes])
+            writes = tuple(self._expand_list(writes, () if call is None else call.writes, high=high))
         return kind, item, stack, phase, thread, reads, writes, raised
 
     def _storage(self, index: int, *, high: bool) -> int:
         place = self._rows.places[index]
-        return self._storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
+        return self.storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
 
     def _copy(self, repetition: Repetition) -> None:
         """Append the events of the added periods, made column by column."""
-        added = self._rows.run.added
-        # By how many periods each copy is further than the second range, in the order of the events.
-        moves = range(added) if repetition.step > 0 else range(added, 0, -1)
-        events = self._rows.events
-        pairs = zip(
-            events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
-        )
-        copies = [self._copy_row(first, second, repetition.step, moves) for first, second in pairs]
+        moves = repetition.moves(self._rows.run.added)
+        copies = [self._copy_row(*pair, repetition.step, moves) for pair in repetition.pairs(self._rows.events)]
         self.rows += chain.from_iterable(zip(*copies, strict=True))
 
     def _copy_row(self, first: Event, second: Event, step: int, moves: range) -> Iterator[Row]:
@@ -177,42 +161,34 @@ class ExpandedEvents:
     def _copy_storage(self, first: int, second: int, step: int, moves: range) -> Iterable[int]:
         """Return the index of a storage for each copy; one that is of no layer is the same for all."""
         if first == second:
-            return repeat(self._storages.at(second, 0))
+            return repeat(self.storages.at(second, 0))
         index, begin = second, moves[0]
         if self._rows.places[second] is None:  # the last range refers to a storage at the end of the run
             index, begin = first, moves[0] + step
-        at, stride = (self._storages.at(index, begin), moves.step * self._storages.stride(index))
+        at, stride = (self.storages.at(index, begin), moves.step * self.storages.stride(index))
         return range(at, at + stride * len(moves), stride)
-
-    def _expand_list_call(self, event: Event, call: ListCall, *, high: bool) -> Row:
-        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
-        vector = self._rows.vectors.get(writes[0]) if writes else None
-        item, stack = self._tables.list_call(item, call.elements, vector), self._tables.index("stack", stack, 0)
-        reads = tuple(self._expand_list(reads, call.reads, high=high))
-        writes = tuple(self._expand_list(writes, call.writes, high=high))
-        return kind, item, stack, phase, thread, reads, writes, raised
 
     def _expand_list(self, storages: Sequence[int], repetitions: Sequence[Repetition], *, high: bool) -> Iterator[int]:
         position = 0
         for repetition in repetitions:
             starts_high = repetition.step < 0
-            first, second = (storages[begin:end] for begin, end in itertools.pairwise(repetition[:3]))
-            yield from (self._storage(index, high=high) for index in storages[position : repetition.first])
-            yield from (self._storage(index, high=starts_high) for index in first)
-            moves = range(self._rows.run.added) if repetition.step > 0 else range(self._rows.run.added, 0, -1)
-            copies = [self._copy_storage(*pair, repetition.step, moves) for pair in zip(first, second, strict=True)]
+            first, second, end, step = repetition
+            yield from (self._storage(index, high=high) for index in storages[position:first])
+            yield from (self._storage(index, high=starts_high) for index in storages[first:second])
+            moves = repetition.moves(self._rows.run.added)
+            copies = [self._copy_storage(*pair, step, moves) for pair in repetition.pairs(storages)]
             yield from chain.from_iterable(zip(*copies))  # noqa: B905
-            yield from (self._storage(index, high=not starts_high) for index in second)
-            high, position = not starts_high, repetition.end
+            yield from (self._storage(index, high=not starts_high) for index in storages[second:end])
+            high, position = not starts_high, end
         yield from (self._storage(index, high=high) for index in storages[position:])
 
     def _indexes(self, table: str, index: int, moves: range) -> Iterable[int]:
         """Return the index in a table of the full model for each copy."""
         if self._rows.periods[table][index] is None:
-            return repeat(self._tables.index(table, index, 0))
+            return repeat(self.tables.index(table, index, 0))
         key = table, index, moves.step
         if key not in self._known_indexes:
-            self._known_indexes[key] = [self._tables.index(table, index, periods) for periods in moves]
+            self._known_indexes[key] = [self.tables.index(table, index, periods) for periods in moves]
         return self._known_indexes[key]
 
 
@@ -246,11 +222,10 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     if trace.events is None or trace.lines:
         raise UnequalLayersError("only a trace with ordered events and without source lines can be expanded")
     rows = RecordedRows(trace, run)
-    repetitions, lists = find_repetitions(rows)
+    repetitions, lists = RepetitionFinder(rows).find()
     _check_unused(rows)
-    storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
-    expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)
-    events = expanded.rows
+    expanded = ExpandedEvents(rows, repetitions, lists)
+    events, storages, tables = expanded.rows, expanded.storages, expanded.tables
     _check_uses(events, rows, storages)
     _check_calls(events, tables, run)
     calls = Counter([row[1:4] for row in events if row[0] == "op"])
@@ -274,13 +249,12 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
 
 def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:
     """Return the active stacks of the full model, also stacks without an op of their own."""
-    active, added = set(), rows.run.added
+    active, last = set(), rows.run.added + SECOND
     for stack in trace.active:
         period = rows.periods["stack"][stack]
+        moves: Iterable[int] = (rows.run.place(period, high=False),)
         if period in (FIRST, SECOND):
-            moves: Iterable[int] = range(FIRST - period, added + SECOND - period + 1)
-        else:
-            moves = (rows.run.place(period, high=False),)
+            moves = range(FIRST - period, last - period + 1)
         active |= {tables.index("stack", stack, move) for move in moves}
     return active
 
@@ -298,18 +272,16 @@ def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedSto
 
     The first and the last layer may use their neighbour's more or less often: one that gets no gradient, say.
     """
-    calls, frees = [0] * len(storages.storages), [0] * len(storages.storages)
+    uses = {"op": [0] * len(storages.storages), "free": [0] * len(storages.storages)}
     for row in events:
-        if row[0] == "free":
-            frees[row[1]] += 1
-        elif row[0] == "op":
-            for index in (*row[5], *row[6]):
-                calls[index] += 1
+        if row[0] in uses:
+            for index in storages_of(row):
+                uses[row[0]][index] += 1
     for repetition, begin in zip(rows.repetitions, storages.begins, strict=True):
         length = repetition.length
         begins = [begin + period * length for period in range(rows.run.added + SECOND)]
-        for uses in (calls, frees):
-            first, *added, last = (uses[at : at + length] for at in begins)
+        for counts in uses.values():
+            first, *added, last = (counts[at : at + length] for at in begins)
             is_equal = all(of_period == added[0] for of_period in added) and all(
                 use in ends for use, *ends in zip(added[0], first, last, strict=True)
             )

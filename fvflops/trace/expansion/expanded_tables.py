@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import repeat
+from operator import itemgetter
 
 from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.expansion.layer_run import FIRST
@@ -24,18 +25,16 @@ class ExpandedStorages:
         self._moved: list[int] = []  # by index in the recording, where a storage has no place
         self.begins = [0] * len(rows.repetitions)  # by repetition: the index of its first storage
         position = 0
-        for number in sorted(range(len(rows.repetitions)), key=rows.repetitions.__getitem__):
-            repetition = rows.repetitions[number]
-            self._copy(position, repetition.second, added if repetition.step < 0 else 0, repetition)
+        for number, repetition in sorted(enumerate(rows.repetitions), key=itemgetter(1)):
+            is_reversed = repetition.step < 0
+            self._copy(position, repetition.second, added * is_reversed)
             self.begins[number] = len(self.storages) - repetition.length
-            first, second = repetition.periods
-            for copy in range(1, added + 1):
-                periods = (first + copy if repetition.step > 0 else second + 1 + added - copy) - second
-                of_period = rows.storages[repetition.second : repetition.end]
+            of_period = rows.storages[repetition.second : repetition.end]
+            for periods in repetition.moves(added):
                 self.storages += [rows.rename(storage, periods) for storage in of_period]
-            self._copy(repetition.second, repetition.end, 0 if repetition.step < 0 else added, None)
+            self._copy(repetition.second, repetition.end, added * (not is_reversed))
             position = repetition.end
-        self._copy(position, len(rows.storages), 0, None)
+        self._copy(position, len(rows.storages), 0)
         for index, (before, after) in rows.vectors.items():
             storage = self.storages[self._moved[index]]
             self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
@@ -57,15 +56,14 @@ class ExpandedStorages:
         repetition = self._rows.repetitions[place.repetition]
         return repetition.step * repetition.length
 
-    def _copy(self, begin: int, end: int, moved_by: int, repetition: Repetition | None) -> None:
-        """Append storages of the recording; the last range of `repetition` is shifted by some periods."""
-        run = self._rows.run
+    def _copy(self, begin: int, end: int, moved_by: int) -> None:
+        """Append storages of the recording; storages that have a place are shifted by some periods."""
+        rows = self._rows
         for index in range(begin, end):
             self._moved.append(len(self.storages))
-            storage, place = self._rows.storages[index], self._rows.places[index]
-            in_range = place is not None and (repetition is None or index >= repetition.first)
-            periods = moved_by if in_range else run.place(self._rows.named_periods[index], high=False)
-            self.storages.append(self._rows.rename(storage, periods))
+            is_placed = rows.places[index] is not None
+            periods = moved_by if is_placed else rows.run.place(rows.named_periods[index], high=False)
+            self.storages.append(rows.rename(rows.storages[index], periods))
 
 
 class ExpandedTables:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -99,19 +99,14 @@ class LayerRun:
         return int(index) if index.isdecimal() else None
 
 
-def repeat_periods(items: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tuple[str, T]]:
-    """Yield (name, item) of the full model from pairs of the shortened model, in the order of the full model."""
-    for (name, item), periods in with_added(items, lambda pair: pair[0], run):
-        yield run.rename(name, periods), item
-
-
-def with_added(items: Iterable[T], name_of: Callable[[T], str], run: LayerRun) -> Iterator[tuple[T, int]]:
-    """Yield for each item of the full model its item in the shortened model, and the layer offset."""
-    ordered = [(item, run.period_of(name_of(item))) for item in items]
+def repeat_periods(named: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tuple[str, T, int]]:
+    """Yield (name, item, layer offset) of the full model from (name, item) of the shortened model, in its order."""
+    ordered = [(name, item, run.period_of(name)) for name, item in named]
     copied = False
-    for item, period in ordered:
+    for name, item, period in ordered:
         if period == SECOND and not copied:
             for periods in range(run.added):
-                yield from ((copy, periods) for copy, other in ordered if other == SECOND)
+                yield from ((run.rename(path, periods), copy, periods) for path, copy, at in ordered if at == SECOND)
             copied = True
-        yield item, run.place(period, high=period == SECOND)
+        periods = run.place(period, high=period == SECOND)
+        yield run.rename(name, periods), item, periods

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fvflops.trace.calls import RegionSignature, Signature
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
 from fvflops.trace.records import Event, Region, Storage
 from fvflops.trace.trace import Trace
 
+T = TypeVar("T")
 _UNMEASURED = Event("", 0)[8:]
 
 
@@ -42,15 +43,16 @@ def are_equal_runs(first: Trace, second: Trace) -> bool:
     return True
 
 
-def read_item(trace: Trace, table: str, index: int) -> Any:
-    """Return the object at an index of an event: a "stack", or an item by the kind of the event."""
+def read_item(trace: Trace, table: str, index: int, read_region: Callable[[int], Any] | None = None) -> Any:
+    """Return the object at an index of an event, a "stack", or an item by the kind of the event, with its regions."""
+    read_region = read_region or trace.regions.__getitem__
     if table == "stack":
-        return tuple([trace.regions[region] for region in trace.stacks[index]])
-    if table == "enter":
-        return trace.regions[index]
+        return tuple([read_region(region) for region in trace.stacks[index]])
     if table == "exit":
         signature = trace.region_signatures[index]
-        return trace.regions[signature.region], signature.inputs, signature.outputs
+        return read_region(signature.region), signature.inputs, signature.outputs
+    if table == "enter":
+        return trace.regions[index]
     return trace.signatures[index] if table == "op" else index
 
 
@@ -72,6 +74,14 @@ class Repetition(NamedTuple):
     @property
     def periods(self) -> tuple[int, int]:
         return (FIRST, SECOND) if self.step > 0 else (SECOND, FIRST)
+
+    def pairs(self, items: Sequence[T]) -> Iterator[tuple[T, T]]:
+        """Pair the items of the first range with the second's."""
+        return zip(items[self.first : self.second], items[self.second : self.end], strict=True)
+
+    def moves(self, added: int) -> range:
+        """Return by how many periods each copy is further than the second range, in the order of the copies."""
+        return range(added) if self.step > 0 else range(added, 0, -1)
 
 
 class Place(NamedTuple):
@@ -125,27 +135,26 @@ class RecordedRows:
             period = periods.pop() if len(periods) == 1 else None
         return period
 
-    def add_repetition(self, repetition: Repetition) -> None:
-        """Give the storages of a repetition their places."""
+    def add_repetition(self, repetition: Repetition) -> bool:
+        """Give the storages of two ranges their places if they are equal but for the layers in their names."""
+        length = repetition.length
+        if repetition.end - repetition.second != length:
+            return False
+        for index in range(repetition.first, repetition.second):
+            other = index + length
+            if self.places[index] is not None or self.places[other] is not None:
+                return False
+            if self.rename(self.storages[index], repetition.step) != self.storages[other]:
+                return False
         number = len(self.repetitions)
         self.repetitions.append(repetition)
         for begin, period in zip((repetition.first, repetition.second), repetition.periods, strict=True):
-            for offset in range(repetition.length):
-                self.places[begin + offset] = Place(number, offset, period)
+            self.places[begin : begin + length] = [Place(number, offset, period) for offset in range(length)]
+        return True
 
     def remove_repetition(self) -> None:
         repetition = self.repetitions.pop()
         self.places[repetition.first : repetition.end] = [None] * (repetition.end - repetition.first)
-
-    def are_equal_storages(self, repetition: Repetition) -> bool:
-        """Return whether the storages of two ranges are equal but for the layers in their names."""
-        length = repetition.length
-        return repetition.end - repetition.second == length and all(
-            self.places[index] is None
-            and self.places[index + length] is None
-            and self.rename(self.storages[index], repetition.step) == self.storages[index + length]
-            for index in range(repetition.first, repetition.second)
-        )
 
     def follows(
         self, first: Event, second: Event, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
@@ -214,14 +223,9 @@ class RecordedRows:
         return bool(self.moved(table, first, step) == self.moved(table, second, 0))
 
     def _move(self, table: str, index: int, periods: int) -> Any:
-        trace, run = self.trace, self.run
-        if table == "stack":
-            return tuple([self.moved("enter", region, periods) for region in trace.stacks[index]])
-        if table == "exit":
-            signature = trace.region_signatures[index]
-            return (self.moved("enter", signature.region, periods), signature.inputs, signature.outputs)
-        item = read_item(trace, table, index)
-        if not periods or self.periods[table][index] is None:
+        run = self.run
+        item = read_item(self.trace, table, index, lambda region: self.moved("enter", region, periods))
+        if table in ("stack", "exit") or not periods or self.periods[table][index] is None:
             return item
         if table == "enter":
             return item._replace(name=run.rename(item.name, periods))
@@ -263,9 +267,9 @@ def count_registered(storages: Iterable[Storage]) -> int:
     return len(list(takewhile(lambda storage: storage.origin in ("parameter", "buffer"), storages)))
 
 
-def storages_of(event: Event) -> tuple[int, ...]:
-    """Return the storages that an event reads, writes or frees."""
-    return (event.item,) if event.kind == "free" else (*event.reads, *event.writes)
+def storages_of(row: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the storages that an event, or its row, reads, writes or frees."""
+    return (row[1],) if row[0] == "free" else (*row[5], *row[6])
 
 
 def _only(periods: set[int | None]) -> int | None:

@@ -13,13 +13,6 @@ from fvflops.trace.records import Event
 from fvflops.trace.spec import TensorSpec, tensors_in
 
 
-def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
-    """Return the events' repetitions in order, and list calls by event; add the storages' repetitions to `rows`."""
-    _add_registered(rows)
-    _add_copies(rows)
-    return _Finder(rows).find()
-
-
 class ListCall:
     """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
 
@@ -59,9 +52,8 @@ class ListCall:
                 raise UnequalLayersError(f"{signature.op} does not return one tensor for each element of its lists")
             for item in self.elements:
                 created = Repetition(begin + item.first, begin + item.second, begin + item.end, item.step)
-                if not rows.are_equal_storages(created):
+                if not rows.add_repetition(created):
                     raise UnequalLayersError(f"{signature.op} returns tensors that differ between equal layers")
-                rows.add_repetition(created)
         self.writes = repetitions_in(rows, event.writes)
 
 
@@ -102,8 +94,8 @@ def _repetition_at(
     repetition = Repetition(first, second, 2 * second - first, step)
     if second <= first or repetition.end > len(storages):
         return None
-    pairs = zip(storages[first:second], storages[second : repetition.end], strict=True)
-    return repetition if all(rows.follows_storage(*pair, repetition) for pair in pairs) else None
+    is_equal = all(rows.follows_storage(*pair, repetition) for pair in repetition.pairs(storages))
+    return repetition if is_equal else None
 
 
 def _add_registered(rows: RecordedRows) -> None:
@@ -119,10 +111,8 @@ def _add_registered(rows: RecordedRows) -> None:
             raise UnequalLayersError(
                 f"the parameters of {rows.run.path!r} are not in the order of its layers"
             ) from None
-        repetition = Repetition(first, second, end, 1)
-        if not rows.are_equal_storages(repetition):
+        if not rows.add_repetition(Repetition(first, second, end, 1)):
             raise UnequalLayersError(f"layers of {rows.run.path!r} hold different parameters or buffers")
-        rows.add_repetition(repetition)
         position = end
 
 
@@ -142,15 +132,16 @@ def _add_copies(rows: RecordedRows) -> None:
     for repetition in list(rows.repetitions):
         inside = [positions[index] for index in range(repetition.first, repetition.second) if index in positions]
         if inside:
-            copied = Repetition(inside[0], inside[0] + len(inside), inside[0] + 2 * len(inside), repetition.step)
-            if rows.are_equal_storages(copied):
-                rows.add_repetition(copied)
+            begin, length = inside[0], len(inside)
+            rows.add_repetition(Repetition(begin, begin + length, begin + 2 * length, repetition.step))
 
 
-class _Finder:
-    """Search of a Trace's events for repetitions, from the first event on."""
+class RepetitionFinder:
+    """Search of a Trace for repetitions: of parameters and their copies, then of events, from the first one on."""
 
     def __init__(self, rows: RecordedRows) -> None:
+        _add_registered(rows)
+        _add_copies(rows)
         self._rows = rows
         self._events = rows.events
         self._periods = list(map(rows.period_of_event, self._events))
@@ -163,6 +154,7 @@ class _Finder:
         self._index_periods(0)
 
     def find(self) -> tuple[list[Repetition], dict[int, ListCall]]:
+        """Return the events' repetitions in order, and list calls by event; add the storages' to the rows."""
         rows, events = self._rows, self._events
         found: list[Repetition] = []
         lists: dict[int, ListCall] = {}
@@ -206,10 +198,8 @@ class _Finder:
         second, end = others[index], 2 * others[index] - first
         repetition = Repetition(first, second, end, step)
         counts = self._rows.storages_before
-        created = Repetition(counts[first], counts[second], counts[end], step)
-        if not self._rows.are_equal_storages(created):
+        if not self._rows.add_repetition(Repetition(counts[first], counts[second], counts[end], step)):
             return None
-        self._rows.add_repetition(created)
         unplaced: list[tuple[int, int]] = []
         if self._is_equal(repetition, unplaced) and self._place(unplaced, step):
             return repetition
@@ -228,10 +218,8 @@ class _Finder:
             second - first == pairs[0][1] - pairs[0][0] and min(first, second) < begin + length
             for first, second in pairs
         )
-        fits = is_regular and repetition.end <= len(self._rows.storages) and self._rows.are_equal_storages(repetition)
-        if fits:
-            self._rows.add_repetition(repetition)
-        return fits
+        fits = repetition.end <= len(self._rows.storages)
+        return is_regular and fits and self._rows.add_repetition(repetition)
 
     def _frees_at(self, first: int) -> Repetition | None:
         """Return the repetition that begins at an event within a sequence of freed storages."""
@@ -246,11 +234,8 @@ class _Finder:
 
     def _is_equal(self, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None) -> bool:
         """Return whether two ranges of events are equal; pairs of storages without places are added to `unplaced`."""
-        events, follows = self._events, self._rows.follows
-        pairs = zip(
-            events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
-        )
-        return all(follows(*pair, repetition, unplaced) for pair in pairs)
+        follows = self._rows.follows
+        return all(follows(*pair, repetition, unplaced) for pair in repetition.pairs(self._events))
 
     def _end_of(self, repetition: Repetition) -> int:
         """Return the end of the events that equal the events a period earlier: no repetition begins before it."""
