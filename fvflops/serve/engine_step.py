@@ -138,7 +138,7 @@ class EngineStep:
         return self._with_drafts(work, sum(self._dependent_classes(work).values()))
 
     def _kept(self, function: Callable[..., float], *arguments: object) -> float:
-        """Return the result of one of this object's methods, which is computed once."""
+        """Return the result of a method, of this object or its kernels, which is computed once."""
         key = function.__name__, *arguments
         if key not in self._known:
             self._known[key] = function(*arguments)
@@ -235,12 +235,11 @@ class EngineStep:
         return sum(self._encoder.values()) + attention + self.model.encoder_kernels
 
     def _product_seconds(self, products: Mapping[_Merged, int], tokens: int, sequences: int) -> float:
-        rows = {True: sequences, False: tokens}
-        seconds = self.kernels.product
-        return sum(
-            count * seconds(rows[item.per_sequence], item.columns, item.inner, item.precision)
-            for item, count in products.items()
-        )
+        total = 0.0
+        for item, count in products.items():
+            size = (sequences if item.per_sequence else tokens), item.columns, item.inner
+            total += count * self._kept(self.kernels.product, *size, item.precision)
+        return total
 
     def _attention_seconds(self, work: Work) -> float:
         total = 0.0
@@ -332,10 +331,10 @@ class EngineStep:
         sizes = [(work.decoding, 1)] * bool(work.decoding) + [(1, new) for new, _ in work.chunks]
         total = 0.0
         for layer, count in self.model.states.items():
-            heads = max(1, layer.heads // self.layout.tensor)
+            heads, *state = layer.shape if len(layer.shape) == 3 else (1, 1, 1)
+            heads = max(1, heads // self.layout.tensor)
             for batch, tokens in sizes:
-                shape = Recurrence(batch, tokens, heads, heads, layer.key_size, layer.value_size)
-                total += count * self.kernels.state(shape)
+                total += count * self.kernels.state(Recurrence(batch, tokens, heads, heads, *state))
         return total
 
     def _moved_seconds(self, products: Mapping[_Merged, int], tokens: int) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.serve.cache_size import CacheLayer
-from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel, StateLayer
+from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel
 from fvflops.trace import Signature, TensorSpec, Trace
 
 # The number of a layer in a module's name.
@@ -71,7 +71,7 @@ def read_serving_model(
         cross_attention=Counter(_read_cross_attention(steps, by_module, crossing)),
         attention=Counter(by_module.values()),
         experts=Counter(_read_experts(calls, prompt, topk)),
-        states=Counter(_read_state(layer) for layer in layers if layer.state),
+        states=Counter(layer for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
         norms=norms,
@@ -286,8 +286,3 @@ def _read_heads(module: str, items: Sequence[_Call], keys: int, layer: CacheLaye
     if len(scores) != 1 or len(sums) != 1:
         raise ServingError(f"the attention of {module} to a cache has {len(items)} products, where 2 are known")
     return AttentionLayer(scores[0].batch * scores[0].rows // queries, scores[0].inner, sums[0].columns, layer)
-
-
-def _read_state(layer: CacheLayer) -> StateLayer:
-    heads, keys, values = layer.shape if len(layer.shape) == 3 else (1, 1, 1)
-    return StateLayer(heads, keys, values, layer)

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fvflops.devices.measured_errors import expect_serving_error
@@ -103,7 +104,6 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
 _SERVED = 0.9
 _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
-_PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes", "classes")
 
 
 def serve_report(
@@ -128,10 +128,7 @@ def serve_report(
     gpus = f"{estimate.layout.gpus} × " if estimate.layout.gpus > 1 else ""
     device = f"{gpus}{plain_name(estimate.device.name)}"
     title = f"{subject} on {device}: first token after {first}, then {further} a token"
-    names = ("tensor", "pipeline", "expert", "data", "weights", "cache")
-    about = record_data(
-        estimate, "model=model.name", "device=device.name", "engine", *(f"{n}=layout.{n}" for n in names)
-    )
+    about = record_data(estimate, "model=model.name", "device=device.name", "engine") | asdict(estimate.layout)
     return Document("serve", title, parts, main="steps", data=_encode(estimate), about=about)
 
 
@@ -286,8 +283,7 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
     return {
         "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
         "cache": [{"count": count, **layer._asdict()} for layer, count in Counter(estimate.model.cache).items()],
-        "prefill": record_data(estimate.prefill, *_PHASE),
-        "decode": [record_data(phase, *_PHASE) for phase in estimate.decode],
+        **record_data(estimate, "prefill", "decode"),
         "images": record_data(images, "number", "tokens", "macs") if (images := estimate.model.images) else None,
         "compute_bound_batch": estimate.compute_bound,
         "error": expect_serving_error(estimate.engine, estimate.device),

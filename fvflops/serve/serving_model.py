@@ -70,15 +70,6 @@ class ExpertLayer(NamedTuple):
         return self.experts * (3 if self.gated else 2) * self.hidden * self.inner
 
 
-class StateLayer(NamedTuple):
-    """A layer whose cache does not grow: a state of recurrent or convolution layers, read and written by each step."""
-
-    heads: int
-    key_size: int
-    value_size: int
-    cache: CacheLayer
-
-
 class ImageEncoder(NamedTuple):
     """Work of `number` images of a prompt, each of which becomes `tokens` of it.
 
@@ -112,6 +103,7 @@ class ImageEncoder(NamedTuple):
 class ServingModel:
     """Work of an engine for a causal language model: each part with the number of layers that have it.
 
+    `states` are layers of the cache with a state, which each step reads and writes.
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
     are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
     hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products
@@ -130,7 +122,7 @@ class ServingModel:
     projections: Mapping[Projection, int]
     attention: Mapping[AttentionLayer, int]
     experts: Mapping[ExpertLayer, int]
-    states: Mapping[StateLayer, int]
+    states: Mapping[CacheLayer, int]
     cache: tuple[CacheLayer, ...]
     reductions: int
     norms: int

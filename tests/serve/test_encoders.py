@@ -24,12 +24,12 @@ LOAD = ServingLoad(input_tokens=600, output_tokens=100)
 
 @pytest.fixture(scope="module", params=["BartForConditionalGeneration", "T5ForConditionalGeneration"])
 def model(request):
-    return record_serving(build(request.param), request.param)[0]
+    return record_serving(build(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
 def whisper():
-    return record_serving(build("WhisperForConditionalGeneration"), "whisper")[0]
+    return record_serving(build("WhisperForConditionalGeneration"), "whisper")
 
 
 def test_a_request_is_an_encoder_and_tokens_of_a_decoder(model):
@@ -117,6 +117,6 @@ def test_the_heads_of_an_encoder_are_its_own_however_attention_is_computed():
     for attention in ("eager", "sdpa"):
         model = build("T5ForConditionalGeneration")
         model.set_attn_implementation(attention)
-        serving = record_serving(model)[0]
+        serving = record_serving(model)
         found.append([(layer.heads, layer.key_size, layer.value_size) for layer in serving.encoder_attention])
     assert found[0] == found[1] == [(model.config.num_heads, model.config.d_kv, model.config.d_kv)]

@@ -37,7 +37,7 @@ def _counted(trace, ops=_OPS):
 )
 def test_prefill_and_decoded_tokens(name):
     model = build(name)
-    serving, _ = record_serving(model)
+    serving = record_serving(model)
     ops = tuple(op for op in _OPS if op != "bmm") if name.startswith("Granite") else _OPS
     for prompt in (7, WINDOW - 2, WINDOW + 30):
         prefill, *decoded = Decoder(model, 1, resolve_table("default"), _RUN).record(prompt, 3)
@@ -49,7 +49,7 @@ def test_prefill_and_decoded_tokens(name):
 @pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
 def test_encoder_and_decoder(name):
     model = build(name)
-    serving, _ = record_serving(model)
+    serving = record_serving(model)
     for encoded, prompt in ((5, 1), (40, 12)):
         prefill, *decoded = EncoderDecoder(model, 1, resolve_table("default"), _RUN, encoded).record(prompt, 2)
         # All positions of the prompt have logits.
