@@ -84,10 +84,15 @@ def record_serving(model: nn.Module, name: str = "", *, image: Mapping[str, Any]
         with torch.no_grad(), record(model, table=table, warn=False, **run) as recording:
             model(**image)
         images = read_image_encoder(recording.trace(), prefill, tokens)
-    reads_images = any(hasattr(part, "get_image_features") for part in model.modules())
-    balances = any(name.endswith(_BALANCE) for name, _ in (*model.named_buffers(), *model.named_parameters()))
-    found: dict[str, Any] = {"reads_images": reads_images, "balances_experts": balances, "positions": _find_positions(text)}
-    return replace(serving, encoded=decoder.encoded, images=images, **found)
+    names = [name for name, _ in (*model.named_buffers(), *model.named_parameters())]
+    return replace(
+        serving,
+        encoded=decoder.encoded,
+        images=images,
+        reads_images=any(hasattr(part, "get_image_features") for part in model.modules()),
+        balances_experts=any(name.endswith(_BALANCE) for name in names),
+        positions=_find_positions(text),
+    )
 
 
 def _find_positions(config: Any) -> int:
