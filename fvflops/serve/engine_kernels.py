@@ -252,15 +252,15 @@ NUMBERS = tuple(item.name for item in fields(EngineFigures) if item.name != "sou
 NO_OVERHEAD: EngineFigures = EngineFigures()
 
 
-def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:
+def find_engine_figures(engine: str) -> EngineFigures:
     """Return the figures of an engine; an unknown one raises ValueError with the nearest, or all.
 
     >>> find_engine_figures("vllm").source.partition(" ")[0]
     'fitted'
     """
-    engines = load_engines(file)
+    engines = load_engines()
     if engine not in engines:
-        hint = suggest(engine, engines) or f": {file} has {', '.join(engines)}"
+        hint = suggest(engine, engines) or f": {ENGINES} has {', '.join(engines)}"
         raise ValueError(f"no figures of the engine {engine!r}{hint}")
     return engines[engine]
 

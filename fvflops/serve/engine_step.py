@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fvflops.devices.kernel_models.fused_attention import Attention
@@ -94,6 +94,10 @@ class EngineStep:
     def __post_init__(self) -> None:
         for name, products in (("_products", self.model.projections), ("_encoder", self.model.encoder)):
             object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
+
+    def bound(self, **changes: float) -> EngineStep:
+        """Return the steps with the bound of each kernel, with changes to the peaks, and without overhead or drafts."""
+        return replace(self, kernels=self.kernels.bound(**changes), figures=NO_OVERHEAD, draft_tokens=0)
 
     def work(
         self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, everyone: int | None = None

@@ -15,7 +15,7 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
 from fvflops.serve.cache_size import sequence_bytes
-from fvflops.serve.engine_kernels import EngineFigures, EngineKernels, find_engine_figures
+from fvflops.serve.engine_kernels import EngineKernels, find_engine_figures
 from fvflops.serve.engine_step import CLASSES, Chunks, EngineStep
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout
@@ -342,7 +342,7 @@ def _settings_of(engine: str, device: Device) -> dict[str, Any]:
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
     steps, memory, settings = setup
     model, kernels = steps.model, steps.kernels
-    bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures(), encoded=steps.encoded)
+    bound = steps.bound()
     context = load.input_tokens + load.output_tokens // 2
     fitting = min(_MOST, max(1, int(memory.cache / _cache_bytes(steps, 1, context))))
     batches = list(takewhile(lambda batch: batch <= fitting, (_BATCHES**power for power in count())))
@@ -408,10 +408,7 @@ def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
 
 def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     """Return the smallest batch whose multiply-adds take longer than its bytes; None where none does up to 4,096."""
-    computing, reading = (
-        EngineStep(steps.model, steps.layout, kernels, EngineFigures(), encoded=steps.encoded)
-        for kernels in (steps.kernels.bound(bandwidth=math.inf), steps.kernels.bound(peak=math.inf))
-    )
+    computing, reading = steps.bound(bandwidth=math.inf), steps.bound(peak=math.inf)
 
     def is_bound(batch: int) -> bool:
         tokens = batch * context
