@@ -382,7 +382,8 @@ def _list_durations(timeline: RankTimeline) -> dict[tuple[object, ...], list[int
     """Return the durations of a rank's collectives in their order, by group and kind."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for kernel, _, details, duration in list_collectives(timeline):
-        found[(kernel, *(details.get(shared) for shared in _SHARED))].append(duration)
+        key = kernel, *(details.get(shared) for shared in _SHARED)
+        found[key].append(duration)
     return found
 
 
