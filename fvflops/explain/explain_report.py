@@ -86,7 +86,8 @@ _COLUMNS = (
 
 def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     """Return the time of a step by class of work and by cause of idle time; rows add up to it."""
-    columns = data_only(_COLUMNS, [] if trace.on_gpu else ["kernels"])
+    on_gpu = any(timeline.on_gpu for timeline in trace.timelines)
+    columns = data_only(_COLUMNS, [] if on_gpu else ["kernels"])
     total = trace.total_ns()
     idle = [(f"idle: {CAUSES[row.cause]}", row.ns) for row in trace.idle()]
     records = [{"what": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]

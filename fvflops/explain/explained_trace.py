@@ -38,11 +38,6 @@ class ExplainedTrace(Displayed):
         steps = format_quantity(len(self.steps()), "step")
         return short_repr(self, os.path.basename(self.timelines[0].path), steps, format_seconds(self.total_ns() / 1e9))
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a rank has kernels; else the times are of ops on the host."""
-        return any(timeline.on_gpu for timeline in self.timelines)
-
     def steps(self) -> list[tuple[RankTimeline, StepTimeline]]:
         """Return the complete steps of all ranks, ProfilerStep#N; of a trace without any, its whole time."""
         named = [(one, [step for step in one.steps if step.host_ns is not None]) for one in self.timelines]
@@ -121,6 +116,7 @@ def _find_device(columns: TraceColumns) -> Device | None:
 
 def _describe(trace: ExplainedTrace) -> Iterator[str]:
     steps, total = trace.steps(), trace.total_ns()
+    on_gpu = any(timeline.on_gpu for timeline in trace.timelines)
     each = format_seconds(total / max(len(steps), 1) / 1e9)
     ranks = f" of {len(trace.timelines)} ranks" if len(trace.timelines) > 1 else ""
     parts = [
@@ -131,7 +127,7 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     ]
     shares = ", ".join(f"{name} {format_percent(ns, total)}" for name, ns in parts if ns and total)
     yield f"{format_quantity(len(steps), 'step')}{ranks}, {each} each: {shares or 'no time'}"
-    if not trace.on_gpu:
+    if not on_gpu:
         yield "no kernels: times of ops on the host, without nested ops"
     for row in trace.idle()[:1]:
         if row.ns * 20 > total:
@@ -146,7 +142,7 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
     unlinked = sum(row.kernel_ns for row in work if not row.op and not row.is_graph)
     if graphs:
         yield f"{format_percent(graphs, kernel_ns)} of the kernel time is in captured graphs: kernel names, no ops"
-    if trace.on_gpu and unlinked * 100 > kernel_ns:
+    if on_gpu and unlinked * 100 > kernel_ns:
         yield f"{format_percent(unlinked, kernel_ns)} of the kernel time has no op in the trace: kernel names only"
     for columns in (timeline.columns for timeline in trace.timelines):
         negative, unreadable = (format_quantity(n, "event") for n in (columns.negative, columns.unreadable))

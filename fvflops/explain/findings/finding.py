@@ -55,7 +55,7 @@ class Evidence:
 
     @property
     def on_gpu(self) -> bool:
-        return self.trace.on_gpu
+        return any(timeline.on_gpu for timeline in self.trace.timelines)
 
     def seconds(self, ns: float) -> float:
         """Convert nanoseconds of all steps to seconds per step."""
