@@ -64,6 +64,7 @@ class Decoder:
 
     # Tokens that an encoder reads of any sample; 0 where it reads as many as it is given.
     encoded = 0
+    _runs_encoder = False
 
     def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any]) -> None:
         parameters = inspect.signature(model.forward).parameters
@@ -72,7 +73,8 @@ class Decoder:
         needed = (self._cache,) if takes_any else (self._cache, "use_cache")
         missing = [name for name in needed if name not in parameters]
         self._ids = "input_ids" if "input_ids" in parameters else next(iter(parameters), "")
-        if self._is_refused(model) or missing:
+        is_other = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and not self._runs_encoder
+        if is_other or missing:
             raise ScalingError(
                 f"{type(model).__name__} takes no {' and '.join(missing or needed)}, so it cannot decode with a KV "
                 "cache: use a causal language model of transformers, such as transformers:GPT2LMHeadModel, or one "
@@ -143,12 +145,11 @@ class Decoder:
             return {}
         return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._device)}
 
-    def _is_refused(self, model: nn.Module) -> bool:
-        return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
 
 class EncoderDecoder(Decoder):
     """Run an encoder on `encoded` tokens, or on a sample of the size its configuration has, and then its decoder."""
+
+    _runs_encoder = True
 
     def __init__(self, model: nn.Module, batch: int, table: FormulaTable, run: Mapping[str, Any], encoded: int) -> None:
         super().__init__(model, batch, table, run)
@@ -173,9 +174,6 @@ class EncoderDecoder(Decoder):
         encoded = BaseModelOutput(last_hidden_state=result.encoder_last_hidden_state)
         inputs = {self._ids: self._make_ids(1), self._cache: cache, "encoder_outputs": encoded}
         return self._model(use_cache=True, **inputs)
-
-    def _is_refused(self, model: nn.Module) -> bool:
-        return False
 
 
 # Fit the polynomials on lengths up to at least this many tokens, even if fewer are generated.

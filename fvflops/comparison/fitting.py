@@ -59,8 +59,8 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
         return Fit(tuple(axes), None, without=without)
     domain = tuple(axis for axis in domains if axis is not None)
     # Searched again inside the common domain: sizes outside, such as below a stride, may hide a term.
-    found = [_find_degree(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
-    degrees = [degree for degree in found if degree is not None]
+    found = [_find_factors(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
+    degrees = [len(factors) - 1 for factors in found if factors]
     if len(degrees) < len(domain):
         return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
     for sizes in _spread(domain):
@@ -100,12 +100,12 @@ def _search_axis(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes],
     """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
     count_at = _along(axis_index, axes, count)
     varied = axes[axis_index]
-    if _find_degree(varied, count_at) is not None:
+    if _find_factors(varied, count_at):
         return varied
     tail = _find_tail(varied, count_at)
     if tail is not None and 4 * len(tail) >= len(varied):
         return tail
-    return next((axis for axis in _multiples(varied) if _find_degree(axis, count_at) is not None), tail)
+    return next((axis for axis in _multiples(varied) if _find_factors(axis, count_at)), tail)
 
 
 def _along(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
@@ -114,14 +114,15 @@ def _along(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int])
     return lambda size: count((*others[:axis_index], size, *others[axis_index + 1 :]))
 
 
-def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
+def _find_factors(axis: Axis, count_at: Callable[[int], int]) -> list[Number]:
+    """Return the factors of Newton's form of a count, one more than its degree; [] where it is no polynomial."""
     nodes = _nodes(axis)
     for degree in range(min(HIGHEST, len(nodes) - 2) + 1):
         factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
         others = (nodes[degree + 1], *_verification_sizes(axis))
         if all(_evaluate(factors, nodes, size) == count_at(size) for size in others):
-            return degree
-    return None
+            return factors
+    return []
 
 
 def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
@@ -130,17 +131,15 @@ def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
     if len(axis) - high < 4:
         return None
     tail = Axis(axis.name, axis[high], axis.last, axis.step)
-    degree = _find_degree(tail, count_at)
-    if degree is None:
+    nodes, factors = _nodes(tail), _find_factors(tail, count_at)
+    if not factors:
         return None
-    nodes = _nodes(tail)
-    factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
     while high - low > 1:
         middle = (low + high) // 2
         is_inside = _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle])
         low, high = (low, middle) if is_inside else (middle, high)
     longer = Axis(axis.name, axis[high], axis.last, axis.step)
-    return longer if _find_degree(longer, count_at) is not None else tail
+    return longer if _find_factors(longer, count_at) else tail
 
 
 def _multiples(axis: Axis) -> Iterable[Axis]:

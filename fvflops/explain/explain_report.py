@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
@@ -210,18 +210,19 @@ def _encode(trace: ExplainedTrace) -> Mapping[str, Any]:
         {**record_data(timeline, *names), "steps": [_encode_step(step) for step in timeline.steps]}
         for timeline in trace.timelines
     ]
-    waits = [record_data(wait, "rank", "collectives", "kernel_ns", "waiting_ns") for wait in trace.waits()]
-    return {"ranks": ranks, "waits": waits}
+    return {"ranks": ranks, "waits": [asdict(wait) for wait in trace.waits()]}
 
 
 def _encode_step(step: StepTimeline) -> dict[str, Any]:
     rows = sum_rows(step.work, lambda row: (row.kind, row.op, row.kernel, row.phase, str(row.inputs), row.details))
     names = ("kind", "group", "op", "kernel", "phase", "is_graph", "calls", "kernels", "ns", "kernel_ns")
     costs = ("macs", "flops", "nbytes", "expected_ns", "modelled_ns", "lost_ns")
-    shapes = [list(row.inputs[0] or ()) if row.inputs else [] for row in rows]
     work = [
-        {**record_data(row, *names, *costs), "shapes": own, "details": dict(row.details)}
-        for row, own in zip(rows, shapes, strict=True)
+        {
+            **record_data(row, *names, *costs),
+            "shapes": list(row.inputs[0] or ()) if row.inputs else [],
+            "details": dict(row.details),
+        }
+        for row in rows
     ]
-    idle = [record_data(row, "cause", "name", "intervals", "ns") for row in step.idle]
-    return {**record_data(step, "name", *_TIMES), "work": work, "idle": idle}
+    return {**record_data(step, "name", *_TIMES), "work": work, "idle": [asdict(row) for row in step.idle]}

@@ -69,8 +69,7 @@ class ExplainedTrace(Displayed):
         format = _FORMATS.get(os.path.splitext(path)[1].lower())
         if format is None:
             raise ValueError(f"{path}: name a file with {', '.join(_FORMATS)}")
-        content = write_document(self._document(), format)
-        files.write_text(path, content if isinstance(content, str) else content.decode())
+        files.write_text(path, write_document(self._document(), format))
 
 
 @explaining_arguments
@@ -100,16 +99,12 @@ def explain_trace(
     if not names:
         raise ValueError("explain_trace needs the path of a trace")
     chosen = None if device is None else resolve_device(device)
-    timelines, costs = [], None
-    for name in names:
-        columns = read_columns(name)
-        if costs is None:
-            costs = OpCosts(chosen or _find_device(columns))
-        timelines.append(build_timeline(columns, costs))
-    ranks = [timeline.rank for timeline in timelines if timeline.rank is not None]
+    traces = list(map(read_columns, names))
+    ranks = [columns.rank for columns in traces if columns.rank is not None]
     if len(set(ranks)) < len(ranks):
         raise TraceError("two traces are of one rank: pass one file for each rank")
-    return ExplainedTrace(tuple(timelines), None if costs is None else costs.device)
+    costs = OpCosts(chosen or _find_device(traces[0]))
+    return ExplainedTrace(tuple(build_timeline(columns, costs) for columns in traces), costs.device)
 
 
 def _find_device(columns: TraceColumns) -> Device | None:
@@ -121,8 +116,8 @@ def _find_device(columns: TraceColumns) -> Device | None:
 
 def _describe(trace: ExplainedTrace) -> Iterator[str]:
     steps, total = trace.steps(), trace.total_ns()
-    each = format_seconds(total / max(len(steps), 1) / 1e9)
     on_gpu = any(timeline.on_gpu for timeline in trace.timelines)
+    each = format_seconds(total / max(len(steps), 1) / 1e9)
     ranks = f" of {len(trace.timelines)} ranks" if len(trace.timelines) > 1 else ""
     parts = [
         ("compute", sum(step.compute_ns for _, step in steps)),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
-from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, PYTHON, RANGE, RUNTIME, TraceColumns
+from fvflops.explain.trace_columns import MEMCPY, MEMSET, OP, PYTHON, RANGE, RUNTIME, TraceColumns
 
 # Class → heading of its rows.
 KINDS = {
@@ -125,7 +125,6 @@ MODULE = "nn.Module: "
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 # Classes of work that an optimizer's ops may have too.
 _GENERIC = ("elementwise", "reduction", "copy", "other", "")
-_MEMCPY, _MEMSET = ACTIVITY_KINDS.index("memcpy"), ACTIVITY_KINDS.index("memset")
 
 
 class Context(NamedTuple):
@@ -149,31 +148,30 @@ class LaunchContexts:
     def __init__(self, columns: TraceColumns, is_counted: Callable[[str, Sequence[Any]], bool]) -> None:
         self._columns = columns
         self._is_counted = is_counted
-        self._known: dict[int, Context] = {-1: Context(-1, "", "", "", "", is_graph=False)}
+        self._of_span = cache(self._find)
         self._forward = _find_forward_ops(columns)
         names = columns.names.values
         self._graphs = {number for number, name in enumerate(names) if "GraphLaunch" in str(name)}
 
     def of(self, op: int, launch: int) -> Context:
         """Return the context of an activity by its op and its runtime call, each -1 if unknown."""
-        host = self._columns.host
-        is_graph = launch >= 0 and host.name[launch] in self._graphs
-        span = op if op >= 0 else launch
-        if span not in self._known:
-            self._known[span] = self._find(span)
-        return self._known[span]._replace(is_graph=True) if is_graph else self._known[span]
+        is_graph = launch >= 0 and self._columns.host.name[launch] in self._graphs
+        context = self._of_span(op if op >= 0 else launch)
+        return context._replace(is_graph=True) if is_graph else context
 
     def kind(self, context: Context, name: str, activity: int) -> str:
-        """Return the class of an activity by its context, name and index of ACTIVITY_KINDS."""
+        """Return the class of an activity by its context, name and kind."""
         by_name = kind_of_kernel(name)
-        if by_name == "communication" or activity == _MEMCPY:
+        if by_name == "communication" or activity == MEMCPY:
             return by_name if by_name == "communication" else "copy"
         if context.composite and not (context.composite == "communication" and context.own in ("copy", "elementwise")):
             return context.composite
-        found = context.own or ("copy" if activity == _MEMSET else by_name)
+        found = context.own or ("copy" if activity == MEMSET else by_name)
         return "optimizer" if context.phase == "optimizer" and found in _GENERIC else found
 
     def _find(self, span: int) -> Context:
+        if span < 0:
+            return Context(-1, "", "", "", "", is_graph=False)
         host, names = self._columns.host, self._columns.names
         chain = [(index, host.kind[index], names[host.name[index]]) for index in host.ancestors(span)]
         ops = [(index, name) for index, kind, name in chain if kind == OP]
@@ -260,7 +258,7 @@ class IdleCauses:
 
     def __init__(self, columns: TraceColumns) -> None:
         self._columns = columns
-        self._known: dict[int, tuple[str, str]] = {-1: ("host", "outside of recorded events")}
+        self._of_span = cache(self._find)
         self._other = {
             number: cause
             for number, name in enumerate(columns.names.values)
@@ -303,12 +301,9 @@ class IdleCauses:
         """Return whether a span is in work that is not the step's, such as data loading or compilation."""
         return bool(self._other) and self._of_span(span)[0] in _OTHER_WORK
 
-    def _of_span(self, span: int) -> tuple[str, str]:
-        if span not in self._known:
-            self._known[span] = self._find(span)
-        return self._known[span]
-
     def _find(self, span: int) -> tuple[str, str]:
+        if span < 0:
+            return "host", "outside of recorded events"
         host, names = self._columns.host, self._columns.names
         around = list(host.ancestors(span))
         chain = [(host.kind[index], str(names[host.name[index]])) for index in around]

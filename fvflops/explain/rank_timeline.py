@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from fvflops.explain.time_division import (
     split,
     subtract,
 )
-from fvflops.explain.trace_columns import ACTIVITY_KINDS, OP, RANGE, Activities, TraceColumns
+from fvflops.explain.trace_columns import MEMCPY as COPY
+from fvflops.explain.trace_columns import OP, RANGE, Activities, TraceColumns
 from fvflops.text import short_repr, shown_by_fields
 from fvflops.units import format_quantity, format_seconds
 
@@ -51,7 +53,6 @@ class Window(NamedTuple):
 class _Key(NamedTuple):
     """Key by which rows are summed; names and arguments are numbers of the columns."""
 
-    window: int
     kind: str
     group: int
     op: int
@@ -202,9 +203,8 @@ class _Division:
 
 
 def _divide(activities: Activities, kinds: Sequence[str]) -> _Division:
-    memcpy = ACTIVITY_KINDS.index("memcpy")
     groups = [
-        COMMUNICATION if kind == "communication" else MEMCPY if activity == memcpy else COMPUTE
+        COMMUNICATION if kind == "communication" else MEMCPY if activity == COPY else COMPUTE
         for kind, activity in zip(kinds, activities.kind, strict=True)
     ]
     members = [[index for index, own in enumerate(groups) if own == group] for group in range(len(_GROUPS))]
@@ -227,31 +227,27 @@ def _sum_work(
     """Return the sums of each window's rows; calls of `outer` ops are counted by the ops inside them."""
     host = columns.host
     sums: list[dict[_Key, _Sums]] = [defaultdict(_Sums) for _ in bounds[1:]]
-
-    def key(window: int, index: int) -> _Key:
-        context = contexts[index]
+    keys = []
+    for index, context in enumerate(contexts):
         op = host.name[context.op] if context.op >= 0 else -1
         inputs = host.inputs[context.op] if context.op >= 0 else -1
         kind, group = division.kinds[index], division.groups[index]
         name, details = activities.name[index], activities.details[index]
-        return _Key(window, kind, group, op, name, inputs, details, context._replace(op=-1))
-
+        keys.append(_Key(kind, group, op, name, inputs, details, context._replace(op=-1)))
     lengths = [end - start for start, end in zip(activities.start, activities.end, strict=True)]
+    windows = [bisect_right(bounds, start) - 1 for start in activities.start]
     longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
-    whole = (Piece(activities.start[index], activities.start[index], index) for index in range(len(activities)))
-    for window, piece in split(whole, bounds):
-        index = piece.activity
-        row = sums[window][key(window, index)]
+    for index, (window, key, length) in enumerate(zip(windows, keys, lengths, strict=True)):
+        row = sums[window][key]
         row.kernels += 1
-        row.kernel_ns += lengths[index]
+        row.kernel_ns += length
         op = contexts[index].op
         if op >= 0 and op not in outer:
             longest[op] = max(longest.get(op, index), index, key=lengths.__getitem__)
-    called = (Piece(activities.start[index], activities.start[index], index) for index in longest.values())
-    for window, piece in split(called, bounds):
-        sums[window][key(window, piece.activity)].calls += 1
+    for index in longest.values():
+        sums[windows[index]][keys[index]].calls += 1
     for window, piece in split(division.pieces, bounds):
-        sums[window][key(window, piece.activity)].ns += piece.end - piece.start
+        sums[window][keys[piece.activity]].ns += piece.end - piece.start
     return sums
 
 
@@ -384,14 +380,19 @@ def _compare(timelines: Sequence[RankTimeline]) -> Iterator[tuple[str, int, int,
 
 def _list_durations(timeline: RankTimeline) -> dict[tuple[object, ...], list[int]]:
     """Return the durations of a rank's collectives in their order, by group and kind."""
-    columns, activities = timeline.columns, timeline.activities
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for kernel, _, details, duration in list_collectives(timeline):
+        key = kernel, *(details.get(shared) for shared in _SHARED)
+        found[key].append(duration)
+    return found
+
+
+def list_collectives(timeline: RankTimeline) -> Iterator[tuple[str, int, Mapping[str, Any], int]]:
+    """Yield the kernel of each collective of a rank, the number of its details, the details, and its duration."""
+    columns, activities = timeline.columns, timeline.activities
     for index, name in enumerate(activities.name):
-        kernel = str(columns.names[name])
+        kernel, number = str(columns.names[name]), activities.details[index]
         is_launch = not timeline.on_gpu and activities.op[index] >= 0  # on the CPU gloo's threads do the work
         if kind_of_kernel(kernel) == "communication" and not is_launch:
-            number = activities.details[index]
-            details = columns.details[number] if number >= 0 else {}
-            key = (kernel, *(details.get(shared) for shared in _SHARED))
-            found[key].append(activities.end[index] - activities.start[index])
-    return found
+            duration = activities.end[index] - activities.start[index]
+            yield kernel, number, columns.details[number] if number >= 0 else {}, duration

@@ -14,22 +14,17 @@ import torch
 from fvflops.explain.trace_stream import TraceStream
 from fvflops.trace import TraceError
 
-# Category of the file → kind of a span of the host; older releases of torch have capital letters.
-_HOST = {
-    "cpu_op": "op",
-    "operator": "op",
-    "user_annotation": "range",
-    "python_function": "python",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "runtime": "runtime",
-}
-_DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset"}
-HOST_KINDS = ("op", "range", "python", "runtime")
-ACTIVITY_KINDS = ("kernel", "memcpy", "memset")
+# Kinds of spans of the host, and of activities of the GPU.
 OP, RANGE, PYTHON, RUNTIME = range(4)
+KERNEL, MEMCPY, MEMSET = range(3)
+# Category of the file → kind; older releases of torch have capital letters.
+_HOST = {
+    **dict.fromkeys(("cpu_op", "operator"), OP),
+    "user_annotation": RANGE,
+    "python_function": PYTHON,
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "runtime"), RUNTIME),
+}
+_DEVICE = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 _INPUTS = ("Input Dims", "Input type", "Concrete Inputs")
 # Arguments of an activity that are kept: of collectives, copies and graphs.
 _KEPT = (
@@ -75,8 +70,8 @@ def _small() -> array[int]:
 class HostSpans:
     """Spans of the host by thread and start, parents first; times are nanoseconds from the trace's first event.
 
-    `kind` is an index of HOST_KINDS. `parent` is the span around and `op` the innermost op, the span itself included,
-    as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
+    `kind` is OP, RANGE, PYTHON or RUNTIME. `parent` is the span around and `op` the innermost op, the span itself
+    included, as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
     """
 
     start: array[int] = field(default_factory=_integers)
@@ -130,7 +125,7 @@ class HostSpans:
 class Activities:
     """Kernels, copies and fills of the GPU by start; times as of HostSpans.
 
-    `kind` is the index of ACTIVITY_KINDS, `stream` a number of `TraceColumns.streams`, `details` of
+    `kind` is KERNEL, MEMCPY or MEMSET, `stream` a number of `TraceColumns.streams`, `details` of
     `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
     """
 
@@ -211,8 +206,7 @@ def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
     if not isinstance(category, str):
         return
     category = category if category in _HOST or category in _DEVICE else category.lower()
-    is_host = category in _HOST
-    if not is_host and category not in _DEVICE:
+    if category not in _HOST and category not in _DEVICE:
         return
     try:
         start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
@@ -223,10 +217,10 @@ def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
         columns.negative += 1
         duration = 0
     args = event.get("args") or {}
-    if is_host:
-        _add_span(columns, event, args, HOST_KINDS.index(_HOST[category]), start, start + duration)
+    if category in _HOST:
+        _add_span(columns, event, args, _HOST[category], start, start + duration)
     else:
-        _add_activity(columns, event, args, ACTIVITY_KINDS.index(_DEVICE[category]), start, start + duration)
+        _add_activity(columns, event, args, _DEVICE[category], start, start + duration)
 
 
 def _add_span(columns: TraceColumns, event: _Fields, args: _Fields, kind: int, start: int, end: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,46 +37,34 @@ class CacheLayer(NamedTuple):
         return share * self.kept(tokens) * self.token * element + self.state / ranks
 
 
-Tensors = Mapping[str, tuple[tuple[int, ...], int]]  # name → shape and bytes of an element
+class LayerSnapshot(NamedTuple):
+    """A layer of a cache object at one length: name of a tensor → its shape and the bytes of an element."""
+
+    tensors: Mapping[str, tuple[tuple[int, ...], int]]
+    window: int
+    is_crossing: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSnapshot:
-    """The tensors of each layer of a cache object at one length."""
-
-    layers: tuple[Tensors, ...]
-    windows: tuple[int, ...]
-    crossing: tuple[bool, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(torch.Size(shape).numel() * size for layer in self.layers for shape, size in layer.values())
-
-
-def take_snapshot(cache: Any) -> CacheSnapshot:
-    """Return the tensors of a cache object: of transformers, or any nesting of objects, lists and dicts with tensors.
+def take_snapshot(cache: Any) -> list[LayerSnapshot]:
+    """Return the layers of a cache object: of transformers, or any nesting of objects, lists and dicts with tensors.
 
     >>> import torch
-    >>> take_snapshot([(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4))]).nbytes
-    512
+    >>> take_snapshot([(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4))])[0].tensors
+    {'0': ((1, 2, 8, 4), 4), '1': ((1, 2, 8, 4), 4)}
     """
-    layers, windows, crossing = [], [], []
-    for holder, names, is_crossing in _walk(cache, set(), "cross" in type(cache).__name__.lower()):
-        layers.append({name: (tuple(value.shape), value.element_size()) for name, value in names.items()})
-        windows.append(int(getattr(holder, "sliding_window", 0) or 0))
-        crossing.append(is_crossing)
-    return CacheSnapshot(tuple(layers), tuple(windows), tuple(crossing))
+    return list(_walk(cache, set(), "cross" in type(cache).__name__.lower()))
 
 
-def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[tuple[Any, dict[str, torch.Tensor], bool]]:
-    """Yield each object that holds tensors of two or more dimensions, with them and whether they are of an encoder."""
+def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[LayerSnapshot]:
+    """Yield a layer for each object that holds tensors of two or more dimensions; `crossing` ones are of an encoder."""
     if id(value) in seen or isinstance(value, (torch.Tensor, torch.nn.Module, str, bytes, type)):
         return
     seen.add(id(value))
     items = dict(_items(value))
     held = {name: item for name, item in items.items() if isinstance(item, torch.Tensor) and item.dim() > 1}
     if held:
-        yield value, held, crossing
+        tensors = {name: (tuple(item.shape), item.element_size()) for name, item in held.items()}
+        yield LayerSnapshot(tensors, int(getattr(value, "sliding_window", 0) or 0), crossing)
     for name, item in items.items():
         if name not in held:
             yield from _walk(item, seen, crossing or "cross" in name)
@@ -104,23 +91,23 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def read_cache(before: CacheSnapshot, after: CacheSnapshot) -> tuple[CacheLayer, ...]:
+def read_cache(before: Sequence[LayerSnapshot], after: Sequence[LayerSnapshot]) -> tuple[CacheLayer, ...]:
     """Return the cache of each layer, from its tensors before and after one more token of one sequence.
 
     A tensor that grows by one in one dimension, or is as long as the layer's window, holds tokens; others are states.
     Caches with other layers after the token than before, and that grow otherwise, raise ValueError.
     """
-    if [list(layer) for layer in before.layers] != [list(layer) for layer in after.layers]:
+    if [list(layer.tensors) for layer in before] != [list(layer.tensors) for layer in after]:
         raise ValueError("the cache has other tensors after one more token than before it")
-    found = zip(before.layers, after.layers, after.windows, after.crossing, strict=True)
-    return tuple(_read_layer(*layer) for layer in found)
+    return tuple(map(_read_layer, before, after))
 
 
-def _read_layer(before: Tensors, after: Tensors, window: int, crossing: bool) -> CacheLayer:
+def _read_layer(before: LayerSnapshot, after: LayerSnapshot) -> CacheLayer:
     token = heads = state = 0
     shape: tuple[int, ...] = ()
-    for name, (sizes, element) in after.items():
-        old = before[name][0]
+    tensors, window, crossing = after
+    for name, (sizes, element) in tensors.items():
+        old = before.tensors[name][0]
         grown = [axis for axis, (first, second) in enumerate(zip(old, sizes, strict=True)) if first != second]
         numel = torch.Size(sizes).numel()
         if grown or crossing or (window and len(sizes) == 4 and sizes[-2] in (window - 1, window)):

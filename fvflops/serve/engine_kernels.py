@@ -43,7 +43,6 @@ class EngineKernels:
     figures: KernelFigures | None
     engine: str = ""
     _processors: dict[str, Processor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _products: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, device: Device, network: Network | None, start: float = 1.0, engine: str = "") -> EngineKernels:
@@ -81,13 +80,6 @@ class EngineKernels:
 
     def product(self, rows: int, columns: int, inner: int, precision: Precision) -> float:
         """Return the time of a product of `rows` tokens with a weight of `columns` by `inner` elements."""
-        key = rows, columns, inner, precision
-        known = self._products.get(key)
-        if known is None:
-            known = self._products[key] = self._product(*key)
-        return known
-
-    def _product(self, rows: int, columns: int, inner: int, precision: Precision) -> float:
         if not rows:
             return 0.0
         gpu = self.processor(precision.dtype)
@@ -244,6 +236,10 @@ class EngineFigures:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
 
+    def server(self, tokens: int) -> float:
+        """Return the seconds that the server takes for a request with a prompt of so many tokens."""
+        return self.request + self.token * tokens
+
     def host(self, *, is_asynchronous: bool) -> tuple[float, float]:
         """Return the seconds of a step on the host, and of each decoding sequence in it, in which the GPU waits."""
         if is_asynchronous:
@@ -256,15 +252,15 @@ NUMBERS = tuple(item.name for item in fields(EngineFigures) if item.name != "sou
 NO_OVERHEAD: EngineFigures = EngineFigures()
 
 
-def find_engine_figures(engine: str, *, file: str = ENGINES) -> EngineFigures:
+def find_engine_figures(engine: str) -> EngineFigures:
     """Return the figures of an engine; an unknown one raises ValueError with the nearest, or all.
 
     >>> find_engine_figures("vllm").source.partition(" ")[0]
     'fitted'
     """
-    engines = load_engines(file)
+    engines = load_engines()
     if engine not in engines:
-        hint = suggest(engine, engines) or f": {file} has {', '.join(engines)}"
+        hint = suggest(engine, engines) or f": {ENGINES} has {', '.join(engines)}"
         raise ValueError(f"no figures of the engine {engine!r}{hint}")
     return engines[engine]
 

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fvflops.devices.kernel_models.fused_attention import Attention
@@ -94,6 +94,10 @@ class EngineStep:
         for name, products in (("_products", self.model.projections), ("_encoder", self.model.encoder)):
             object.__setattr__(self, name, _merge(products, self.layout, bool(self.model.experts)))
 
+    def bound(self, **changes: float) -> EngineStep:
+        """Return the steps with the bound of each kernel, with changes to the peaks, and without overhead or drafts."""
+        return replace(self, kernels=self.kernels.bound(**changes), figures=NO_OVERHEAD, draft_tokens=0)
+
     def work(
         self, chunks: Chunks = (), decoding: int = 0, cached: float = 0.0, drafted: int = 0, all_new: int | None = None
     ) -> Work:
@@ -137,7 +141,7 @@ class EngineStep:
         return self._with_drafts(work, sum(self._length_classes(work).values()))
 
     def _once(self, function: Callable[..., float], *arguments: object) -> float:
-        """Return the result of one of this object's methods, computed once."""
+        """Return the result of a method, of this object or its kernels, which is computed once."""
         key = function.__name__, *arguments
         if key not in self._known:
             self._known[key] = function(*arguments)
@@ -234,12 +238,11 @@ class EngineStep:
         return sum(self._encoder.values()) + attention + self.model.encoder_kernels
 
     def _product_seconds(self, products: Mapping[_Merged, int], tokens: int, sequences: int) -> float:
-        rows = {True: sequences, False: tokens}
-        seconds = self.kernels.product
-        return sum(
-            count * seconds(rows[item.per_sequence], item.columns, item.inner, item.precision)
-            for item, count in products.items()
-        )
+        total = 0.0
+        for item, count in products.items():
+            size = (sequences if item.per_sequence else tokens), item.columns, item.inner
+            total += count * self._once(self.kernels.product, *size, item.precision)
+        return total
 
     def _attention_seconds(self, work: Work) -> float:
         total = 0.0
@@ -331,10 +334,10 @@ class EngineStep:
         sizes = [(work.decoding, 1)] * bool(work.decoding) + [(1, new) for new, _ in work.chunks]
         total = 0.0
         for layer, count in self.model.states.items():
-            heads = max(1, layer.heads // self.layout.tensor)
+            heads, *state = layer.shape if len(layer.shape) == 3 else (1, 1, 1)
+            heads = max(1, heads // self.layout.tensor)
             for batch, tokens in sizes:
-                shape = Recurrence(batch, tokens, heads, heads, layer.key_size, layer.value_size)
-                total += count * self.kernels.state(shape)
+                total += count * self.kernels.state(Recurrence(batch, tokens, heads, heads, *state))
         return total
 
     def _moved_seconds(self, products: Mapping[_Merged, int], tokens: int) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fvflops.devices.kernel_models.fused_attention import Attention
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.serve.cache_size import CacheLayer
-from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel, StateLayer
+from fvflops.serve.serving_model import AttentionLayer, ExpertLayer, Projection, ServingError, ServingModel
 from fvflops.trace import Signature, TensorSpec, Trace
 
 # The number of a layer in a module's name.
@@ -71,7 +71,7 @@ def read_serving_model(
         cross_attention=Counter(_read_cross_attention(steps, by_module, crossing)),
         attention=Counter(by_module.values()),
         experts=Counter(_read_experts(calls, prompt, topk)),
-        states=Counter(_read_state(layer) for layer in layers if layer.state),
+        states=Counter(layer for layer in layers if layer.state),
         cache=layers,
         reductions=reductions,
         norms=norms,
@@ -106,7 +106,7 @@ def _count_divided_norms(trace: Trace, projections: Iterable[tuple[str, Projecti
 class _Call(NamedTuple):
     """A product of a recording: the module that runs it, its sizes, and whether one operand is a weight.
 
-    `experts` is the number of matrices of a grouped product, 0 for others; `macs` are multiply-adds.
+    `experts` is the number of matrices of a grouped product, 0 for others.
     """
 
     module: str
@@ -114,10 +114,13 @@ class _Call(NamedTuple):
     columns: int
     inner: int
     batch: int
-    macs: int
     is_weight: bool
     experts: int
     values: int = 0
+
+    @property
+    def is_attention(self) -> bool:
+        return not self.is_weight and not self.experts
 
 
 def _list_products(trace: Trace) -> Iterator[_Call]:
@@ -128,18 +131,18 @@ def _list_products(trace: Trace) -> Iterator[_Call]:
         shape = kernel.shape
         if isinstance(shape, Attention):
             keys = round(shape.keys)
-            yield _Call(module, shape.queries, keys, shape.size, shape.heads, kernel.macs, False, 0, shape.values)
+            yield _Call(module, shape.queries, keys, shape.size, shape.heads, False, 0, shape.values)
             continue
         if signature.packet == _GROUPED:  # tokens of all experts by a weight of each
             tokens, weight = (value.shape for value in signature.inputs[:2] if isinstance(value, TensorSpec))
-            yield _Call(module, tokens[0], weight[2], weight[1], 1, kernel.macs, False, weight[0])
+            yield _Call(module, tokens[0], weight[2], weight[1], 1, False, weight[0])
             continue
         rows, columns, inner, batch = round(shape.rows), round(shape.columns), shape.inner, shape.batch
         info = trace.modules.by_name.get(module)
         sizes = [sorted(item.spec.shape) for item in info.parameters] if info and batch > 1 else []
         experts = batch if sorted((batch, columns, inner)) in sizes else 0
         is_weight = batch == 1 and "convolution" not in signature.packet
-        yield _Call(module, rows, columns, inner, batch, kernel.macs, is_weight, experts)
+        yield _Call(module, rows, columns, inner, batch, is_weight, experts)
 
 
 def _without_scans(calls: Iterable[_Call], prompt: int) -> list[_Call]:
@@ -193,12 +196,15 @@ def _part_of_layer(module: str) -> str:
     return match.group() if match else module
 
 
-def _read_experts(calls: Iterable[_Call], prompt: int, topk: int) -> Iterator[ExpertLayer]:
+def _group(calls: Iterable[_Call]) -> dict[str, list[_Call]]:
     by_module = defaultdict(list)
     for call in calls:
-        if call.experts:
-            by_module[call.module].append(call)
-    for module, items in by_module.items():
+        by_module[call.module].append(call)
+    return by_module
+
+
+def _read_experts(calls: Iterable[_Call], prompt: int, topk: int) -> Iterator[ExpertLayer]:
+    for module, items in _group(call for call in calls if call.experts).items():
         if len(items) not in (2, 3):
             raise ServingError(f"the mixture {module} has {len(items)} grouped products, where 2 or 3 are known")
         up, down = items[0], items[-1]
@@ -216,12 +222,9 @@ def _read_attention(
     expands a latent cache.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}
-    by_module: dict[str, list[_Call]] = defaultdict(list)
     sizes = {keys} | {layer.kept(keys) for layer in cache if layer.window}
-    for call in steps:
-        kept = {call.columns} if call.values else {call.columns, call.inner}
-        if not call.is_weight and not call.experts and kept & sizes and call.module:
-            by_module[call.module].append(call)
+    attending = (call for call in steps if call.is_attention and call.module)
+    by_module = _group(call for call in attending if call.columns in sizes or (not call.values and call.inner in sizes))
     growing = [layer for layer in cache if layer.token and layer.kind != "cross attention"]
     owners = range(len(growing))
     sharing = len(by_module) > len(growing) and len(layer_types) == len(by_module)
@@ -242,11 +245,8 @@ def _read_attention(
 
 def _read_encoder(once: Sequence[_Call]) -> Iterator[AttentionLayer]:
     """Yield the attention of an encoder, whose modules run once a request."""
-    by_module: dict[str, list[_Call]] = defaultdict(list)
-    for call in once:
-        if not call.is_weight and not call.experts and call.rows in (call.columns, call.inner):
-            by_module[call.module].append(call)
-    for module, items in by_module.items():
+    attending = (call for call in once if call.is_attention and call.rows in (call.columns, call.inner))
+    for module, items in _group(attending).items():
         layer = _read_heads(module, items, items[0].columns, CacheLayer("full"), queries=items[0].columns)
         yield layer._replace(cache=CacheLayer("full", heads=layer.heads))
 
@@ -255,10 +255,7 @@ def _read_cross_attention(
     steps: Sequence[_Call], by_module: Mapping[str, AttentionLayer], crossing: Sequence[CacheLayer]
 ) -> Iterator[AttentionLayer]:
     """Yield the attention to an encoder's tokens, one for each layer of the cache that keeps them."""
-    found: dict[str, list[_Call]] = defaultdict(list)
-    for call in steps if crossing else ():
-        if not call.is_weight and not call.experts and call.module not in by_module:
-            found[call.module].append(call)
+    found = _group(call for call in steps if crossing and call.is_attention and call.module not in by_module)
     if len(found) != len(crossing):
         raise ServingError(f"{len(crossing)} layers keep an encoder's tokens, but {len(found)} modules attend to them")
     for (module, items), layer in zip(found.items(), crossing, strict=True):
@@ -286,8 +283,3 @@ def _read_heads(module: str, items: Sequence[_Call], keys: int, layer: CacheLaye
     if len(scores) != 1 or len(sums) != 1:
         raise ServingError(f"the attention of {module} to a cache has {len(items)} products, where 2 are known")
     return AttentionLayer(scores[0].batch * scores[0].rows // queries, scores[0].inner, sums[0].columns, layer)
-
-
-def _read_state(layer: CacheLayer) -> StateLayer:
-    heads, keys, values = layer.shape if len(layer.shape) == 3 else (1, 1, 1)
-    return StateLayer(heads, keys, values, layer)

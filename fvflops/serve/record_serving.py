@@ -17,7 +17,7 @@ from fvflops.comparison.cost_functions import ScalingError
 from fvflops.comparison.decoder import Decoder, EncoderDecoder
 from fvflops.formulas import resolve_table
 from fvflops.garbage_collector import gc_paused
-from fvflops.serve.cache_size import CacheSnapshot, read_cache, take_snapshot
+from fvflops.serve.cache_size import LayerSnapshot, read_cache, take_snapshot
 from fvflops.serve.image_encoder import count_image_tokens, read_image_encoder
 from fvflops.serve.read_serving_model import read_serving_model
 from fvflops.serve.serving_model import ServingError, ServingModel
@@ -41,20 +41,14 @@ def _one_thread() -> Iterator[None]:
 
 @gc_paused()
 @_one_thread()
-def record_serving(
-    model: nn.Module, name: str = "", *, image: Mapping[str, Any] | None = None
-) -> tuple[ServingModel, tuple[CacheSnapshot, CacheSnapshot]]:
-    """Return a causal language model as engines run it, and its cache after a prompt and after one more token.
+def record_serving(model: nn.Module, name: str = "", *, image: Mapping[str, Any] | None = None) -> ServingModel:
+    """Return a causal language model as engines run it, by its cache after a prompt and after one more token.
 
     `model` is as for `generation_cost`, and may be on the meta device; nothing is computed. `image` are the arguments
     of a call with one image, whose encoder is read too. Raise ScalingError or ServingError for a model that cannot be
     served from a cache of one sequence.
     """
-    snapshots: list[CacheSnapshot] = []
-
-    def look(cache: Any) -> None:
-        snapshots.append(take_snapshot(cache))
-
+    snapshots: list[list[LayerSnapshot]] = []
     run: dict[str, Any] = {"execution": "shapes"}
     table = resolve_table("default")
     config: Any = getattr(model, "config", None)
@@ -65,7 +59,7 @@ def record_serving(
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
     try:
-        prefill, decode = decoder.record(_PROMPT, 1, look)
+        prefill, decode = decoder.record(_PROMPT, 1, lambda cache: snapshots.append(take_snapshot(cache)))
     except ValueError as error:
         if isinstance(error, ScalingError) or not types or any("linear" not in kind for kind in types):
             raise
@@ -74,12 +68,11 @@ def record_serving(
     except DataDependentError as error:
         op = str(error).partition(" (")[0]
         raise ServingError(f"{type(model).__name__} depends on values, so its serving is not known: {op}") from error
-    before, after = snapshots
     serving = read_serving_model(
         name or type(model).__name__,
         prefill,
         decode,
-        read_cache(before, after),
+        read_cache(*snapshots),
         prompt=_PROMPT,
         parameters=parameter_count(model)[""],
         topk=getattr(text, "num_experts_per_tok", 1),
@@ -91,10 +84,15 @@ def record_serving(
         with torch.no_grad(), record(model, table=table, warn=False, **run) as recording:
             model(**image)
         images = read_image_encoder(recording.trace(), prefill, tokens)
-    reads_images = any(hasattr(part, "get_image_features") for part in model.modules())
-    balances = any(name.endswith(_BALANCE) for name, _ in (*model.named_buffers(), *model.named_parameters()))
-    serving = replace(serving, reads_images=reads_images, balances_experts=balances, positions=_find_positions(text))
-    return replace(serving, encoded=decoder.encoded, images=images), (before, after)
+    names = [name for name, _ in (*model.named_buffers(), *model.named_parameters())]
+    return replace(
+        serving,
+        encoded=decoder.encoded,
+        images=images,
+        reads_images=any(hasattr(part, "get_image_features") for part in model.modules()),
+        balances_experts=any(name.endswith(_BALANCE) for name in names),
+        positions=_find_positions(text),
+    )
 
 
 def _find_positions(config: Any) -> int:

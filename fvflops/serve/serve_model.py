@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.reports.display import Displayed
 from fvflops.serve.cache_size import sequence_bytes
-from fvflops.serve.engine_kernels import EngineFigures, EngineKernels, find_engine_figures
-from fvflops.serve.engine_step import CLASSES, EngineStep
+from fvflops.serve.engine_kernels import EngineKernels, find_engine_figures
+from fvflops.serve.engine_step import CLASSES, Chunks, EngineStep
 from fvflops.serve.record_serving import record_serving
 from fvflops.serve.serving_layout import CACHES, ServingLayout
 from fvflops.serve.serving_memory import ServingMemory, find_memory, weights_read
@@ -188,7 +188,7 @@ class ServingEstimate(Displayed):
     @property
     def server_seconds(self) -> float:
         """Seconds that the server takes for a request before it reaches the engine."""
-        return server_seconds(self.engine, self.load.input_tokens)
+        return find_engine_figures(self.engine).server(self.load.input_tokens)
 
     def latencies(self) -> dict[str, Distribution]:
         """Return the times of requests under the load, the server's included; empty without a load.
@@ -220,12 +220,6 @@ class ServingEstimate(Displayed):
     def __repr__(self) -> str:
         first, further = format_seconds(self.time_to_first_token), format_seconds(self.time_per_output_token)
         return short_repr(self, self.model.name, self.device.name, f"first token {first}", f"then {further}")
-
-
-def server_seconds(engine: str, tokens: int) -> float:
-    """Return the seconds that an engine's server takes for a request with a prompt of so many tokens."""
-    figures = find_engine_figures(engine)
-    return figures.request + figures.token * tokens
 
 
 class TokenCost(NamedTuple):
@@ -261,7 +255,7 @@ def serve_model(
     (131072.0, True)
     """
     load, layout = load or ServingLoad(), layout or ServingLayout()
-    serving = model if isinstance(model, ServingModel) else record_serving(model, name, image=load.image)[0]
+    serving = model if isinstance(model, ServingModel) else record_serving(model, name, image=load.image)
     load, serving = load.read_by(serving)
     check_layout(serving, layout)
     setup = prepare_engine(serving, layout, resolve_device(device), load, engine, network)
@@ -271,13 +265,12 @@ def serve_model(
 class EngineSetup(NamedTuple):
     """An engine with a model: the times of its steps, the memory of each GPU, and its settings.
 
-    Without room for a cache the settings have one page. `server` is as of `server_seconds`.
+    Without room for a cache the settings have one page.
     """
 
     steps: EngineStep
     memory: ServingMemory
     settings: EngineSettings
-    server: float
 
     def lengths(self, load: ServingLoad) -> Lengths:
         """Return the lengths of a load's requests, which vary unless an encoder reads as many tokens of each."""
@@ -319,7 +312,7 @@ def prepare_engine(
     # Each batch of a pipeline has room for a longest sequence at least.
     stages = max(1, min(layout.pipeline, int(memory.sequences / layout.data)))
     settings = replace(settings, pages=max(1, pages), replicas=layout.data, stages=stages, speculation=load.speculation)
-    return EngineSetup(steps, memory, settings, server_seconds(engine, load.input_tokens))
+    return EngineSetup(steps, memory, settings)
 
 
 def check_layout(model: ServingModel, layout: ServingLayout) -> None:
@@ -347,9 +340,9 @@ def _settings_of(engine: str, device: Device) -> dict[str, Any]:
 
 
 def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEstimate:
-    steps, memory, settings, _ = setup
+    steps, memory, settings = setup
     model, kernels = steps.model, steps.kernels
-    bound = EngineStep(model, steps.layout, kernels.bound(), EngineFigures(), encoded=steps.encoded)
+    bound = steps.bound()
     context = load.input_tokens + load.output_tokens // 2
     fitting = min(_MOST, max(1, int(memory.cache / _cache_bytes(steps, 1, context))))
     batches = list(takewhile(lambda batch: batch <= fitting, (_BATCHES**power for power in count())))
@@ -375,36 +368,34 @@ def _estimate(setup: EngineSetup, load: ServingLoad, engine: str) -> ServingEsti
 def _prefill(steps: EngineStep, bound: EngineStep, prompt: int, settings: EngineSettings) -> Phase:
     """Return the phase of one prompt, in chunks of at most the tokens of a step if an encoder does not read it."""
     budget = prompt if steps.encoded else settings.max_batched_tokens
-    chunks = [(min(budget, prompt - start), start) for start in range(0, prompt, budget)]
-    works = [steps.work((chunk,)) for chunk in chunks]
-    parts = [steps.by_class(work) for work in works]
-    classes = {name: sum(part[name] for part in parts) for name in CLASSES}
-    return Phase(
-        batch=1,
-        context=prompt,
-        seconds=sum(classes.values()),
-        bound_seconds=sum(bound.seconds((chunk,), 0, 0) for chunk in chunks),
-        macs=sum(steps.macs(work) for work in works),
-        weight_bytes=len(chunks) * weights_read(steps.model, steps.layout, 1.0, encodes=True),
-        cache_bytes=_cache_bytes(steps, 1, prompt),
-        classes=classes,
-    )
+    chunks = [(((min(budget, prompt - start), start),), 0, 0.0) for start in range(0, prompt, budget)]
+    weight_bytes = len(chunks) * weights_read(steps.model, steps.layout, 1.0, encodes=True)
+    return _sum_steps(steps, bound, chunks, batch=1, context=prompt, weight_bytes=weight_bytes)
 
 
 def _decode(steps: EngineStep, bound: EngineStep, batch: int, context: int) -> Phase:
     """Return the phase of a step of `batch` sequences on each replica."""
-    work = steps.work((), batch, batch * context)
     touched = [1 - (1 - layer.topk / layer.experts) ** (batch * steps.layout.data) for layer in steps.model.experts]
-    classes = steps.by_class(work)
+    weight_bytes = weights_read(steps.model, steps.layout, touched[0] if touched else 1.0)
+    step = (), batch, float(batch * context)
+    return _sum_steps(steps, bound, [step], batch=batch, context=context, weight_bytes=weight_bytes)
+
+
+def _sum_steps(
+    steps: EngineStep, bound: EngineStep, sizes: Sequence[tuple[Chunks, int, float]], *, batch: int, **known: Any
+) -> Phase:
+    """Return the phase of steps of some (chunks, decoding sequences, cached tokens)."""
+    works = [steps.work(*size) for size in sizes]
+    parts = [steps.by_class(work) for work in works]
+    classes = {name: sum(part[name] for part in parts) for name in CLASSES}
     return Phase(
         batch=batch,
-        context=context,
         seconds=sum(classes.values()),
-        bound_seconds=bound.seconds((), batch, batch * context),
-        macs=steps.macs(work),
-        weight_bytes=weights_read(steps.model, steps.layout, touched[0] if touched else 1.0),
-        cache_bytes=_cache_bytes(steps, batch, context),
+        bound_seconds=sum(bound.seconds(*size) for size in sizes),
+        macs=sum(map(steps.macs, works)),
+        cache_bytes=_cache_bytes(steps, batch, known["context"]),
         classes=classes,
+        **known,
     )
 
 
@@ -417,10 +408,7 @@ def _cache_bytes(steps: EngineStep, batch: int, context: int) -> float:
 
 def _find_compute_bound(steps: EngineStep, context: int) -> int | None:
     """Return the smallest batch whose multiply-adds take longer than its bytes; None where none does up to 4,096."""
-    computing, reading = (
-        EngineStep(steps.model, steps.layout, kernels, EngineFigures(), encoded=steps.encoded)
-        for kernels in (steps.kernels.bound(bandwidth=math.inf), steps.kernels.bound(peak=math.inf))
-    )
+    computing, reading = steps.bound(bandwidth=math.inf), steps.bound(peak=math.inf)
 
     def is_bound(batch: int) -> bool:
         tokens = batch * context

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fvflops.devices.measured_errors import expect_serving_error
@@ -27,42 +28,17 @@ from fvflops.units import (
     format_thousands,
 )
 
-# Engine → its command and options: vLLM's `vllm serve`, SGLang's launch_server, TensorRT-LLM's trtllm-serve.
-_COMMANDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "vllm": (
-        "vllm serve",
-        {
-            "tensor": "--tensor-parallel-size",
-            "pipeline": "--pipeline-parallel-size",
-            "data": "--data-parallel-size",
-            "expert": "--enable-expert-parallel",
-            "length": "--max-model-len",
-            "utilisation": "--gpu-memory-utilization",
-            "cache": "--kv-cache-dtype",
-        },
-    ),
-    "sglang": (
-        "python -m sglang.launch_server --model-path",
-        {
-            "tensor": "--tp-size",
-            "pipeline": "--pp-size",
-            "data": "--enable-dp-attention --dp-size",
-            "expert": "--ep-size",
-            "length": "--context-length",
-            "utilisation": "--mem-fraction-static",
-            "cache": "--kv-cache-dtype",
-        },
-    ),
-    "trtllm": (
-        "trtllm-serve",
-        {
-            "tensor": "--tp_size",
-            "pipeline": "--pp_size",
-            "expert": "--ep_size",
-            "length": "--max_seq_len",
-            "utilisation": "--kv_cache_free_gpu_memory_fraction",
-        },
-    ),
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+_COMMANDS = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path", "trtllm": "trtllm-serve"}
+# Setting → its option of each engine, in the order of ENGINES, "" where there is none.
+_OPTIONS = {
+    "tensor": ("--tensor-parallel-size", "--tp-size", "--tp_size"),
+    "pipeline": ("--pipeline-parallel-size", "--pp-size", "--pp_size"),
+    "data": ("--data-parallel-size", "--enable-dp-attention --dp-size", ""),
+    "expert": ("--enable-expert-parallel", "--ep-size", "--ep_size"),
+    "length": ("--max-model-len", "--context-length", "--max_seq_len"),
+    "utilisation": ("--gpu-memory-utilization", "--mem-fraction-static", "--kv_cache_free_gpu_memory_fraction"),
+    "cache": ("--kv-cache-dtype", "--kv-cache-dtype", ""),
 }
 # Formats of a cache in fp8, where the engine has an option for it.
 _CACHE = {"vllm": "fp8", "sglang": "fp8_e4m3"}
@@ -80,7 +56,6 @@ _COUNTS_ALL = ("sglang", "trtllm")
 def launch_command(estimate: ServingEstimate, model: str) -> str:
     """Return the command of an engine that serves `model`, the name or folder of a checkpoint in its precision."""
     layout, memory, engine = estimate.layout, estimate.memory, estimate.engine
-    command, options = _COMMANDS[engine]
     tensor = layout.tensor * layout.data if engine in _COUNTS_ALL else layout.tensor
     values = {
         "tensor": tensor if tensor > 1 else None,
@@ -92,18 +67,17 @@ def launch_command(estimate: ServingEstimate, model: str) -> str:
         "utilisation": round(_UTILISATIONS[engine](memory, estimate.load.utilisation), 3),
         "cache": _CACHE.get(engine) if layout.cache == "fp8" else None,
     }
+    options = {name: options[list(ENGINES).index(engine)] for name, options in _OPTIONS.items()}
     shown = [
-        f"{options[name]} {value}".strip() for name, value in values.items() if value is not None and name in options
+        f"{options[name]} {value}".strip() for name, value in values.items() if value is not None and options[name]
     ]
-    return " ".join([command, shlex.quote(model), *shown])
+    return " ".join([_COMMANDS[engine], shlex.quote(model), *shown])
 
 
 _COSTS = ("{:.3g} GPU hours", "a cost of {:.3g}", "{:.3g} kWh")
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # A smaller share of the requests that arrive, in the time until all are done, shows that a queue grows.
 _SERVED = 0.9
 _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "cache", "token", "sequence", "length")
-_PHASE = ("batch", "context", "seconds", "bound_seconds", "macs", "weight_bytes", "cache_bytes", "classes")
 
 
 def serve_report(
@@ -128,10 +102,7 @@ def serve_report(
     gpus = f"{estimate.layout.gpus} × " if estimate.layout.gpus > 1 else ""
     device = f"{gpus}{plain_name(estimate.device.name)}"
     title = f"{subject} on {device}: first token after {first}, then {further} a token"
-    names = ("tensor", "pipeline", "expert", "data", "weights", "cache")
-    about = record_data(
-        estimate, "model=model.name", "device=device.name", "engine", *(f"{n}=layout.{n}" for n in names)
-    )
+    about = record_data(estimate, "model=model.name", "device=device.name", "engine") | asdict(estimate.layout)
     return Document("serve", title, parts, main="steps", data=_encode(estimate), about=about)
 
 
@@ -286,8 +257,7 @@ def _encode(estimate: ServingEstimate) -> dict[str, Any]:
     return {
         "memory": {**record_data(estimate.memory, *_MEMORY), "tokens": estimate.memory.tokens},
         "cache": [{"count": count, **layer._asdict()} for layer, count in Counter(estimate.model.cache).items()],
-        "prefill": record_data(estimate.prefill, *_PHASE),
-        "decode": [record_data(phase, *_PHASE) for phase in estimate.decode],
+        **record_data(estimate, "prefill", "decode"),
         "images": record_data(images, "number", "tokens", "macs") if (images := estimate.model.images) else None,
         "compute_bound_batch": estimate.compute_bound,
         "error": expect_serving_error(estimate.engine, estimate.device),

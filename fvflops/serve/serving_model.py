@@ -70,15 +70,6 @@ class ExpertLayer(NamedTuple):
         return self.experts * (3 if self.gated else 2) * self.hidden * self.inner
 
 
-class StateLayer(NamedTuple):
-    """A layer whose cache does not grow: a state of recurrent or convolution layers, read and written by each step."""
-
-    heads: int
-    key_size: int
-    value_size: int
-    cache: CacheLayer
-
-
 class ImageEncoder(NamedTuple):
     """Work of `number` images of a prompt, each of which becomes `tokens` of it.
 
@@ -112,6 +103,7 @@ class ImageEncoder(NamedTuple):
 class ServingModel:
     """Work of an engine for a causal language model: each part with the number of layers that have it.
 
+    `states` are layers of the cache with a state, which each step reads and writes.
     `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
     are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
     hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products
@@ -130,7 +122,7 @@ class ServingModel:
     projections: Mapping[Projection, int]
     attention: Mapping[AttentionLayer, int]
     experts: Mapping[ExpertLayer, int]
-    states: Mapping[StateLayer, int]
+    states: Mapping[CacheLayer, int]
     cache: tuple[CacheLayer, ...]
     reductions: int
     norms: int
@@ -151,38 +143,13 @@ class ServingModel:
         """Layers with experts."""
         return sum(self.experts.values())
 
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with."""
-        shares = ((count, layer, layer.experts - layer.topk) for layer, count in self.experts.items())
-        return self.parameters - sum(count * layer.elements * idle // layer.experts for count, layer, idle in shares)
-
     def encoder_macs(self, encoded: int) -> int:
-        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens, as in `macs`."""
+        """Return the multiply-adds of an encoder's products and attention for `encoded` tokens."""
         total = sum(count * encoded * item.elements for item, count in self.encoder.items())
-        return total + _attention_macs(self.encoder_attention, encoded, encoded)
-
-    def macs(self, tokens: int, cached: int = 0, encoded: int = 0) -> int:
-        """Return the multiply-adds of `tokens` tokens of a sequence after `cached` ones, as the model itself runs them.
-
-        They are of projections, experts, attention and the last token's logits, without recurrences, convolutions and
-        encoders. Attention counts all pairs of a token and a key, also pairs that a causal mask leaves out, and of a
-        sliding window the keys in the cache, of which at most window - 1 precede the tokens. Cross attention is to
-        `encoded` tokens. 2 times the result are FLOPs.
-        """
-        keys = tokens + cached
-        rows = {item: 1 if item.per_sequence else keys if item.of_cached else tokens for item in self.projections}
-        total = sum(count * rows[item] * item.elements for item, count in self.projections.items())
-        for mixture, count in self.experts.items():
-            run = mixture.experts if mixture.runs_all else mixture.topk
-            total += count * tokens * run * mixture.elements // mixture.experts
-        for layer, count in self.attention.items():
-            window = layer.cache.window
-            seen = tokens + min(cached, window - 1) if window else keys
-            total += _attention_macs({layer: count}, tokens, seen)
-        return total + _attention_macs(self.cross_attention, tokens, encoded)
+        return total + attention_macs(self.encoder_attention, encoded, encoded)
 
 
-def _attention_macs(layers: Mapping[AttentionLayer, int], queries: int, keys: int) -> int:
+def attention_macs(layers: Mapping[AttentionLayer, int], queries: int, keys: int) -> int:
+    """Return the multiply-adds of all pairs of so many queries and keys."""
     pairs = queries * keys
     return sum(count * pairs * layer.heads * (layer.key_size + layer.value_size) for layer, count in layers.items())

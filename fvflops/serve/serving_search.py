@@ -117,7 +117,7 @@ def search_serving(
     1
     """
     device, load, limits = resolve_device(device), load or ServingLoad(), limits or LatencyLimits(at="p95")
-    serving = model if isinstance(model, ServingModel) else record_serving(model, image=load.image)[0]
+    serving = model if isinstance(model, ServingModel) else record_serving(model, image=load.image)
     load, serving = load.read_by(serving)
     if load.output_tokens < 2:
         raise ServingError("a search compares the time per output token, which answers of one token do not have")
@@ -169,8 +169,7 @@ def _raise_clients(
     before = 0.0
     clients = 1
     while clients <= most * (decoding if prefill else 1):
-        result = _simulate(setup, load, clients, prefill, decoding)
-        point = _describe_point(setup, result, limits, clients, engines, prefill)
+        point = _measure_point(setup, load, limits, clients, engines, prefill)
         yield point
         if not point.holds or point.per_gpu < (1 + _LEAST_GAIN) * before:
             return
@@ -179,8 +178,7 @@ def _raise_clients(
 
 
 def _simulate(setup: EngineSetup, load: ServingLoad, clients: int, prefill: int, decoding: int) -> SimulationResult:
-    lengths = setup.lengths(load)
-    loop = ClosedLoop(clients, client_requests(max(_ROUNDS * clients, 8), lengths))
+    loop = ClosedLoop(clients, client_requests(max(_ROUNDS * clients, 8), setup.lengths(load)))
     if not prefill:
         return simulate(loop, setup.settings, setup.steps)
     layout, model = setup.steps.layout, setup.steps.model
@@ -194,13 +192,15 @@ def _simulate(setup: EngineSetup, load: ServingLoad, clients: int, prefill: int,
     return simulate(loop, setup.settings, setup.steps, disaggregation=others)
 
 
-def _describe_point(
-    setup: EngineSetup, result: SimulationResult, limits: LatencyLimits, clients: int, engines: int, prefill: int
+def _measure_point(
+    setup: EngineSetup, load: ServingLoad, limits: LatencyLimits, clients: int, engines: int, prefill: int
 ) -> ServingPoint:
+    result = _simulate(setup, load, clients, prefill, engines - prefill)
     copies = 1 if prefill else engines
     gpus = setup.steps.layout.gpus * engines
     # The first wave arrives at once.
-    first = Distribution.of(result.requests.time_to_first_token()[clients:]) + setup.server
+    server = setup.steps.figures.server(load.input_tokens)
+    first = Distribution.of(result.requests.time_to_first_token()[clients:]) + server
     further = Distribution.of(result.requests.time_per_output_token()[clients:])
     ttft, tpot = getattr(first, limits.at), getattr(further, limits.at)
     return ServingPoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fvflops.devices.measured_errors import expect_serving_error
@@ -21,11 +22,10 @@ from fvflops.reports.document import (
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.serve_report import ENGINES
 from fvflops.serve.serving_layout import ServingLayout
-from fvflops.serve.serving_search import ServingPoint, ServingSearch
+from fvflops.serve.serving_search import ServingPoint, ServingSearch, Unfit
 from fvflops.text import record_data
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 
-_LAYOUT = ("tensor", "pipeline", "expert", "data", "weights", "cache")
 _SHOWN = 10
 _LOAD = "each client sends a request after the last one's answer, lengths vary by 20 %"
 _ASSUMPTIONS = (
@@ -122,13 +122,12 @@ def _draw(search: ServingSearch) -> Scatter:
 
 
 def _encode(search: ServingSearch) -> dict[str, Any]:
-    def layout(item: Any) -> dict[str, Any]:
-        return record_data(item.layout, *_LAYOUT)
+    def encode(item: ServingPoint | Unfit) -> dict[str, Any]:
+        return {**asdict(item.layout), **record_data(item, *item._fields[1:])}
 
-    rest = ("engines", "prefill", "clients", "ttft", "tpot", "per_gpu", "per_user", "requests_per_second", "holds")
     front = set(search.front())
     return {
-        "best": [{**layout(point), **record_data(point, *rest)} for point in search.best()],
-        "points": [{**layout(point), **record_data(point, *rest), "front": point in front} for point in search.points],
-        "unfit": [{**layout(item), "reason": item.reason} for item in search.unfit],
+        "best": [encode(point) for point in search.best()],
+        "points": [{**encode(point), "front": point in front} for point in search.points],
+        "unfit": [encode(item) for item in search.unfit],
     }

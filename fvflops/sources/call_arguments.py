@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.sources.imports import import_attribute
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 from fvflops.text import suggest, truncate
@@ -141,11 +140,6 @@ def call_library(
         if not chosen:
             raise
         raise ValueError(f"{name} with {' '.join(chosen)}: {' '.join(str(error).split())}") from error
-
-
-def build_from_factory(source: str, name: str, options: SourceOptions) -> BuiltModel:
-    """Return the model of a factory in a module or file; see `call_factory`."""
-    return call_factory(import_attribute(source, name), f"{source}:{name}", options)
 
 
 def call_factory(factory: Any, name: str, options: SourceOptions) -> BuiltModel:

@@ -19,7 +19,8 @@ from fvflops.analysis.files.archive_checks import recognise
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.devices.device_benchmark import PRODUCTS
-from fvflops.sources.call_arguments import build_from_factory, call_factory, parse_arguments
+from fvflops.sources.call_arguments import call_factory, parse_arguments
+from fvflops.sources.imports import import_attribute
 from fvflops.sources.input_sizes import check_positions, chosen_sizes, resize_inputs
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
 from fvflops.sources.meta import building_on
@@ -136,7 +137,7 @@ def _require_forward(model: nn.Module) -> None:
 def _build_from_factory(name: str, options: SourceOptions) -> BuiltModel:
     source, _, factory = name.rpartition(":")
     try:
-        return build_from_factory(source, factory, options)
+        return call_factory(import_attribute(source, factory), name, options)
     except ValueError as error:
         near = suggest(f"{source.lower()}:", [f"{key}:" for key in SOURCES], separator="; ")
         if near and isinstance(error.__cause__, ModuleNotFoundError):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fvflops.sources.call_arguments import build_from_factory, takes
+from fvflops.sources.call_arguments import call_factory, takes
 from fvflops.sources.imports import import_attribute, import_file
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
@@ -35,9 +35,9 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     missing = [package for package in dependencies if importlib.util.find_spec(package) is None]
     if missing:
         raise ValueError(f"torchhub:{folder} needs {', '.join(missing)}: pip install {' '.join(missing)}")
-    arguments = options.args
-    if takes(import_attribute(path, entry_point), "pretrained"):
+    factory, arguments = import_attribute(path, entry_point), options.args
+    if takes(factory, "pretrained"):
         if any(text.startswith("pretrained=") for text in arguments):
             raise ValueError(f"--arg pretrained: torchhub:{name} is built with pretrained=False: omit it")
         arguments = (*arguments, "pretrained=False")
-    return build_from_factory(path, entry_point, replace(options, args=arguments))
+    return call_factory(factory, f"{path}:{entry_point}", replace(options, args=arguments))

@@ -231,6 +231,14 @@ def test_the_report_is_written_in_each_format(tmp_path):
     assert "ProfilerStep#1" in (tmp_path / "out.md").read_text()
 
 
+def test_a_long_product_makes_no_collective_late(tmp_path):
+    """Collectives without a recorded name are compared with each other, not with all kernels."""
+    events = [kernel("ncclDevKernel_Generic", start, 50, stream=9) for start in (0, 100, 200)]
+    events += [kernel("gemm", start, duration) for start, duration in ((300, 10), (320, 10), (340, 10), (360, 300))]
+    found = find_losses(explain_trace(write(tmp_path / "trace.json", events)))
+    assert "straggler" not in [finding.code for finding in found]
+
+
 def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     paths = []
     for rank, (start, duration) in enumerate([(0, 90), (70, 20), (30, 60)]):

@@ -22,7 +22,7 @@ KERNELS = EngineKernels.of(H100, assume_network(H100))
 
 @pytest.fixture(scope="module")
 def model():
-    return record_serving(build("mixtral_8x7b", device="meta"), "mixtral_8x7b")[0]
+    return record_serving(build("mixtral_8x7b", device="meta"), "mixtral_8x7b")
 
 
 def expert_seconds(tokens, ranks):

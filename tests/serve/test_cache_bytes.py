@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_of_the_real_cache(name):
     model = build(name)
-    serving, _ = record_serving(model)
+    serving = record_serving(model)
     has_window = any(layer.window for layer in serving.cache)
     for prompt in (4, WINDOW - 4, WINDOW - 3, WINDOW + 8) if has_window else (4, 37):
         # Each generation adds three cached tokens: the last of four is not run.
@@ -67,14 +67,14 @@ def test_bytes_are_those_of_the_real_cache(name):
 
 def test_models_have_every_kind_of_cache():
     names = ("DeepseekV3ForCausalLM", "MambaForCausalLM", "MistralForCausalLM", "T5ForConditionalGeneration")
-    found = {layer.kind for name in names for layer in record_serving(build(name))[0].cache}
+    found = {layer.kind for name in names for layer in record_serving(build(name)).cache}
     assert found == set(KINDS)
     assert len(NAMES) >= 25
 
 
 def test_a_window_shorter_than_the_recorded_prompt():
     model = build("MistralForCausalLM", sliding_window=16)
-    layers = record_serving(model)[0].cache
+    layers = record_serving(model).cache
     assert [layer.window for layer in layers] == [16, 16]
     for prompt in (4, 12, 13, 40):
         assert sum(_formula(layer, prompt + 3) for layer in layers) == _cache_bytes(model, prompt)
@@ -93,6 +93,6 @@ def test_heads_that_share_a_key_are_counted_however_attention_computes_them(atte
     """Products of large heads have the queries of a key as rows."""
     model = build("LlamaForCausalLM", head_dim=size)
     model.set_attn_implementation(attention)
-    (layer,) = record_serving(model)[0].attention
+    (layer,) = record_serving(model).attention
     config = model.config
     assert (layer.heads, layer.cache.heads) == (config.num_attention_heads, config.num_key_value_heads)

@@ -16,6 +16,7 @@ from fvflops.serve.serving_model import ServingError
 from fvflops.serve.serving_search import search_serving
 from fvflops.serve.simulation.requests import Request
 from tests.support.serving.language_models import build
+from tests.support.serving.model_macs import count_macs
 
 H100 = find_device("H100")
 KERNELS = EngineKernels.of(H100, assume_network(H100))
@@ -24,19 +25,19 @@ LOAD = ServingLoad(input_tokens=600, output_tokens=100)
 
 @pytest.fixture(scope="module", params=["BartForConditionalGeneration", "T5ForConditionalGeneration"])
 def model(request):
-    return record_serving(build(request.param), request.param)[0]
+    return record_serving(build(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
 def whisper():
-    return record_serving(build("WhisperForConditionalGeneration"), "whisper")[0]
+    return record_serving(build("WhisperForConditionalGeneration"), "whisper")
 
 
 def test_a_request_is_an_encoder_and_tokens_of_a_decoder(model):
-    """The multiply-adds of ServingModel equal recorded ones: tests/serve/test_serving_flops.py."""
+    """The multiply-adds of the model equal recorded ones: tests/serve/test_serving_flops.py."""
     steps = EngineStep(model, ServingLayout(), KERNELS, encoded=40)
-    assert steps.macs(steps.work([(40, 0)])) == model.encoder_macs(40) + model.macs(1, 0, 40)
-    assert steps.macs(steps.work((), 3, 3 * (40 + 7))) == 3 * model.macs(1, 7, 40)
+    assert steps.macs(steps.work([(40, 0)])) == model.encoder_macs(40) + count_macs(model, 1, 0, 40)
+    assert steps.macs(steps.work((), 3, 3 * (40 + 7))) == 3 * count_macs(model, 1, 7, 40)
 
 
 def test_bounds_are_work_and_bytes(model):
@@ -117,6 +118,6 @@ def test_the_heads_of_an_encoder_are_its_own_however_attention_is_computed():
     for attention in ("eager", "sdpa"):
         model = build("T5ForConditionalGeneration")
         model.set_attn_implementation(attention)
-        serving = record_serving(model)[0]
+        serving = record_serving(model)
         found.append([(layer.heads, layer.key_size, layer.value_size) for layer in serving.encoder_attention])
     assert found[0] == found[1] == [(model.config.num_heads, model.config.d_kv, model.config.d_kv)]

@@ -17,7 +17,7 @@ DECODE, PROMPT = Work((), 4, 4000), Work(((16, 0),))
 
 @pytest.fixture(scope="module")
 def llama():
-    return record_serving(build("llama3_8b", device="meta"), "llama3_8b")[0]
+    return record_serving(build("llama3_8b", device="meta"), "llama3_8b")
 
 
 def seconds(model, work, layout=None, **figures):

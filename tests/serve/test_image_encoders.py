@@ -40,13 +40,13 @@ def load(name):
 @pytest.fixture(scope="module", params=CASES)
 def recorded(request):
     model, image = load(request.param)
-    return request.param, record_serving(model, request.param, image=image)[0], model, image
+    return request.param, record_serving(model, request.param, image=image), model, image
 
 
 @pytest.fixture(scope="module")
 def llava():
     model, image = load("LlavaForConditionalGeneration")
-    return model, image, record_serving(model, "llava", image=image)[0]
+    return model, image, record_serving(model, "llava", image=image)
 
 
 def test_the_work_of_an_image_is_that_of_the_modules_that_read_it(recorded):

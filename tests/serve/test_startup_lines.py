@@ -31,7 +31,7 @@ def _serving(name):
     model_class = getattr(transformers, entry["class"])
     with torch.device("meta"):
         model = model_class(model_class.config_class(**entry["options"])).eval()
-    return record_serving(model, name)[0]
+    return record_serving(model, name)
 
 
 def _label(line):

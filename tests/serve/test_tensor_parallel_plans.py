@@ -75,7 +75,7 @@ def test_products_are_divided_as_in_the_plans_of_all_architectures():
         config.get_text_config().num_hidden_layers = 4
         with torch.device("meta"):
             model = model_class(config).eval()
-        serving, _ = record_serving(model)
+        serving = record_serving(model)
         checked[name], other = _compare(serving, _plan(config))
         assert not other, name
         rows = [count for item, count in serving.projections.items() if item.divided == "rows"]

@@ -54,7 +54,7 @@ def record_models(names: Collection[str], cache: Path | None = None) -> dict[str
     kept: dict[str, ServingModel] = pickle.loads(cache.read_bytes()) if cache is not None and cache.exists() else {}
     missing = [name for name in dict.fromkeys(names) if name not in kept]
     for name in missing:
-        kept[name] = record_serving(_load(MODELS[name]).eval(), name)[0]
+        kept[name] = record_serving(_load(MODELS[name]).eval(), name)
     if missing and cache is not None:
         cache.write_bytes(pickle.dumps(kept))
     return kept

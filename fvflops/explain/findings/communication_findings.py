@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import median
 
 from fvflops.explain.findings.finding import Evidence, Findings
-from fvflops.explain.rank_timeline import sum_waits
+from fvflops.explain.rank_timeline import list_collectives, sum_waits
 from fvflops.explain.step_records import WorkRow
 from fvflops.plan.step_time.calibration import Network, assume_network
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -28,7 +28,6 @@ _COLLECTIVES = {
 }
 # Their time includes waiting for the other stage.
 _PAIRS = ("send", "recv")
-_SIZES = {"bfloat16": 2, "half": 2, "float16": 2, "float": 4, "float32": 4, "byte": 1, "double": 8}
 _LATE, _SLOW = 1.6, 1.5  # times the median of equal collectives, and the network's time
 
 
@@ -80,12 +79,10 @@ def _lateness(evidence: Evidence, key: str) -> float:
     """Return how much longer single collectives take than the median for equal payloads, exposed or not."""
     late = 0.0
     for timeline in evidence.trace.timelines:
-        activities, columns = timeline.activities, timeline.columns
         durations: dict[int, list[int]] = defaultdict(list)
-        for index, number in enumerate(activities.details):
-            details = columns.details[number] if number >= 0 else {}
+        for _, number, details, duration in list_collectives(timeline):
             if key == _find_key(str(details.get("Collective name") or "")):
-                durations[number].append(activities.end[index] - activities.start[index])
+                durations[number].append(duration)
         for equal in durations.values():
             usual = median(equal)
             late += sum(duration - usual for duration in equal if duration > _LATE * usual)
@@ -99,12 +96,11 @@ def _slowness(evidence: Evidence, key: str, rows: list[WorkRow]) -> float:
         return 0.0
     expected = measured = 0.0
     for row in rows:
-        details = dict(row.details)
-        size, dtype = details.get("Group size"), str(details.get("dtype", "")).lower()
-        elements = max(details.get("In msg nelems", 0), details.get("Out msg nelems", 0))
-        if isinstance(size, int) and size > 1 and dtype in _SIZES and elements:
+        size = dict(row.details).get("Group size")
+        if isinstance(size, int) and size > 1 and row.nbytes:
             group = ProcessGroupSpec("", size, "", 0, 1)
-            expected += row.kernels * network.seconds(_COLLECTIVES[key][1], elements * _SIZES[dtype], group) * 1e9
+            seconds = network.seconds(_COLLECTIVES[key][1], row.nbytes // row.kernels, group)
+            expected += row.kernels * seconds * 1e9
             measured += row.kernel_ns
     return measured - expected if expected and measured > _SLOW * expected else 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
@@ -100,13 +100,11 @@ def encode_losses(
     found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None
 ) -> Mapping[str, Any]:
     """Return findings and the comparisons for JSON, in seconds."""
-    names = ("code", "text", "seconds", "evidence", "advice", "certainty")
     rows, of_modules = (
         [record_data(row, "what", "phase", "expected", "measured", "lost") for row in part]
         for part in (compared, () if modules is None else modules.rows)
     )
-    found_data = [record_data(finding, *names) for finding in found]
-    return {"findings": found_data, "compared": rows, "compared_modules": of_modules}
+    return {"findings": [asdict(row) for row in found], "compared": rows, "compared_modules": of_modules}
 
 
 def _tabulate(found: Sequence[Finding], step: float) -> Table:

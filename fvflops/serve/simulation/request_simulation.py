@@ -29,10 +29,6 @@ class Disaggregation:
     latency: float = 0.0
     seconds_per_token: float = 0.0
 
-    def transfer_seconds(self, tokens: int) -> float:
-        """Return the seconds that the transfer of a prompt's cache takes."""
-        return self.latency + tokens * self.seconds_per_token
-
 
 def simulate(
     load: Iterable[Request] | ClosedLoop,
@@ -153,11 +149,11 @@ class _Simulation:
             self._finish(scheduler, sequence, end)
 
     def _finish(self, scheduler: Scheduler, sequence: Sequence, end: float) -> None:
-        request = sequence.request
-        if self._disaggregation and sequence.output_tokens < request.output_tokens:
-            arrival = end + self._disaggregation.transfer_seconds(request.input_tokens)
+        request, transfer = sequence.request, self._disaggregation
+        tokens, outputs = request.input_tokens, request.output_tokens
+        if transfer and sequence.output_tokens < outputs:
+            arrival = end + (transfer.latency + tokens * transfer.seconds_per_token)
             scheduler.leave(sequence, arrival)
-            tokens, outputs = request.input_tokens, request.output_tokens
             self._schedule(arrival, Sequence(sequence.index, request, arrival, tokens, tokens, outputs, generated=1))
             return
         scheduler.leave(sequence, end)

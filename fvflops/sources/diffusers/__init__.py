@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from fvflops.sources.diffusers.components import (
     find_inputs,
     find_sides,
     is_video,
-    list_classes,
     reads_text,
 )
+from fvflops.sources.diffusers.components import list_classes as list_names
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import offline
 from fvflops.sources.input_sizes import raise_unused
@@ -32,10 +32,6 @@ _TOKENS, _LATENT, _IMAGE = 77, 64, 256
 _FRAMES = 17  # of an autoencoder: 1 more than a multiple of both 4 and 8
 _LATENT_FRAMES = 5
 _LATENT_SIDE = 8  # pixels of an image's side per pixel of a denoiser's latents
-
-
-def list_names() -> Sequence[str]:
-    return list_classes()
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
