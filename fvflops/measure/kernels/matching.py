@@ -196,8 +196,9 @@ class _StepMatcher:
     def match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
         candidates, ends = list[int](), list[int]()
+        calls = self._list_outermost(nested, lambda e: self._is_call(e) or self._events[e].kind == "compiled")
         # Threads of the backward pass run while the calling thread waits.
-        outermost = sorted(self._list_outermost(nested, self._is_candidate), key=lambda e: self._events[e].start_ns)
+        outermost = sorted(calls, key=lambda event: self._events[event].start_ns)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
         items = [self._read_call(event_index) for event_index in candidates]
@@ -270,10 +271,6 @@ class _StepMatcher:
                 yield event_index
             elif wanted is not None:
                 pending += reversed(self.children[event_index])
-
-    def _is_candidate(self, event_index: int) -> bool:
-        """Return whether an event is an op, a module or a call of compiled code."""
-        return self._is_call(event_index) or self._events[event_index].kind == "compiled"
 
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
         """Append an op or a module with the ops nested in it, and for each the position where its nested ops end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -83,18 +84,13 @@ def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
             "MFU: forward, backward": [round(mean.mfu * _SCALE) for mean in means],
             "HFU: other work too": [round((mean.hfu - mean.mfu) * _SCALE) for mean in means],
         }
-        yield Chart("utilisation", layers, [(span, len(means))], "Utilisation", _format_share, notes)
+        yield Chart(
+            "utilisation", layers, [(span, len(means))], "Utilisation", lambda x: f"{x * 100 / _SCALE:.3g} %", notes
+        )
     elif means:
         layers = {"model FLOP/s": [round(mean.tflops_per_device * _SCALE) for mean in means]}
-        yield Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", _format_rate, notes)
-
-
-def _format_share(millionths: float) -> str:
-    return f"{millionths * 100 / _SCALE:.3g} %"
-
-
-def _format_rate(millions: float) -> str:
-    return format_short(millions * 1e12 / _SCALE)
+        rate = Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", notes=notes)
+        yield replace(rate, form=lambda millions: format_short(millions * 1e12 / _SCALE))
 
 
 def _tabulate_figures(summary: MeterSummary) -> Table:
