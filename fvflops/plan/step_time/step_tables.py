@@ -67,9 +67,7 @@ def module_table(
     if len(shown) < len(names):
         notes.append(f"{format_quantity(len(names) - len(shown), 'smaller or deeper module')} not shown.")
     title = f"Kernels of the slowest rank, {name_of(plan)}, by module"
-    return Table("modules", columns, rows, title=title, notes=notes, noun="module", summed="").ranked(
-        sort=sort, top=top
-    )
+    return Table("modules", columns, rows, title=title, notes=notes, noun="module").ranked(sort=sort, top=top)
 
 
 def _summarise(estimate: StepEstimate) -> Summary:
