@@ -260,22 +260,11 @@ def write_latex(summary: Summary, **options: Any) -> str:
     if view.by != "module":
         return _write_latex_operators(summary, view)
     table = _list_models(summary, view)
-    first, *others = [latex.write_row(map(escape_latex, row)) for row in table.texts()]
-    return "\n".join(
-        [
-            *(f"% {note}" for note in table.notes),
-            r"% Needs \usepackage{booktabs}.",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
-            r"  \toprule",
-            latex.write_row(column.heading for column in table.columns),
-            r"  \midrule",
-            first,
-            *([r"  \midrule", *others] if others else []),
-            r"  \bottomrule",
-            *_note_unsupported(summary, len(table.columns)),
-            r"\end{tabular}",
-        ]
-    )
+    first, *others = [list(map(escape_latex, row)) for row in table.texts()]
+    headings = [column.heading for column in table.columns]
+    below = _note_unsupported(summary, len(headings))
+    tabular = latex.write_tabular("l" + "r" * (len(headings) - 1), headings, [[first], others], below)
+    return "\n".join([*(f"% {note}" for note in table.notes), r"% Needs \usepackage{booktabs}.", tabular])
 
 
 def _list_models(summary: Summary, view: View) -> Table:
