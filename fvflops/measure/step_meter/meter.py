@@ -44,7 +44,6 @@ from fvflops.measure.step_meter.step_figures import (
     read_planned,
     sum_ranks,
 )
-from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.terminal_line import TerminalLine
@@ -73,7 +72,7 @@ class _Step:
     version: int = -1
 
 
-class StepMeter(Displayed):
+class StepMeter:
     """Measure the steps of a training loop: time, MFU, HFU, FLOP/s, tokens and samples per second.
 
         meter = fvflops.StepMeter(model, optimizer=optimizer, device="H100")
@@ -178,6 +177,9 @@ class StepMeter(Displayed):
 
         report = self._make_report()
         return f"<pre>{self}</pre>" if report is None else notebook_page.render_document(report)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self)}
 
     @contextmanager
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
