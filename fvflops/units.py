@@ -163,7 +163,7 @@ def format_elements(count: int) -> str:
     return str(count)
 
 
-def format_percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float = 1) -> str:
     """Return `part` as a percentage of `whole` with one decimal; "<0.1%" if it rounds to 0, "" if `whole` is 0.
 
     >>> format_percent(1, 3), format_percent(0, 3), format_percent(1, 10**6), format_percent(0, 0)

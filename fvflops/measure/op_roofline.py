@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 from fvflops.capture.errors.model_check import Recorded, trace_of
@@ -277,10 +276,9 @@ def _short(dtype: str) -> str:
 VIEWS = ("module", "operator", "op")
 DEPTH = 3  # levels of modules below the root
 SHOWN = 20  # ops, by time
-_percent = partial(format_percent, whole=1)
 _LOAD = (
     number_column("seconds", "least time", form=format_seconds),
-    number_column("share", form=_percent),
+    number_column("share", form=format_percent),
     text_column("bound"),
     replace(number_column("flops", "FLOPs"), hide_order=1),
     replace(number_column("bytes"), hide_order=1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -77,12 +76,11 @@ def profile_report(measured: Profile, **options: Unpack[RowOptions]) -> Document
             notes.append(f"{format_quantity(len(rows) - len(shown), f'more {by}')} below depth {limit}.")
     columns = _choose_columns(measured, by, phase)
     in_all = _RowContext("", total, total)
-    sums = ["total", *(column.value(in_all) if column.in_total else None for column in columns)]
     table = Table(
         f"{by}s",
-        [module_column() if by == "module" else _OPERATOR, *(column.column for column in columns)],
-        [(name, *(column.value(_RowContext(name, row, total)) for column in columns)) for name, row in shown.items()],
-        total=None if by == "module" else sums,
+        [module_column() if by == "module" else _OPERATOR, *(column for column, _ in columns)],
+        [(name, *(value(_RowContext(name, row, total)) for _, value in columns)) for name, row in shown.items()],
+        total=None if by == "module" else ["total", *(value(in_all) for _, value in columns)],
         notes=notes,
         noun=by,
     )
@@ -106,54 +104,49 @@ class _RowContext(NamedTuple):
     total: ProfileRow
 
 
-class _ReportColumn(NamedTuple):
-    """A column, the function that returns its value in a row, and whether the total has one."""
-
-    column: Column
-    value: Callable[[_RowContext], Value]
-    in_total: bool = True
+# A column, and the function that returns its value in a row.
+_ReportColumn = tuple[Column, Callable[[_RowContext], Value]]
 
 
 def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_ReportColumn]:
     """Return the columns, the most important first."""
     timed, memory = "time" in measured.columns, "memory" in measured.columns
     phases = measured.phases if timed and phase is None and len(measured.phases) > 1 else ()
-    known: list[tuple[object, _ReportColumn]] = [
-        (True, _ReportColumn(number_column("calls", form=_calls), attrgetter("row.calls"))),
-        (timed, _ReportColumn(number_column("time", form=_time), attrgetter("row.total_ns"))),
-        (timed, _ReportColumn(_TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns))),
-        (timed and measured.peaks, _ReportColumn(_ROOFLINE, lambda item: item.row.roofline_share or None)),
-        (timed and by == "module", _ReportColumn(number_column("self", form=_time), attrgetter("row.self_ns"))),
-        *((True, _phase_column(measured, by, name)) for name in phases),
-        (True, _ReportColumn(number_column("flops", "FLOPs"), attrgetter("row.flops"))),
-        (measured.unsupported, _ReportColumn(_UNSUPPORTED, attrgetter("row.unsupported"))),
-        (timed, _ReportColumn(number_column("rate", "FLOP/s"), attrgetter("row.flops_per_second"))),
-        (timed, _ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False)),
-        (timed, _ReportColumn(text_column("mark"), lambda item: outlier(item.row, item.total), in_total=False)),
-        (True, _ReportColumn(number_column("bytes"), attrgetter("row.bytes"))),
-        (measured.unknown_traffic, _ReportColumn(_UNKNOWN_BYTES, attrgetter("row.unknown_traffic"))),
-        (True, _ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None)),
-        (memory, _ReportColumn(number_column("memory", "retained"), attrgetter("row.retained"))),
-        (memory, _ReportColumn(number_column("peak"), attrgetter("row.peak"))),
-        (True, _ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops))),
-        (True, _ReportColumn(number_column("read"), attrgetter("row.read"))),
-        (True, _ReportColumn(number_column("written"), attrgetter("row.written"))),
+    known: list[tuple[object, Column, Callable[[_RowContext], Value]]] = [
+        (True, number_column("calls", form=_calls), attrgetter("row.calls")),
+        (timed, number_column("time", form=_time), attrgetter("row.total_ns")),
+        (timed, _TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns)),
+        (timed and measured.peaks, _ROOFLINE, lambda item: item.row.roofline_share or None),
+        (timed and by == "module", number_column("self", form=_time), attrgetter("row.self_ns")),
+        *((True, *_phase_column(measured, by, name)) for name in phases),
+        (True, number_column("flops", "FLOPs"), attrgetter("row.flops")),
+        (measured.unsupported, _UNSUPPORTED, attrgetter("row.unsupported")),
+        (timed, number_column("rate", "FLOP/s"), attrgetter("row.flops_per_second")),
+        (timed, _MISMATCH, _compare),
+        (timed, text_column("mark"), lambda item: outlier(item.row, item.total)),
+        (True, number_column("bytes"), attrgetter("row.bytes")),
+        (measured.unknown_traffic, _UNKNOWN_BYTES, attrgetter("row.unknown_traffic")),
+        (True, _INTENSITY, lambda item: item.row.intensity if item.row.bytes else None),
+        (memory, number_column("memory", "retained"), attrgetter("row.retained")),
+        (memory, number_column("peak"), attrgetter("row.peak")),
+        (True, _FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)),
+        (True, number_column("read"), attrgetter("row.read")),
+        (True, number_column("written"), attrgetter("row.written")),
     ]
-    columns = [shown for applies, shown in known if applies]
-    columns += [_in_seconds(shown) for shown in columns if shown.column.form is _time]
-    optional = (replace(shown.column, hide_order=int(shown.column.key in _OPTIONAL)) for shown in columns)
-    return [shown._replace(column=column) for shown, column in zip(columns, optional, strict=True)]
+    columns = [(column, value) for applies, column, value in known if applies]
+    columns += [_in_seconds(column, value) for column, value in columns if column.form is _time]
+    return [(replace(column, hide_order=int(column.key in _OPTIONAL)), value) for column, value in columns]
 
 
-def _in_seconds(shown: _ReportColumn) -> _ReportColumn:
+def _in_seconds(column: Column, value_of: Callable[[_RowContext], Any]) -> _ReportColumn:
     """Return a column of nanoseconds in seconds, the unit that other reports' keys name, for CSV and JSON."""
 
     def value(item: _RowContext) -> float | None:
-        nanoseconds: Any = shown.value(item)
+        nanoseconds = value_of(item)
         return None if nanoseconds is None else nanoseconds / 1e9
 
-    key = "seconds" if shown.column.key == "time" else f"{shown.column.key}_seconds"
-    return _ReportColumn(number_column(key, only_for="data"), value)
+    key = "seconds" if column.key == "time" else f"{column.key}_seconds"
+    return number_column(key, only_for="data"), value
 
 
 def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:
@@ -164,7 +157,7 @@ def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:
         row = total if item.row is item.total else rows.get(item.name)
         return None if row is None else row.total_ns
 
-    return _ReportColumn(number_column(phase, form=_time), value)
+    return number_column(phase, form=_time), value
 
 
 def _calls(count: int) -> str:
@@ -175,11 +168,10 @@ def _time(nanoseconds: int) -> str:
     return format_seconds(nanoseconds / 1e9) if nanoseconds else "0"
 
 
-_percent = partial(format_percent, whole=1)
 _OPERATOR = text_column("operator", form=lambda op: op.removeprefix("aten::"))
-_TIME_SHARE = number_column("share", "% time", form=_percent)
-_FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
-_ROOFLINE = number_column("roofline", form=_percent)
+_TIME_SHARE = number_column("share", "% time", form=format_percent)
+_FLOP_SHARE = number_column("flops_share", "% FLOPs", form=format_percent)
+_ROOFLINE = number_column("roofline", form=format_percent)
 _MISMATCH = number_column("mismatch", "time:FLOPs", form=format_ratio)
 _INTENSITY = number_column("intensity", "FLOP/byte", form=format_ratio)
 _UNSUPPORTED = number_column("unsupported", form=_calls)
@@ -190,9 +182,10 @@ def _share(part: int, total: int) -> float | None:
     return part / total if total else None
 
 
-def _compare(row: ProfileRow, total: ProfileRow) -> float | None:
+def _compare(item: _RowContext) -> float | None:
     """Return the share of the time divided by the share of the FLOPs; without FLOPs only for a slow row."""
-    return time_flop_ratio(row, total) if row.flops or outlier(row, total) else None
+    row, total = item.row, item.total
+    return time_flop_ratio(row, total) if row is not total and (row.flops or outlier(row, total)) else None
 
 
 def _choose_sort(measured: Profile, by: str, sort: str | None) -> str:

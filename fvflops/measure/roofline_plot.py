@@ -11,19 +11,8 @@ from typing import Any, NamedTuple
 
 from fvflops import paths
 from fvflops.measure.op_roofline import DEPTH, VIEWS, Load, Roofline, sum_by
-from fvflops.reports.pictures import colours
+from fvflops.reports.pictures import colours, picture
 from fvflops.reports.pictures.labels import Frame, around, circle, leader_of, place_labels
-from fvflops.reports.pictures.picture import (
-    as_text,
-    encode,
-    escape,
-    fit,
-    label_logarithmic,
-    make_figure,
-    plain,
-    prepare,
-    width_of,
-)
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
 from fvflops.views.summary_rows import check_view
@@ -64,8 +53,8 @@ def save(
 
     Another ending raises PlotError, a path that cannot be written OSError, before drawing.
     """
-    kind = prepare(os.fspath(path))
-    paths.write_bytes(os.fspath(path), encode(draw_roofline(roofline, by=by, depth=depth, roofs=roofs), kind))
+    kind = picture.prepare(os.fspath(path))
+    paths.write_bytes(os.fspath(path), picture.encode(draw_roofline(roofline, by=by, depth=depth, roofs=roofs), kind))
 
 
 def draw_roofline(
@@ -81,7 +70,7 @@ def draw_roofline(
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()
     points = find_points(roofline, by=by, depth=depth)
-    figure = make_figure(WIDTH, HEIGHT)
+    figure = picture.make_figure(WIDTH, HEIGHT)
     figure.patch.set_facecolor("white")
     # Operators are labelled at their points, without a legend.
     bottom = 0.1 if by == "operator" else 0.185
@@ -167,7 +156,7 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
         colour, width, style = (ink, 1.2, "-") if used else (quiet, 0.7, (0, (4, 3)))
         ends = [peak / roofline.bandwidth, right]
         axes.plot(ends, [peak, peak], color=colour, linewidth=width, linestyle=style, label=names)
-        text = as_text(f"{names}: {_format_rate(peak, 'FLOP')}")
+        text = picture.as_text(f"{names}: {_format_rate(peak, 'FLOP')}")
         place = {"textcoords": "offset points", "ha": "right"}
         axes.annotate(text, (right, peak), (-3, 2), **place, fontsize=_TEXT, color=colour)
 
@@ -196,7 +185,7 @@ def _label(axes: Any, points: list[Point]) -> None:
     lines: list[Any] = [tuple(map(tuple, axes.transData.transform(line.get_xydata()) / dpi)) for line in axes.lines]
     frames = place_labels(
         positions[:_LABELS],
-        [(width_of(_label_text(point), _TEXT), height) for point in labelled],
+        [(picture.width_of(_label_text(point), _TEXT), height) for point in labelled],
         page=page,
         occupied=[*(around(position) for position in positions), *roofs],
         lines=lines,
@@ -214,7 +203,7 @@ def _label(axes: Any, points: list[Point]) -> None:
                     zorder=2.5,
                 )
             axes.annotate(
-                escape(_label_text(point)),
+                picture.escape(_label_text(point)),
                 (point.load.intensity, _height(point.load)),
                 ((frame.left - x) * 72, (frame.bottom - y) * 72),
                 textcoords="offset points",
@@ -226,13 +215,13 @@ def _label(axes: Any, points: list[Point]) -> None:
 
 
 def _label_text(point: Point) -> str:
-    name = fit(plain(point.name), 1.8, _TEXT)
+    name = picture.fit(picture.plain(point.name), 1.8, _TEXT)
     return name if point.times == 1 else f"{name} ×{point.times}"
 
 
 def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> None:
-    root = plain(roofline.modules.root.class_name) or "the model"
-    title = f"{root} on {plain(roofline.device)}"
+    root = picture.plain(roofline.modules.root.class_name) or "the model"
+    title = f"{root} on {picture.plain(roofline.device)}"
     bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
     facts = [
         f"least time {format_seconds(total.seconds)}, {bound} compute-bound",
@@ -246,12 +235,12 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
     heading = title, _TITLE, 0.12, {"weight": "bold", "color": colours.colour("ink")}
     below = " · ".join(facts), _TEXT, 0.31, {"color": colours.colour("quiet")}
     for text, size, top, style in (heading, below):
-        shown = escape(fit(plain(text), WIDTH * 0.88, size))
+        shown = picture.escape(picture.fit(picture.plain(text), WIDTH * 0.88, size))
         figure.text(0.085, 1 - top / HEIGHT, shown, fontsize=size, va="center", **style)
     axes.set_xlabel("arithmetic intensity (FLOP/byte)", fontsize=7)
     axes.set_ylabel("attainable FLOP/s", fontsize=7)
     for scale in (axes.xaxis, axes.yaxis):
-        label_logarithmic(scale, format_short, ticks=_TICKS)
+        picture.label_logarithmic(scale, format_short, ticks=_TICKS)
     axes.tick_params(labelsize=_TEXT, colors=colours.colour("quiet"), which="both")
     axes.grid(visible=True, color=colours.colour("line"), linewidth=0.5)
     axes.set_axisbelow(True)
@@ -267,7 +256,7 @@ def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Gr
     if not points or by == "operator":  # points have their operators as labels
         return
     groups = {point.group for point in points}
-    entries = [(fit(plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]
+    entries = [(picture.fit(picture.plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]
     if groups - paints.named.keys():
         entries.append(("others", paints.others))
     ink = colours.colour("ink")
@@ -276,7 +265,7 @@ def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Gr
     ]
     figure.legend(
         handles,
-        [escape(text) or "(no class)" for text, _ in entries],
+        [picture.escape(text) or "(no class)" for text, _ in entries],
         loc="lower left",
         bbox_to_anchor=(0.07, 0.0),
         ncols=6,

@@ -24,7 +24,7 @@ _KINDS = {
 
 
 class ScheduleError(ValueError):
-    """A pipeline schedule that does not exist or does not support the numbers of ranks, stages and microbatches."""
+    """A schedule that does not exist, does not support some numbers, or in which ranks wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)

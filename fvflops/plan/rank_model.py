@@ -174,12 +174,17 @@ class RankModel:
         policy = checkpoint if isinstance(checkpoint, str) else ""
         key = (*self._describe_stage(number), policy, specs, received)
         if key in self._short:
-            return self._short[key].copy_into(stage)
+            short = self._short[key]
+            module = copy_to_meta(short.module)
+            checkpointed = [module.get_submodule(name) for name in short.checkpointed]
+            return replace(stage, module=module, checkpointed=checkpointed, shortened=Shortened(module, short.runs))
         module = self._copy(number)
         stage = replace(stage, module=module, checkpointed=self._find_checkpointed(module, number))
         stage = self._shorten(stage, received)
         if stage.shortened is not None:
-            self._short[key] = ShortStage.copied_from(stage, stage.shortened)
+            marked = set(map(id, stage.checkpointed))
+            names = tuple(name for name, item in module.named_modules() if id(item) in marked)
+            self._short[key] = ShortStage(copy_to_meta(module), stage.shortened.runs, names)
         return stage
 
     def _shorten(self, stage: StageModule, received: TensorSpec | None) -> StageModule:
@@ -293,18 +298,6 @@ class ShortStage(NamedTuple):
     module: nn.Module
     runs: tuple[LayerRun, ...]
     checkpointed: tuple[str, ...]
-
-    @classmethod
-    def copied_from(cls, stage: StageModule, shortened: Shortened) -> ShortStage:
-        marked = {id(module) for module in stage.checkpointed}
-        names = tuple(name for name, module in stage.module.named_modules() if id(module) in marked)
-        return cls(copy_to_meta(stage.module), shortened.runs, names)
-
-    def copy_into(self, stage: StageModule) -> StageModule:
-        """Return a stage with a copy of the module."""
-        module = copy_to_meta(self.module)
-        checkpointed = [module.get_submodule(name) for name in self.checkpointed]
-        return replace(stage, module=module, checkpointed=checkpointed, shortened=Shortened(module, self.runs))
 
 
 class ShardedSequence(TorchFunctionMode):

@@ -25,7 +25,7 @@ from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
 from fvflops.plan.memory.offload import describe_offload, offloaded
-from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, add_buckets, describe_estimated, walk_step
+from fvflops.plan.memory.step_memory import ActionMemory, add_buckets, describe_estimated, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
@@ -134,7 +134,7 @@ class RankPlan(Displayed):
         >>> len(peaks), max(peaks) == plan.memory().peak
         (4, True)
         """
-        return self._walk(self.recorded_memory(device=device, first_step=first_step)).actions
+        return self._walk(self.recorded_memory(device=device, first_step=first_step))[1]
 
     def recorded_memory(self, **options: Any) -> MemoryTimeline:
         """Return the memory of `recorded` alone; the arguments are as for `memory`."""
@@ -143,9 +143,9 @@ class RankPlan(Displayed):
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
-        return printed(self._walk(recording).timeline, settings)
+        return printed(self._walk(recording)[0], settings)
 
-    def _walk(self, recording: MemoryTimeline) -> StepMemory:
+    def _walk(self, recording: MemoryTimeline) -> tuple[MemoryTimeline, tuple[ActionMemory, ...]]:
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
 
     def describe_offload(self) -> list[str]:

@@ -73,7 +73,7 @@ def op_call_table(calls: Sequence[OpCall], *, sort: str | None = None, top: int 
     measured = [name for name in _MEASURED if any(getattr(call, name) is not None for call in calls)]
     measured += ["line"] * any(call.line for call in calls)
     measured += ["memory_delta"] * ("memory_before" in measured)
-    columns = [_OP_COLUMNS[key] for key in (*CALL_COLUMNS["op"], *measured)]
+    columns = [_OP_COLUMNS.get(key, _data_column(key)) for key in (*CALL_COLUMNS["op"], *measured)]
     if len({call.phase for call in calls}) == 1:
         columns = [replace(column, only_for="data") if column.key == "phase" else column for column in columns]
     totals: dict[str, Value] = {
@@ -190,8 +190,4 @@ _OP_COLUMNS: Mapping[str, Column] = {
     "memory_before": number_column("memory_before", "before"),
     "memory_after": number_column("memory_after", "after"),
     "memory_delta": number_column("memory_delta", "delta", form=format_signed, only_for="people"),
-    **{
-        key: _data_column(key)
-        for key in ("dtype", "macs", "activations", "bytes", "parameters", "after", "memory_peak", "line")
-    },
 }

@@ -48,7 +48,7 @@ def write_text(
     relative to the parent row. Shares and bars are of the FLOPs, or of the column of `sort`.
     """
     view = read_view(options, "the table")
-    list_rows = _list_modules if view.by == "module" else _list_operators
+    list_rows = _list_modules if view.by == "module" else list_operators
     coverage = list_notes(summary)
     below = Items("", [note.text for note in coverage], [note.tone for note in coverage])
     document = Document("count", parts=[list_rows(summary, view), below])
@@ -59,7 +59,9 @@ def write_markdown(summary: Summary, **options: Any) -> str:
     """Return a View of the summary as Markdown, ending with the coverage; modules without any count are dropped."""
     view = read_view(options, "the Markdown report")
     by_module = view.by == "module"
-    table = _list_whole_names(summary, view) if by_module else _list_operators(summary, view, in_markdown=True)
+    table = (
+        _list_whole_names(summary, view) if by_module else list_operators(summary, view, indent=None, share_second=True)
+    )
     notes = [*table.notes, *op_coverage_notes(summary)]
     return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", notes)]))
 
@@ -193,11 +195,15 @@ def _count_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[s
 # ---- operators
 
 
-def _list_operators(summary: Summary, view: View, *, in_markdown: bool = False) -> Table:
+def list_operators(summary: Summary, view: View, *, indent: str | None = _INDENT, share_second: bool = False) -> Table:
+    """Return the operators with a share and a bar; `share_second`: with the first column's share behind it, no bar.
+
+    Module names are indented by their level, and shown once, unless `indent` is None or the rows are ranked.
+    """
     headings = list_operator_headings(summary)
-    index = 0 if in_markdown else headings.index(choose_measure(headings, view.sort))
+    index = 0 if share_second else headings.index(choose_measure(headings, view.sort))
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    both, flat = view.by == "both", in_markdown or view.is_ranked
+    both, flat = view.by == "both", indent is None or view.is_ranked
     ranked = rank_operators(summary, view if flat else view._replace(depth=view.limit_depth()))
     shown = ranked[: view.top]
     rows: list[list[Value]] = []
@@ -205,26 +211,26 @@ def _list_operators(summary: Summary, view: View, *, in_markdown: bool = False) 
     for row in shown:
         module = summary.label(row.module) or "model"
         if not flat:
-            module = "" if row.module == previous else _INDENT * depth_of(row.module) + module
+            module = "" if row.module == previous else (indent or "") * depth_of(row.module) + module
         previous = row.module
-        rows.append([*([module] * both), row.operator, *_add_share(row.counts, index, in_markdown)])
+        rows.append([*([module] * both), row.operator, *_add_share(row.counts, index, share_second)])
     columns = _list_share_columns(headings, headings[index], totals[index])
-    if in_markdown:
+    if share_second:
         columns = [columns[0], replace(columns[-2], heading="share"), *columns[1:-2]]
     notes = truncation_note(ranked, view.top, "row" if both else "operator")
     return Table(
         "operators",
         [*_name_columns(both), *columns],
         rows,
-        total=None if both else ["total", *_add_share(totals, index, in_markdown)],
+        total=None if both else ["total", *_add_share(totals, index, share_second)],
         notes=[*notes, *(collapse_note(summary, (row.module for row in shown)) if both else ())],
-        strong=[number for number, row in enumerate(shown) if in_markdown and both and not row.module],
+        strong=[number for number, row in enumerate(shown) if indent is None and both and not row.module],
     )
 
 
-def _add_share(counts: Sequence[int], index: int, in_markdown: bool) -> list[Value]:
-    """Return the counts with the values of a share and a bar; in Markdown the share is second, without a bar."""
-    return [counts[0], *counts] if in_markdown else [*counts, counts[index], counts[index]]
+def _add_share(counts: Sequence[int], index: int, is_second: bool) -> list[Value]:
+    """Return the counts with the values of a share and a bar; a share that is second has no bar."""
+    return [counts[0], *counts] if is_second else [*counts, counts[index], counts[index]]
 
 
 # ---- papers
@@ -254,22 +260,11 @@ def write_latex(summary: Summary, **options: Any) -> str:
     if view.by != "module":
         return _write_latex_operators(summary, view)
     table = _list_models(summary, view)
-    first, *others = [latex.write_row(map(escape_latex, row)) for row in table.texts()]
-    return "\n".join(
-        [
-            *(f"% {note}" for note in table.notes),
-            r"% Needs \usepackage{booktabs}.",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
-            r"  \toprule",
-            latex.write_row(column.heading for column in table.columns),
-            r"  \midrule",
-            first,
-            *([r"  \midrule", *others] if others else []),
-            r"  \bottomrule",
-            *_note_unsupported(summary, len(table.columns)),
-            r"\end{tabular}",
-        ]
-    )
+    first, *others = [list(map(escape_latex, row)) for row in table.texts()]
+    headings = [column.heading for column in table.columns]
+    below = _note_unsupported(summary, len(headings))
+    tabular = latex.write_tabular("l" + "r" * (len(headings) - 1), headings, [[first], others], below)
+    return "\n".join([*(f"% {note}" for note in table.notes), r"% Needs \usepackage{booktabs}.", tabular])
 
 
 def _list_models(summary: Summary, view: View) -> Table:

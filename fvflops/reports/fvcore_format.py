@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import tabulate
 
+from fvflops.reports.count_report import list_operators
+from fvflops.reports.document import Column
 from fvflops.reports.escaping import printable, printable_short
+from fvflops.reports.formats.text import show_indented
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.trace.module_tree import index_children
-from fvflops.units import format_elements, format_percent, format_size
+from fvflops.units import format_elements, format_size
 from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
     View,
     check_not_collapsed,
     check_view,
-    depth_of,
     drop_zeros,
     group_by_name,
     list_lines,
-    list_operator_headings,
-    rank_operators,
     read_view,
     write_cells,
 )
@@ -86,28 +87,14 @@ def _draw_modules(summary: Summary, view: View, show_param_shapes: bool) -> tupl
 
 
 def _draw_operators(summary: Summary, view: View) -> tuple[str, list[str]]:
-    first, *others = headings = list_operator_headings(summary)
-    totals = [sum(summary.operators[heading].values()) for heading in headings]
-    found = rank_operators(summary, view if view.is_ranked else view._replace(depth=view.limit_depth()))
-    both, rows = view.by == "both", list[tuple[str, ...]]()
-    previous: str | None = None
-    for row in found[: view.top]:
-        # In a tree only the first row of a module has its name.
-        name = printable_short(summary.label(row.module)) or "model"
-        module = name if view.is_ranked else "" if row.module == previous else " " * depth_of(row.module) + name
-        cells = printable_short(row.operator), *_format_with_share(row.counts, totals)
-        rows.append((module, *cells) if both else cells)
-        previous = row.module
-    if not both:
-        rows.append(("total", *_format_with_share(totals, totals)))
-    labels = [*(["module"] if both else []), "operator", _label(first), "share", *map(_label, others)]
-    notes = truncation_note(found, view.top, "row" if both else "operator")
-    return pipe_table(labels, rows), [*notes, *collapse_note(summary, (row.module for row in found[: view.top]))]
-
-
-def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
-    first, *others = (format_size(count) for count in counts)
-    return [first, format_percent(counts[0], totals[0]), *others]
+    table = list_operators(summary, view, indent=" ", share_second=True)
+    labels, columns = list[str](), list[Column]()
+    for column in table.columns:
+        is_label = column.is_text or column.key == "share"
+        labels.append(column.key if is_label else _label(column.key))
+        form = show_indented if column.is_text else column.form if is_label else format_size
+        columns.append(replace(column, form=form))
+    return pipe_table(labels, replace(table, columns=columns).texts()), list(table.notes)
 
 
 def write_parameter_table(modules: ModuleTree, *, depth: int = 3) -> str:

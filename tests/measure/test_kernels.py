@@ -425,19 +425,8 @@ def test_memory_is_the_allocators():
     assert root.memory_after - root.memory_before == result
 
 
-def test_memory_alone_can_be_added_to_a_trace_with_times():
-    model, x = nn.Linear(64, 64), torch.randn(8, 64)
-    run = profile_kernels(model, x, repeat=1, profile_memory=True)
-    with torch.no_grad(), record(model, measure={"time"}) as timed:
-        model(x)
-    match = match_kernels(run.match().run, timed.trace(), COST_MODEL)
-    overlaid = overlay_times(match, measure={"memory"})
-    for event, before in zip(overlaid.events, timed.trace().events, strict=True):
-        assert (event.start_ns, event.duration_ns) == (before.start_ns, before.duration_ns)
-    assert [event.memory_after - event.memory_before for event in overlaid.events if event.kind == "op"][
-        -1
-    ] == 8 * 64 * 4
-    assert overlaid.about["measured"] == "time, memory"
+def test_times_need_a_recording():
+    run = profile_kernels(nn.Linear(4, 4), torch.randn(8, 4), repeat=1)
     with pytest.raises(TraceError, match="record one step"):
         overlay_times(match_kernels(run.match().run, None, COST_MODEL))
 

@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import re
+import time
 import weakref
 from xml.etree import ElementTree
 
@@ -28,7 +29,7 @@ from fvflops import (
 )
 from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter import step_costs
-from fvflops.measure.step_meter.clock import WallClock
+from fvflops.measure.step_meter.clock import Clock
 from fvflops.measure.step_meter.step_costs import SizeFamilies
 from fvflops.measure.step_meter.step_figures import StepCost, StepFigures, sum_ranks
 from fvflops.trace import TraceError
@@ -675,7 +676,9 @@ def test_peaks_of_another_device_are_warned_of_once(device, gpu, warning, caplog
     if gpu is not None:
         monkeypatch.setattr("fvflops.measure.step_meter.clock._device_of", lambda models: torch.device("cuda"))
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device: gpu)
-        monkeypatch.setattr("fvflops.measure.step_meter.meter.clock_of", lambda models: WallClock())
+        monkeypatch.setattr(Clock, "read", lambda _: time.perf_counter())
+        monkeypatch.setattr(Clock, "seconds_between", lambda _, start, stop: stop - start)
+        monkeypatch.setattr(Clock, "memory_peak", lambda _: math.nan)
     with caplog.at_level(logging.WARNING, "fvflops"):
         meter_rows(Net(), 4, 4, device=device)
     warnings = [record.getMessage() for record in caplog.records]
@@ -735,7 +738,7 @@ def test_the_summary_has_the_predicted_memory_of_the_largest_step():
 def run_for(monkeypatch, durations, expected, rows=4, **options):
     """Return a meter of steps whose clock shows the given durations."""
     now = iter([reading for duration in durations for reading in (0.0, duration)])
-    monkeypatch.setattr(WallClock, "read", lambda _: next(now))
+    monkeypatch.setattr(Clock, "read", lambda _: next(now))
     model = Net()
     with StepMeter(model, device=CHIP, expected=expected, **options) as meter:
         for _ in durations:

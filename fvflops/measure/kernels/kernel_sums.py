@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from statistics import median
@@ -128,13 +128,12 @@ _COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "me
 _ALL_COLUMNS = tuple(column for columns in _COLUMNS.values() for column in columns)
 
 
-def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
+def overlay_times(match: KernelMatch) -> Trace:
     """Return the Trace with the times and memory of the events matched with its ops and module calls.
 
-    `measure` selects "time", "memory" or both; memory is read from the CPU's allocator, and needs profile_memory=True.
-    Values are medians over the steps. On a device the time of an op is the time of its kernels. An op without an event
-    keeps the Trace's values, and the Trace's `about` has the number of these ops. A match whose Trace has no events
-    raises TraceError.
+    Memory is read from the CPU's allocator, and needs profile_memory=True. Values are medians over the steps. On a
+    device the time of an op is the time of its kernels. An op without an event keeps the Trace's values, and the
+    Trace's `about` has the number of these ops. A match whose Trace has no events raises TraceError.
     """
     trace = match.trace
     if trace is None or trace.events is None:
@@ -150,10 +149,9 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
         if step in complete_steps:
             times = event.start_ns - step_starts[step], event.device_ns or event.duration_ns
             rows[index].append((*times, event.before, event.after, event.peak))
-    columns = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
     events = list(trace.events)
     for index, measured_rows in rows.items():
-        events[index] = _with_medians(events[index], measured_rows, columns)
+        events[index] = _with_medians(events[index], measured_rows)
     filled = {column for event in events for column in _ALL_COLUMNS if getattr(event, column) is not None}
     measured = [name for name, columns in _COLUMNS.items() if filled.issuperset(columns)]
     about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(complete_steps))}
@@ -164,12 +162,11 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     return replace(trace, events=tuple(events), about={**trace.about, **about})
 
 
-def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns: Sequence[str]) -> Event:
-    """Return an event of the Trace with the medians of some columns; a column without values is unchanged."""
+def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]]) -> Event:
+    """Return an event of the Trace with the medians of the columns; a column without values is unchanged."""
     medians = {}
     for column, values in zip(_ALL_COLUMNS, zip(*rows, strict=True), strict=True):
-        numbers = [value for value in values if value is not None]
-        if column in columns and numbers:
+        if numbers := [value for value in values if value is not None]:
             medians[column] = round(median(numbers))
     return event._replace(**medians)
 

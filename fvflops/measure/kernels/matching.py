@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,16 +172,12 @@ class _StepMatcher:
         # If code is compiled, the work of recorded ops without an event is on modules and steps.
         if self._by_shapes is None or (self._sums["compiled"] and self._calls is not None):
             return
-        around_matched = self._around_matched()
-        pending = list(self._list_unmatched(self.children[-1], around_matched))
-        while pending:
-            event_index = pending.pop()
-            work = self._by_shapes.work(event_index)
-            if work is None:
-                pending += self._list_unmatched(self.children[event_index], around_matched)
-            else:
-                self._ops.add(event_index)
-                self._count_by_shapes(event_index, work, "flops_by_shapes")
+        by_shapes, around = self._by_shapes, self._around_matched()
+        for event_index in self._list_outermost(
+            self.children[-1], lambda event: self._is_unmatched(event, around) and by_shapes.work(event) is not None
+        ):
+            self._ops.add(event_index)
+            self._count_by_shapes(event_index, by_shapes.work(event_index) or NO_WORK, "flops_by_shapes")
 
     def _count_by_shapes(self, event_index: int, work: Work, total: str) -> None:
         self.work[event_index] = work
@@ -191,7 +187,8 @@ class _StepMatcher:
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
         if self._calls is not None or self._by_shapes is not None:
-            indexes = self._list_unmatched(self.children[-1], self._around_matched())
+            around = self._around_matched()
+            indexes = self._list_outermost(self.children[-1], lambda event: self._is_unmatched(event, around))
             self._named["no_op"].update(self._events[event_index].name for event_index in indexes)
         named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
         return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
@@ -199,7 +196,9 @@ class _StepMatcher:
     def match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
         candidates, ends = list[int](), list[int]()
-        outermost = self._list_outermost(nested)
+        calls = self._list_outermost(nested, lambda e: self._is_call(e) or self._events[e].kind == "compiled")
+        # Threads of the backward pass run while the calling thread waits.
+        outermost = sorted(calls, key=lambda event: self._events[event].start_ns)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
         items = [self._read_call(event_index) for event_index in candidates]
@@ -262,18 +261,16 @@ class _StepMatcher:
                 return inner
         return event_index
 
-    def _list_outermost(self, event_indexes: Sequence[int]) -> list[int]:
-        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time."""
-        outermost: list[int] = []
-        pending = list(reversed(event_indexes))
-        while pending:
+    def _list_outermost(self, event_indexes: Iterable[int], is_wanted: Callable[[int], bool | None]) -> Iterator[int]:
+        """Yield the outermost wanted events among some and the events in them; None leaves out an event with these."""
+        pending = list(event_indexes)[::-1]
+        while pending:  # Python functions may be nested deeper than Python's stack
             event_index = pending.pop()
-            if self._is_call(event_index) or self._events[event_index].kind == "compiled":
-                outermost.append(event_index)
-            else:
+            wanted = is_wanted(event_index)
+            if wanted:
+                yield event_index
+            elif wanted is not None:
                 pending += reversed(self.children[event_index])
-        # Threads of the backward pass run while the calling thread waits.
-        return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
         """Append an op or a module with the ops nested in it, and for each the position where its nested ops end.
@@ -300,12 +297,9 @@ class _StepMatcher:
 
     def _list_counted(self, event_index: int) -> Iterator[int]:
         """Yield the outermost ops in compiled code that have work: ops that are called as such, not fused."""
-        for inner in self.children[event_index]:
-            event = self._events[inner]
-            if event.kind == "op" and self._has_work(inner):
-                yield inner
-            else:
-                yield from self._list_counted(inner)
+        return self._list_outermost(
+            self.children[event_index], lambda inner: self._events[inner].kind == "op" and self._has_work(inner)
+        )
 
     def _has_work(self, event_index: int) -> bool:
         """Return whether an op has work: by its shapes, else as a recorded one has."""
@@ -358,18 +352,12 @@ class _StepMatcher:
         work = None if self._by_shapes is None else self._by_shapes.work(event_index)
         return event.name.startswith(("aten::", *_WRAPPERS)) and work in (None, NO_WORK)
 
-    def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
-        """Yield the outermost op events that neither are nor contain a matched op."""
-        pending = list(event_indexes)[::-1]
-        while pending:  # Python functions may be nested deeper than Python's stack
-            event_index = pending.pop()
-            kind, name = self._events[event_index].kind, self._events[event_index].name
-            if event_index in self._ops or (kind == "compiled" and self._calls is not None):
-                continue
-            if kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS):
-                yield event_index
-            else:
-                pending += reversed(self.children[event_index])
+    def _is_unmatched(self, event_index: int, around_matched: Collection[int]) -> bool | None:
+        """Return whether an event is an op that neither is nor contains a matched op, None for a matched one."""
+        kind, name = self._events[event_index].kind, self._events[event_index].name
+        if event_index in self._ops or (kind == "compiled" and self._calls is not None):
+            return None
+        return kind == "op" and event_index not in around_matched and not name.startswith(_WRAPPERS)
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: ShapeCosts | None) -> dict[int, int]:

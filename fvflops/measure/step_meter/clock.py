@@ -1,4 +1,4 @@
-"""Clocks of a training loop: the wall clock, and CUDA events that no step waits for."""
+"""Clock of a training loop: the wall clock, or CUDA events that no step waits for."""
 
 from __future__ import annotations
 
@@ -13,66 +13,44 @@ from torch import nn
 from fvflops.devices.devices import Device, find_device
 
 
-class WallClock:
-    """The wall clock, for models on the CPU."""
+class Clock:
+    """The wall clock, or events on the current stream of the CUDA device that has the first parameter of the models."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._device = _device_of(models)
+        self._is_cuda = self._device is not None and self._device.type == "cuda"
 
     def read(self) -> Any:
         """Return a reading: the current time, or an event that has it later."""
-        return time.perf_counter()
-
-    def seconds_between(self, start: Any, stop: Any) -> float | None:
-        """Return the seconds between two readings, None if they are not known yet."""
-        return float(stop - start)
-
-    def device_name(self) -> str:
-        """Return the name of the device as its driver reports it, "" if it has none."""
-        return ""
-
-    def memory_peak(self) -> float:
-        """Return the most bytes allocated so far, NaN if they are not known."""
-        return math.nan
-
-
-class CudaClock(WallClock):
-    """Events on the current stream of a CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def read(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds_between(self, start: Any, stop: Any) -> float | None:
+        """Return the seconds between two readings, None if they are not known yet."""
+        if not self._is_cuda:
+            return float(stop - start)
         return start.elapsed_time(stop) / 1e3 if stop.query() else None
 
     def device_name(self) -> str:
-        return torch.cuda.get_device_name(self._device)
+        """Return the name of the device as its driver reports it, "" if it has none."""
+        return torch.cuda.get_device_name(self._device) if self._is_cuda else ""
 
     def memory_peak(self) -> float:
-        return torch.cuda.max_memory_allocated(self._device)
+        """Return the most bytes allocated so far, NaN if they are not known."""
+        return torch.cuda.max_memory_allocated(self._device) if self._is_cuda else math.nan
 
-
-def clock_of(models: Iterable[nn.Module]) -> WallClock:
-    """Return the clock of the device that has the first parameter of the models."""
-    device = _device_of(models)
-    return CudaClock(device) if device is not None and device.type == "cuda" else WallClock()
-
-
-def find_mismatch(models: Iterable[nn.Module], peaks: Device) -> str:
-    """Return why the peaks of a known accelerator cannot be the models' device's, "" where they may be."""
-    device = _device_of(models)
-    if device is None or not peaks.vendor:
-        return ""
-    if device.type == "cpu":
-        return f"the peaks are of {peaks.name}, but the parameters are on the CPU"
-    if device.type != "cuda":
-        return ""
-    name = torch.cuda.get_device_name(device)
-    known, given = _known_name(name), _known_name(peaks.name)
-    is_other = known and given and known != given  # a GPU that is not listed may have a similar one's peaks
-    return f"the peaks are of {peaks.name}, but the parameters are on {name}" if is_other else ""
+    def find_mismatch(self, peaks: Device) -> str:
+        """Return why the peaks of a known accelerator cannot be the device's, "" where they may be."""
+        if self._device is None or not peaks.vendor or not (self._is_cuda or self._device.type == "cpu"):
+            return ""
+        name = self.device_name() or "the CPU"
+        known, given = _known_name(name), _known_name(peaks.name)
+        # A GPU that is not listed may have a similar one's peaks.
+        is_other = not self._is_cuda or (known and given and known != given)
+        return f"the peaks are of {peaks.name}, but the parameters are on {name}" if is_other else ""
 
 
 def _known_name(name: str) -> str:

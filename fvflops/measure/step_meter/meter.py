@@ -24,7 +24,7 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.utilisation import UtilisationError, with_attention
 from fvflops.formulas import resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
-from fvflops.measure.step_meter.clock import clock_of, find_mismatch
+from fvflops.measure.step_meter.clock import Clock
 from fvflops.measure.step_meter.meter_report import Reported, meter_report
 from fvflops.measure.step_meter.metered_calls import (
     CallObserver,
@@ -127,9 +127,9 @@ class StepMeter:
         self._planned = read_planned(expected, has_default_counts=table == "default" and attention == "dense")
         self._strict, live = options["strict"], options["live"]
         self._warned: set[str] = set()
-        self._clock = clock_of(map(unwrap_compiled, models))
+        self._clock = Clock(map(unwrap_compiled, models))
         found = self._find_device(options["device"])
-        if found is not None and (mismatch := find_mismatch(map(unwrap_compiled, models), found)):
+        if found is not None and (mismatch := self._clock.find_mismatch(found)):
             _LOGGER.warning("StepMeter: %s: mfu and hfu are shares of another device's peaks", mismatch)
         peaks = Peaks(found, options["float32_matmul"], self._warn)
         self._costs = StepCosts(models, optimizers, with_attention(resolve_table(table), attention), peaks, self._warn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -34,7 +34,6 @@ from fvflops.units import (
 
 _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
-_percent = partial(format_percent, whole=1)
 _SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
 
 
@@ -85,18 +84,13 @@ def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
             "MFU: forward, backward": [round(mean.mfu * _SCALE) for mean in means],
             "HFU: other work too": [round((mean.hfu - mean.mfu) * _SCALE) for mean in means],
         }
-        yield Chart("utilisation", layers, [(span, len(means))], "Utilisation", _format_share, notes)
+        yield Chart(
+            "utilisation", layers, [(span, len(means))], "Utilisation", lambda x: f"{x * 100 / _SCALE:.3g} %", notes
+        )
     elif means:
         layers = {"model FLOP/s": [round(mean.tflops_per_device * _SCALE) for mean in means]}
-        yield Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", _format_rate, notes)
-
-
-def _format_share(millionths: float) -> str:
-    return f"{millionths * 100 / _SCALE:.3g} %"
-
-
-def _format_rate(millions: float) -> str:
-    return format_short(millions * 1e12 / _SCALE)
+        rate = Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", notes=notes)
+        yield replace(rate, form=lambda millions: format_short(millions * 1e12 / _SCALE))
 
 
 def _tabulate_figures(summary: MeterSummary) -> Table:
@@ -109,8 +103,8 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
         ("model FLOPs (2 per MAC)", total.model_flops, format_short),
         ("hardware FLOPs (2 per MAC)", total.hardware_flops, format_short),
         ("TFLOP/s of a device", total.tflops_per_device, format_ratio),
-        ("MFU", total.mfu, _percent),
-        ("HFU", total.hfu, _percent),
+        ("MFU", total.mfu, format_percent),
+        ("HFU", total.hfu, format_percent),
         ("peak memory, measured (B)", total.memory_peak, format_short),
         ("peak memory, predicted (B)", summary.memory_predicted, format_short),
     ]
@@ -135,5 +129,5 @@ def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
 
 def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total: int, title: str) -> Table:
     values: list[tuple[Value, ...]] = [(key, flops, flops / total) for key, flops in rows]
-    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_percent)
+    columns = column, number_column("flops", "FLOPs"), number_column("share", form=format_percent)
     return Table(name, columns, values, title=title, noun=name.removesuffix("s"))

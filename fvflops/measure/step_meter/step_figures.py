@@ -151,7 +151,7 @@ class StepFigures:
         if not math.isnan(self.tflops_per_device):
             texts.append(f"{self.tflops_per_device:.3g} TFLOP/s{' per device' if self.devices > 1 else ''}")
         shares = ("MFU", self.mfu), ("HFU", self.hfu)
-        texts += [f"{name} {format_percent(share, 1)}" for name, share in shares if not math.isnan(share)]
+        texts += [f"{name} {format_percent(share)}" for name, share in shares if not math.isnan(share)]
         if self.unexplained > 0:
             texts.append(f"{format_share(self.unexplained)} unexplained")
         return ", ".join(texts)

@@ -98,9 +98,7 @@ class MemoryPrediction(MemoryTimeline, Displayed):
     """A MemoryTimeline that `print` and a notebook show as its report."""
 
     __slots__ = ()
-
-    def _document(self) -> Document:
-        return self.report()
+    _report = "fvflops.plan.memory.memory_report:memory_report"
 
     def report(
         self,
@@ -205,10 +203,6 @@ def _short(op: str) -> str:
     return op.removeprefix("aten::")
 
 
-def _percent(share: float) -> str:
-    return format_percent(share, 1)
-
-
 def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
     sizes = [number_column("bytes"), number_column("before_the_run")]
     columns = [*sizes, *map(text_column, ("phase", "op", "module", "device"))]
@@ -220,7 +214,7 @@ def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart
     columns = (
         text_column("kind"),
         number_column("bytes", "at the peak"),
-        number_column("share", form=_percent),
+        number_column("share", form=format_percent),
         number_column("highest", "highest in the run"),
     )
     rows = [
@@ -254,7 +248,7 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
     columns = (
         module_column(),
         number_column("bytes", "at the peak"),
-        number_column("share", form=_percent),
+        number_column("share", form=format_percent),
         *(replace(column, hide_order=1 + largest.index(kind)) for kind, column in zip(kinds, of_kinds, strict=True)),
     )
     summary = _summarise_modules(timeline, moment)
@@ -311,7 +305,7 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         replace(text_column("modules"), hide_order=1),
         number_column("peak"),
         number_column("saved"),
-        number_column("share", form=_percent),
+        number_column("share", form=format_percent),
         difference_column("flops", "FLOPs"),
         difference_column("relative", form=format_change),
     )

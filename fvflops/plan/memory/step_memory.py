@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,13 +19,8 @@ from fvflops.trace import Event
 _BEFORE = -1  # event index of blocks that exist before the step
 
 
-class _Likeness(NamedTuple):
-    """Key of interchangeable blocks: any of them may be freed in place of another."""
-
-    kind: str
-    module: str
-    op: str
-    nbytes: int
+# Kind, module, op and bytes of interchangeable blocks: any of them may be freed in place of another.
+_Likeness = tuple[str, str, str, int]
 
 
 @shown_by_fields
@@ -37,45 +33,50 @@ class ActionMemory(NamedTuple):
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepMemory:
-    """The memory of a rank's step.
-
-    `timeline` has the events of the step's actions in order, once for actions that repeat an earlier one with as much
-    memory allocated. `actions` has each action.
-    """
-
-    timeline: MemoryTimeline
-    actions: tuple[ActionMemory, ...]
-
-
-class _PassMemory(NamedTuple):
+@dataclass(slots=True)
+class _PassMemory:
     """Blocks that a pass allocates and frees, keeps, or frees, with numbers of `_Likeness`; events count from 0."""
 
     events: Sequence[Event]
-    within: tuple[Block, ...]
-    kept: tuple[tuple[Block, int], ...]
-    freed: tuple[tuple[int, Block, int], ...]
-    peak: int  # bytes more than before it
-    change: int
+    within: list[Block] = field(default_factory=list)
+    kept: list[tuple[Block, int]] = field(default_factory=list)
+    freed: list[tuple[int, Block, int]] = field(default_factory=list)
+
+    def measure(self) -> tuple[int, int]:
+        """Return the highest and the last value of the bytes that a pass has allocated more than there were before."""
+        changes = [0] * (len(self.events) + 1)
+        for block in self.within:
+            changes[block.begin] += block.nbytes
+            changes[block.end or 0] -= block.nbytes
+        for block, _ in self.kept:
+            changes[block.begin] += block.nbytes
+        for at, block, _ in self.freed:
+            changes[at] -= block.nbytes
+        levels = list(accumulate(changes))
+        return max([0, *levels[:-1]]), levels[-1]
 
 
-def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
-    """Return the memory of a step, by replaying the `timeline` of its recording."""
+def walk_step(timeline: MemoryTimeline, step: RankStep) -> tuple[MemoryTimeline, tuple[ActionMemory, ...]]:
+    """Return the memory of a step, by replaying the `timeline` of its recording, and of each of its actions.
+
+    The step's timeline has the events of the actions in order, once for actions that repeat an earlier one with as much
+    memory allocated.
+    """
     alike: dict[_Likeness, int] = {}
     passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()}, alike)
+    measured = {key: item.measure() for key, item in passes.items()}
     before = [block for block in timeline.blocks if block.begin == _BEFORE]
     walk = _Walk([(block, _number(block, alike)) for block in before], alike)
     actions, seen, now = [], set(), timeline.baseline
     for action in step.actions:
         key = step.passes[action].begin, step.passes[action].end
-        item, state = passes[key], (walk.state(), key)
-        walk.run(item, shown=state not in seen)
+        state, (peak, change) = (walk.state(), key), measured[key]
+        walk.run(passes[key], shown=state not in seen)
         seen.add(state)
-        actions.append(ActionMemory(action, now, now + item.peak, now + item.change))
-        now += item.change
+        actions.append(ActionMemory(action, now, now + peak, now + change))
+        now += change
     trace = replace(timeline.trace, events=walk.events)
-    return StepMemory(replace(timeline, blocks=tuple(walk.blocks()), trace=trace), tuple(actions))
+    return replace(timeline, blocks=tuple(walk.blocks()), trace=trace), tuple(actions)
 
 
 class _Walk:
@@ -128,67 +129,45 @@ class _Walk:
 
 
 def _number(block: Block, alike: dict[_Likeness, int]) -> int:
-    return alike.setdefault(_Likeness(block.kind, block.module, block.op, block.nbytes), len(alike))
+    return alike.setdefault((block.kind, block.module, block.op, block.nbytes), len(alike))
 
 
 def _read_passes(
     timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]], alike: dict[_Likeness, int]
 ) -> dict[tuple[int, int], _PassMemory]:
     """Return the memory of each pass; `ranges` are its events, which do not overlap; number blocks in `alike`."""
-    events = tuple(timeline.trace.events or ())
-    passes = sorted(ranges)
-    begins = [begin for begin, _ in passes]
-    within: dict[tuple[int, int], list[Block]] = {key: [] for key in passes}
-    kept: dict[tuple[int, int], list[tuple[Block, int]]] = {key: [] for key in passes}
-    freed: dict[tuple[int, int], list[tuple[int, Block, int]]] = {key: [] for key in passes}
+    events, ordered = tuple(timeline.trace.events or ()), sorted(ranges)
+    passes = {key: _PassMemory(events[slice(*key)]) for key in ordered}
 
-    def find(event: int | None) -> tuple[int, int] | None:
-        """Return the pass of an event, None for one of no pass."""
-        index = -1 if event is None else bisect_right(begins, event) - 1
-        return passes[index] if index >= 0 and event is not None and event < passes[index][1] else None
+    def find(event: int | None) -> tuple[int, _PassMemory] | None:
+        """Return the first event of the pass of an event, and the pass, None for an event of no pass."""
+        index = -1 if event is None else bisect_right(ordered, (event, math.inf)) - 1
+        if index < 0 or event is None or event >= ordered[index][1]:
+            return None
+        return ordered[index][0], passes[ordered[index]]
 
     for block in timeline.blocks:
         created, ended = find(block.begin), find(block.end)
-        if created is not None and block.end is not None and block.end <= created[1]:
-            within[created].append(block._replace(begin=block.begin - created[0], end=block.end - created[0]))
+        if created is not None and block.end is not None and block.end <= created[0] + len(created[1].events):
+            begin, item = created
+            item.within.append(block._replace(begin=block.begin - begin, end=block.end - begin))
             continue
         if block.begin != _BEFORE:
             block = block._replace(kind=_kind_of_kept(block.kind, events[block.begin].phase))
         number = _number(block, alike)
         if created is not None:
-            kept[created].append((block._replace(begin=block.begin - created[0], end=None), number))
+            begin, item = created
+            item.kept.append((block._replace(begin=block.begin - begin, end=None), number))
         if ended is not None and block.end is not None:
-            freed[ended].append((block.end - ended[0], block, number))
-    found = {}
-    for key in passes:
-        blocks = tuple(within[key]), tuple(kept[key]), tuple(freed[key])
-        found[key] = _PassMemory(events[slice(*key)], *blocks, *_measure(key[1] - key[0], *blocks))
-    return found
+            begin, item = ended
+            item.freed.append((block.end - begin, block, number))
+    return passes
 
 
 def _kind_of_kept(kind: str, phase: str) -> str:
     """Return the kind of a block alive after the action that allocates it, whatever was recorded next."""
     kept = {"forward": "activation", "backward": "gradient"}.get(phase, kind)
     return kept if kind in ("temporary", "activation", "input") else kind
-
-
-def _measure(
-    length: int, within: Iterable[Block], kept: Iterable[tuple[Block, int]], freed: Iterable[tuple[int, Block, int]]
-) -> tuple[int, int]:
-    """Return the highest and the last value of the bytes that a pass has allocated more than there were before it."""
-    changes = [0] * (length + 1)
-    for block in within:
-        changes[block.begin] += block.nbytes
-        changes[block.end or 0] -= block.nbytes
-    for block, _ in kept:
-        changes[block.begin] += block.nbytes
-    for at, block, _ in freed:
-        changes[at] -= block.nbytes
-    level = highest = 0
-    for change in changes[:-1]:
-        level += change
-        highest = max(highest, level)
-    return highest, level + changes[-1]
 
 
 def add_buckets(timeline: MemoryTimeline, step: RankStep) -> MemoryTimeline:

@@ -133,8 +133,7 @@ class MemoryTimeline:
         for block in self.blocks:
             if block.is_alive(event):
                 by_kind[block.kind] += block.nbytes
-                for name in (*modules_above(block.module), block.module):
-                    by_module[name] += block.nbytes
+                by_module.update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
         op = module = phase = ""
         if event != _BEFORE:
             row = events[event]

@@ -33,7 +33,7 @@ from fvflops.plan.sharding.sharding_styles import (
     name_class,
     parallelism_of,
 )
-from fvflops.plan.sharding.tensor_parallel import Sharding, expand_plan, find_styles, matches
+from fvflops.plan.sharding.tensor_parallel import Sharding, expand_plan, find_styles, matching_modules
 from fvflops.torch_internals import disable_dispatch_modes
 
 # transformers' style of a module whose tokens are sent to the ranks of their experts.
@@ -175,9 +175,8 @@ def loops_over_experts(model: nn.Module) -> bool:
 
 def _mixtures(model: nn.Module) -> dict[str, Any]:
     """Return name of its experts → mixture, for the mixtures of a zoo model."""
-    pattern = _pattern_of(model)
-    named = ((path, module) for path, module in model.named_modules() if matches(path, pattern))
-    return {f"{path}.experts": module for path, module in named if not isinstance(module, nn.Identity)}
+    found = matching_modules(model, _pattern_of(model)).items()
+    return {f"{path}.experts": module for path, module in found if not isinstance(module, nn.Identity)}
 
 
 def _pattern_of(model: nn.Module) -> str:

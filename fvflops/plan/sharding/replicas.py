@@ -25,16 +25,16 @@ AVERAGING, GATHERING = ("allreduce", "reduce_scatter"), "all_gather"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The ranks that have equal parameters, over dp and cp: their group, and the gradients that they reduce.
+    """The ranks that have equal parameters, over dp and cp, and the parameters whose gradients they reduce.
 
-    `gradients` are for each stage its trainable parameters with their gradients, `parameters` the same with the specs
-    of the parameters. Experts that only one rank has are among them, with one replica.
+    `parameters` are for each stage its trainable ones; experts that only one rank has are among them, with one replica.
+    Gradients are of the `dtype`, of the parameters' own for None.
     """
 
     group: Any
     axes: str
-    gradients: tuple[tuple[Gradient, ...], ...]
     parameters: tuple[tuple[Gradient, ...], ...]
+    dtype: torch.dtype | None
 
     def shards(self) -> Shards:
         items = [item for stage in self.parameters for item in divide_parameters(stage)]
@@ -47,12 +47,9 @@ class Replicas:
         kind = "reduce_scatter" if is_sharded else "allreduce"
         estimated: dict[Action, dict[str, Any]] = {}
         for index, stage in enumerate(stages):
-            gradients, parameters = (
-                tuple(
-                    item._replace(spec=replace(item.spec, device=device)) for item in items[index] if item.replicas > 1
-                )
-                for items in (self.gradients, self.parameters)
-            )
+            replicated = (item for item in self.parameters[index] if item.replicas > 1)
+            parameters = tuple(item._replace(spec=replace(item.spec, device=device)) for item in replicated)
+            gradients = tuple(item._replace(spec=with_dtype(item.spec, self.dtype)) for item in parameters)
             buffers = () if is_sharded else broadcast_buffers(stage.buffers(), device, describe(self.group))
             added = (*buffers, *calls_of(kind, gradients))
             estimated[Action(kind, index)] = {"added": added, "gradients": gradients}
@@ -71,14 +68,12 @@ def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_me
     replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
     if replicas is None:
         return None
-    dtype = find_gradient_dtype(options.gradient_dtype)
-    gradients, parameters = [], []
+    group, parameters = replicas.get_group(), []
     for index, stage in enumerate(stages):
         prefix = f"stage{index}." if len(stages) > 1 else ""
-        found = tuple(_list_averaged(stage, prefix, describe(replicas.get_group()), replicas.size()))
-        parameters.append(found)
-        gradients.append(tuple(item._replace(spec=with_dtype(item.spec, dtype)) for item in found))
-    return Replicas(replicas.get_group(), replicas.mesh_dim_names[0], tuple(gradients), tuple(parameters))
+        parameters.append(tuple(_list_averaged(stage, prefix, describe(group), replicas.size())))
+    dtype = find_gradient_dtype(options.gradient_dtype)
+    return Replicas(group, replicas.mesh_dim_names[0], tuple(parameters), dtype)
 
 
 def _list_averaged(stage: StageModule, prefix: str, group: Value, replicas: int) -> Iterator[Gradient]:

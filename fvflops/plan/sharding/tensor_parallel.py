@@ -65,7 +65,7 @@ def _check_patterns(model: nn.Module, styles: Iterable[str], divided: Iterable[s
     for pattern in styles:
         _find_modules(model, pattern)
     for path, _, attribute in (pattern.rpartition(".") for pattern in divided):
-        for module in _find_modules(model, path):
+        for module in _find_modules(model, path).values():
             if not hasattr(module, attribute):
                 raise ShardingError(
                     f"zoo_parallelism of {type(model).__name__}: {path} has no attribute {attribute!r}"
@@ -73,10 +73,9 @@ def _check_patterns(model: nn.Module, styles: Iterable[str], divided: Iterable[s
                 )
 
 
-def _find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules that a pattern matches, [] where they are in other stages or in a list without layers."""
-    modules = dict(model.named_modules())
-    found = [module for name, module in modules.items() if matches(name, pattern)]
+def _find_modules(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    """Return the modules that a pattern matches, {} where they are in other stages or in a list without layers."""
+    modules, found = dict(model.named_modules()), matching_modules(model, pattern)
     parts = pattern.split(".")
     # Identities replace modules of other stages.
     emptied = (nn.Identity, nn.ModuleList)
@@ -111,12 +110,18 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
         apply(model, mesh, expand_plan(model, sharding.styles))
     else:
         for pattern, style in sharding.styles.items():
-            for name, module in list(model.named_modules()):
-                if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
+            for module in matching_modules(model, pattern).values():
+                if not isinstance(module, nn.Identity):  # of another stage
                     styles[style](module, mesh)
-    for pattern in sharding.divided:
-        for name, module in model.named_modules():
-            _divide(name, module, pattern, mesh.size())
+    for path, _, attribute in (pattern.rpartition(".") for pattern in sharding.divided):
+        for name, module in matching_modules(model, path).items():
+            heads = getattr(module, attribute)
+            if heads % mesh.size():
+                raise ShardingError(
+                    f"tp={mesh.size()} must divide the number of heads ({name}.{attribute} is {heads}): "
+                    f"use tp={list_divisors(heads)}"
+                )
+            setattr(module, attribute, heads // mesh.size())
     for (first_module, first_key), *others in ties:
         for module, key in others:
             module._parameters[key] = first_module._parameters[first_key]
@@ -126,11 +131,11 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
     """Raise ShardingError where a column-wise split would cut an attention head."""
     heads = {}
     for pattern in (pattern for pattern, style in sharding.styles.items() if style == "colwise"):
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and matches(name, pattern):
-                attention = model.get_submodule(name.rpartition(".")[0])
+        for name, module in matching_modules(model, pattern).items():
+            if isinstance(module, nn.Linear):
+                owner = model.get_submodule(name.rpartition(".")[0])
                 # The name in the zoo, and in transformers.
-                head_size = getattr(attention, "head_size", None) or getattr(attention, "head_dim", None)
+                head_size = getattr(owner, "head_size", None) or getattr(owner, "head_dim", None)
                 if isinstance(head_size, int) and not module.out_features % head_size:
                     heads[name] = module.out_features // head_size
     for name, count in heads.items():
@@ -142,18 +147,6 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
                 f"tp={ranks} must divide the numbers of heads of {attention} ({described}): "
                 f"use tp={list_divisors(math.gcd(*heads.values()))}"
             )
-
-
-def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
-    path, _, attribute = pattern.rpartition(".")
-    if not matches(name, path):
-        return
-    heads = getattr(module, attribute)
-    if heads % ranks:
-        raise ShardingError(
-            f"tp={ranks} must divide the number of heads ({name}.{attribute} is {heads}): use tp={list_divisors(heads)}"
-        )
-    setattr(module, attribute, heads // ranks)
 
 
 def _find_ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
@@ -174,6 +167,10 @@ def matches(name: str, pattern: str) -> bool:
     """
     parts, pattern_parts = name.split("."), pattern.split(".")
     return len(parts) == len(pattern_parts) and all(map(fnmatch, parts, pattern_parts))
+
+
+def matching_modules(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    return {name: module for name, module in model.named_modules() if matches(name, pattern)}
 
 
 def find_styles(kind: str) -> Mapping[str, Any]:

@@ -19,9 +19,6 @@ from fvflops.formulas.functions.attention import MASKS
 from fvflops.plan.communication import NAMESPACES, collective_of, is_communication
 from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_in
 
-# Kinds of kernels, each with an efficiency of its own.
-KINDS = ("matmul", "attention", "attention backward", "memory")
-
 
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.

@@ -130,7 +130,7 @@ def op_report(estimate: OpEstimate) -> Document:
     columns = (text_column("op"), text_column("kind"), *seconds, text_column("source"), *error)
     names = [column.key for column in columns[:-2]]
     row = (*(getattr(estimate, name) for name in names), estimate.error.mean, estimate.error.text)
-    share = format_percent(estimate.bound_seconds / estimate.seconds, 1)
+    share = format_percent(estimate.bound_seconds / estimate.seconds)
     lines = [
         f"time: {format_seconds(estimate.seconds)}",
         f"bound: {format_seconds(estimate.bound_seconds)}, by the device's peak or bandwidth; the time reaches {share}",

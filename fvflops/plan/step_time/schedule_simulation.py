@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.plan.pipeline_schedules import ScheduleError
 from fvflops.plan.rank_step import Action
 from fvflops.plan.sharding.replicas import GATHERING
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
@@ -37,10 +38,6 @@ class Simulation:
     @property
     def seconds(self) -> float:
         return max(clocks.end() for clocks in self.clocks)
-
-
-class ScheduleError(ValueError):
-    """An order of actions in which ranks wait for each other."""
 
 
 def simulate(

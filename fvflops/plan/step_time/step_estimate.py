@@ -92,7 +92,7 @@ class StepEstimate(Displayed):
     simulation: Simulation = field(repr=False)
 
     def __repr__(self) -> str:
-        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu, 1)}", self.device.name)
+        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu)}", self.device.name)
 
     @property
     def gpus(self) -> int:
@@ -291,8 +291,8 @@ def estimate_program(plans: tuple[RankPlan, ...], step: StepProgram, timing: Tim
         network=timing.network,
         assumptions=tuple(_list_assumptions(plans, timing)),
         time_settings=_list_settings(plans, timing),
-        unknown=step.unknown(),
-        bytes_only=step.bytes_only(),
+        unknown=step.count("unknown"),
+        bytes_only=step.count("bytes_only"),
         simulation=simulation,
         slowest=slowest,
         **divide_rank(step, simulation, timing.timer(), slowest),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fvflops.plan.communication import collective_of
 from fvflops.plan.rank_plan import RankPlan
@@ -59,19 +59,11 @@ class StepProgram:
         programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
         return replace(self, programs=programs, places=places)
 
-    def unknown(self) -> Counter[str]:
-        """Return op → calls for ops that take no time here, in the steps of all its ranks."""
-        return self._sum([program.unknown for program in self.programs])
-
-    def bytes_only(self) -> Counter[str]:
-        """Return op → calls for ops that take the time of their bytes alone, in the steps of all its ranks."""
-        return self._sum([program.bytes_only for program in self.programs])
-
-    def _sum(self, by_program: Sequence[Mapping[str, int]]) -> Counter[str]:
-        times = Counter(index for actions in self.ranks for _, index in actions)
+    def count(self, kind: Literal["unknown", "bytes_only"]) -> Counter[str]:
+        """Return op → calls for the ops of a field of Program, in the steps of all ranks."""
         total: Counter[str] = Counter()
-        for index, calls in enumerate(by_program):
-            total.update({op: count * times[index] for op, count in calls.items()})
+        for index, times in Counter(index for actions in self.ranks for _, index in actions).items():
+            total.update({op: calls * times for op, calls in getattr(self.programs[index], kind).items()})
         return total
 
     def messages(self, sender: int, receiver: int) -> tuple[Message, ...]:

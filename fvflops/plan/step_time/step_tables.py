@@ -67,9 +67,7 @@ def module_table(
     if len(shown) < len(names):
         notes.append(f"{format_quantity(len(names) - len(shown), 'smaller or deeper module')} not shown.")
     title = f"Kernels of the slowest rank, {name_of(plan)}, by module"
-    return Table("modules", columns, rows, title=title, notes=notes, noun="module", summed="").ranked(
-        sort=sort, top=top
-    )
+    return Table("modules", columns, rows, title=title, notes=notes, noun="module").ranked(sort=sort, top=top)
 
 
 def _summarise(estimate: StepEstimate) -> Summary:
@@ -84,16 +82,15 @@ def _summarise(estimate: StepEstimate) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The predicted memory of a rank: bytes of tensors at the peak, by kind, and over its recorded passes.
-
-    `reserved` are the bytes that torch's allocator reserves for them with expandable segments.
-    """
+    """The predicted memory of a rank over its step, and what torch's allocator reserves with expandable segments."""
 
     plan: RankPlan
-    peak: int
-    reserved: int
-    by_kind: dict[str, int]
     timeline: MemoryPrediction
+    reserved: int
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        return dict(self.timeline.at_peak().by_kind.most_common())
 
 
 def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
@@ -110,8 +107,7 @@ def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
                 recordings[part] = plan.recorded_memory()
             timeline = plan.memory_of_step(recordings[part])
             reserved = reserved_memory(timeline, expandable_segments=True).peak
-            by_kind = dict(timeline.at_peak().by_kind.most_common())
-            known[keys[-1]] = RankMemory(plan, timeline.peak, reserved, by_kind, timeline)
+            known[keys[-1]] = RankMemory(plan, timeline, reserved)
     return [replace(known[key], plan=plan) for key, plan in zip(keys, plans, strict=True)]
 
 
@@ -123,7 +119,7 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         {
             **record_data(memory.plan, "rank", "coordinates", "stages=step.stages", "parameters"),
             "actions": sum(span.end - span.start for span in spans),
-            **record_data(memory, "peak_memory=peak", "reserved_memory=reserved", "memory_by_kind=by_kind"),
+            **record_data(memory, "peak_memory=timeline.peak", "reserved_memory=reserved", "memory_by_kind=by_kind"),
         }
         for memory, spans in zip(memories, estimate.simulation.spans, strict=True)
     ]

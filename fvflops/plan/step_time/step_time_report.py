@@ -67,7 +67,7 @@ def estimate_report(
     memories = read_memories(estimate.plans)
     fullest = max(memories, key=lambda memory: memory.reserved)
     judged = estimate.device, fullest.plan.mesh
-    verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.peak)
+    verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.timeline.peak)
     texts, about = lead(verdict, estimate.settings, command)
     parts: list[Part] = [
         *texts,
@@ -270,7 +270,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
         number_column("bytes", "at the peak", form=format_bytes),
         number_column("share", "of the device", form=format_share),
     )
-    kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.peak}
+    kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.timeline.peak}
     rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in kinds.items()]
     total = ("total", fullest.reserved, None if memory is None else fullest.reserved / memory)
     notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory]

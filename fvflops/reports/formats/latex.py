@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import escape_latex
@@ -36,21 +36,21 @@ def _write_verbatim(text: str) -> str:
 
 
 def _write_table(table: Table) -> str:
-    rows = [write_row(map(escape_latex, row)) for row in table.texts()]
-    if table.total is not None:
-        rows.insert(-1, r"  \midrule")
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{{''.join('l' if column.is_text else 'r' for column in table.columns)}}}",
-            r"  \toprule",
-            write_row(escape_latex(column.heading) for column in table.columns),
-            r"  \midrule",
-            *rows,
-            r"  \bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    rows = [list(map(escape_latex, row)) for row in table.texts()]
+    groups = [rows] if table.total is None else [rows[:-1], rows[-1:]]
+    alignment = "".join("l" if column.is_text else "r" for column in table.columns)
+    return write_tabular(alignment, [escape_latex(column.heading) for column in table.columns], groups)
 
 
-def write_row(cells: Iterable[str]) -> str:
+def write_tabular(
+    alignment: str, headings: Sequence[str], groups: Sequence[Sequence[Sequence[str]]], below: Sequence[str] = ()
+) -> str:
+    """Return a table of escaped cells, with a line above each group of rows, and lines of LaTeX below the last."""
+    lines = [rf"\begin{{tabular}}{{{alignment}}}", r"  \toprule", _write_row(headings)]
+    for group in filter(None, groups):
+        lines += [r"  \midrule", *map(_write_row, group)]
+    return "\n".join([*lines, r"  \bottomrule", *below, r"\end{tabular}"])
+
+
+def _write_row(cells: Sequence[str]) -> str:
     return rf"  {' & '.join(cells)} \\"

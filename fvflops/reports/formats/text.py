@@ -128,7 +128,7 @@ def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: T
 def _write_table(table: Table, terminal: Terminal) -> str:
     width = terminal.width
     bar = next((index for index, column in enumerate(table.columns) if column.bar_total is not None), None)
-    show = _show if bar is None else terminal.printable
+    show = show_indented if bar is None else terminal.printable
     rows = [[show(cell) for cell in row] for row in table.indented()]
     indexes, text_limit = [index for index in range(len(table.columns)) if index != bar], 0
     if width is not None:
@@ -204,7 +204,8 @@ def hidden_columns_note(headings: Sequence[str], width: int | None) -> list[str]
     return [f"Columns hidden at width {width}: {', '.join(headings)}."] if headings else []
 
 
-def _show(text: str) -> str:
+def show_indented(text: str) -> str:
+    """Return a text printable and short, with its indentation."""
     name = text.lstrip(" ")
     return text[: len(text) - len(name)] + printable_short(name)
 

@@ -48,7 +48,9 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
     layout = _Layout(breakdown, breakdown.measures[measure])
     boxes = list(layout.boxes(_LEVELS if depth is None else depth))
     paints = colours.group(layout.rank_classes(boxes))
-    entries = _list_legend(layout, boxes, paints)
+    drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
+    entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
+    entries += [("others", paints.others)] if drawn - paints.named.keys() else []
     lines = _wrap_legend(entries)
     notes = _note_unsupported(layout.measure)
     levels = 1 + max(box.level for box in boxes)
@@ -194,12 +196,6 @@ def _write_title(figure: Any, breakdown: Breakdown, layout: _Layout) -> None:
         shown = fit(plain(text), available * (0.93 if name == "ink" else 1), size)
         style = {"weight": "bold" if name == "ink" else "normal", "color": colours.colour(name)}
         figure.text(left, 1 - top / height, escape(shown), fontsize=size, va="center", **style)
-
-
-def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> list[tuple[str, str]]:
-    drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
-    entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
-    return [*entries, ("others", paints.others)] if drawn - paints.named.keys() else entries
 
 
 def _wrap_legend(entries: list[tuple[str, str]]) -> list[list[tuple[float, str, str]]]:

@@ -13,10 +13,37 @@ from fvflops.reports.pictures import colours
 
 WIDTH, NARROW = 900, 420  # of a picture, and of one on a phone
 _HEIGHT = 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 40, 66
+_MARGINS = _LEFT, _, _, _BOTTOM = 58, 12, 40, 66  # left, right, top, bottom
 _POINTS = 420  # along the run, each with the largest total of its part
 _TICKS = 5  # at most
 _LETTER = 6.3  # width of a letter of the legend
+
+
+class _Plane:
+    """Where values are in a picture of a width, with margins in pixels: left, right, top and bottom."""
+
+    def __init__(
+        self, width: int, margins: tuple[int, int, int, int], xs: tuple[float, float], ys: tuple[float, float]
+    ) -> None:
+        self.width, self.xs, self.ys = width, xs, ys
+        left, right, self.top, bottom = margins
+        self.left, self.right, self.bottom = left, width - right, _HEIGHT - bottom
+
+    def x(self, value: float) -> float:
+        low, high = self.xs
+        return round(self.left + (self.right - self.left) * (value - low) / (high - low), 1)
+
+    def y(self, value: float) -> float:
+        low, high = self.ys
+        if high == low:
+            return self.bottom
+        return round(self.bottom - (self.bottom - self.top) * (value - low) / (high - low), 1)
+
+    def draw_line(self, y: float, text: str, line: str, quiet: str) -> Iterator[str]:
+        """Yield a horizontal line of the grid, with a text on the left."""
+        yield f'<line x1="{self.left}" x2="{self.right}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
+        position = f'x="{self.left - 6}" y="{round(y + 3.5, 1)}" text-anchor="end"'
+        yield f'<text {position} style="fill:{quiet}">{_escape(text)}</text>'
 
 
 def svg_chart(chart: Chart, *, standalone: bool = True, width: int = WIDTH) -> str:
@@ -34,10 +61,11 @@ def svg_chart(chart: Chart, *, standalone: bool = True, width: int = WIDTH) -> s
     if standalone and chart.title:
         parts.append(f'<text x="{_LEFT}" y="18" style="font-size:13px;font-weight:600">{_escape(chart.title)}</text>')
     peak = max(sampled.totals())
+    plane = _Plane(width, _MARGINS, (0, len(sampled.totals())), (0, peak))
     for value in map(int, choose_ticks(0, peak, least=1)):
-        parts += _draw_grid_line(_y(value, peak), chart.form(value), (_LEFT, width - _RIGHT), line, quiet)
-    parts += _draw_layers(sampled, standalone, width)
-    parts += [*_mark_peak(chart, sampled, width), *_draw_sections(sampled, line, quiet, width), *legend]
+        parts += plane.draw_line(plane.y(value), chart.form(value), line, quiet)
+    parts += _draw_layers(sampled, standalone, plane)
+    parts += [*_mark_peak(chart, sampled, plane), *_draw_sections(sampled, line, quiet, plane), *legend]
     return _wrap(parts, size, chart.title, width, ink)
 
 
@@ -50,13 +78,6 @@ def _wrap(parts: Sequence[str], size: str, title: str, width: int, ink: str) -> 
     return "\n".join([header, *parts, "</svg>"])
 
 
-def _draw_grid_line(y: float, text: str, ends: tuple[int, int], line: str, quiet: str) -> Iterator[str]:
-    left, right = ends
-    yield f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
-    position = f'x="{left - 6}" y="{round(y + 3.5, 1)}" text-anchor="end"'
-    yield f'<text {position} style="fill:{quiet}">{_escape(text)}</text>'
-
-
 def _choose_colours(chart: Chart, standalone: bool) -> dict[str, str]:
     paints = colours.group(chart.layers)
     return {name: paints.of(name) if standalone else colours.adaptive(paints.of(name)) for name in chart.layers}
@@ -66,56 +87,46 @@ def _escape(text: str) -> str:
     return escape(printable_short(text))
 
 
-def _x(position: float, count: int, width: int) -> float:
-    return round(_LEFT + (width - _LEFT - _RIGHT) * position / count, 1)
-
-
-def _y(value: float, peak: int) -> float:
-    return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / peak, 1) if peak else _HEIGHT - _BOTTOM
-
-
-def _draw_layers(chart: Chart, standalone: bool, width: int) -> Iterator[str]:
-    peak = max(chart.totals())
+def _draw_layers(chart: Chart, standalone: bool, plane: _Plane) -> Iterator[str]:
     paints = _choose_colours(chart, standalone)
     lower = [0] * len(chart.totals())
     for name, values in chart.layers.items():
         if not any(values):
             continue
         upper = [bottom + value for bottom, value in zip(lower, values, strict=True)]
-        outline = " ".join([*_draw_steps(upper, peak, width), *_draw_steps(lower, peak, width, back=True)])
+        outline = " ".join([*_draw_steps(upper, plane), *_draw_steps(lower, plane, back=True)])
         largest = _escape(f"{name}: at most {chart.form(max(values))}")
         yield f'<path d="M{outline}Z" style="fill:{paints[name]}"><title>{largest}</title></path>'
         lower = upper
 
 
-def _draw_steps(values: Sequence[int], peak: int, width: int, *, back: bool = False) -> list[str]:
+def _draw_steps(values: Sequence[int], plane: _Plane, *, back: bool = False) -> list[str]:
     """Return the corners of a line with a step for each change of value, from right to left if `back`."""
     changes = [index for index in range(len(values)) if index == 0 or values[index] != values[index - 1]]
     corners = []
     for start, end in zip(changes, [*changes[1:], len(values)], strict=True):
-        y = _y(values[start], peak)
-        corners += [f"{_x(start, len(values), width)},{y}", f"{_x(end, len(values), width)},{y}"]
+        y = plane.y(values[start])
+        corners += [f"{plane.x(start)},{y}", f"{plane.x(end)},{y}"]
     return corners[::-1] if back else corners
 
 
-def _mark_peak(chart: Chart, sampled: Chart, width: int) -> Iterator[str]:
+def _mark_peak(chart: Chart, sampled: Chart, plane: _Plane) -> Iterator[str]:
     totals = sampled.totals()
     peak = max(totals)
-    x = _x(totals.index(peak) + 0.5, len(totals), width)
-    anchor = "start" if x < width / 3 else "end" if x > width * 2 / 3 else "middle"
-    yield f'<circle cx="{x}" cy="{_y(peak, peak)}" r="3"/>'
-    yield f'<text x="{x}" y="{_y(peak, peak) - 7}" text-anchor="{anchor}">{_escape(f"peak {chart.form(peak)}")}</text>'
+    x, y = plane.x(totals.index(peak) + 0.5), plane.y(peak)
+    anchor = "start" if x < plane.width / 3 else "end" if x > plane.width * 2 / 3 else "middle"
+    yield f'<circle cx="{x}" cy="{y}" r="3"/>'
+    yield f'<text x="{x}" y="{y - 7}" text-anchor="{anchor}">{_escape(f"peak {chart.form(peak)}")}</text>'
 
 
-def _draw_sections(chart: Chart, line: str, quiet: str, width: int) -> Iterator[str]:
-    bottom, count = _HEIGHT - _BOTTOM, len(chart.totals())
+def _draw_sections(chart: Chart, line: str, quiet: str, plane: _Plane) -> Iterator[str]:
     ends = list(accumulate(length for _, length in chart.sections))
     for (name, length), end in zip(chart.sections, ends, strict=True):
-        left, right = _x(end - length, count, width), _x(end, count, width)
-        if end < count:
-            yield f'<line x1="{right}" x2="{right}" y1="{_TOP}" y2="{bottom + 18}" style="stroke:{line}"/>'
+        left, right = plane.x(end - length), plane.x(end)
+        if end < plane.xs[1]:
+            yield f'<line x1="{right}" x2="{right}" y1="{plane.top}" y2="{plane.bottom + 18}" style="stroke:{line}"/>'
         if right - left > len(name) * _LETTER:
-            position = f'x="{(left + right) / 2:.1f}" y="{bottom + 15}" text-anchor="middle"'
+            position = f'x="{(left + right) / 2:.1f}" y="{plane.bottom + 15}" text-anchor="middle"'
             yield f'<text {position} style="fill:{quiet}">{_escape(name)}</text>'
 
 
@@ -136,54 +147,40 @@ def _draw_legend(chart: Chart, standalone: bool, width: int) -> tuple[list[str],
     return parts, max(_HEIGHT, y + 11)
 
 
-_PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 70, 16, 14, 66
+_PLOT_MARGINS = 70, 16, 14, 66
 _MARGIN = 0.06  # of the span, on each side
 
 
 def svg_scatter(plot: Scatter, *, width: int = WIDTH) -> str:
     """Return a plot as an SVG element, whose colours follow the page's theme; each point's label is its tooltip."""
     ink, quiet, line = (colours.adaptive(name) for name in ("ink", "quiet", "line"))
-    axes = _Axes(plot, width)
-    parts = [*axes.draw(line, quiet), *_draw_limit(plot, axes, quiet), *_draw_front(plot, axes, ink)]
+    xs, ys = (_widen(*span) for span in plot.spans())
+    plane = _Plane(width, _PLOT_MARGINS, xs, ys)
+    parts = [*_draw_axes(plot, plane, line, quiet), *_draw_limit(plot, plane, quiet), *_draw_front(plot, plane, ink)]
     for point in sorted(plot.points, key=lambda point: point.marked):
         fill, size, opacity = (ink, 5, 1) if point.marked else (quiet, 3.5, 0.5)
         what = f"{point.label}: " if point.label else ""
         text = f"{what}{plot.x_form(point.x)} {plot.x}, {plot.y_form(point.y)} {plot.y}"
         parts.append(
-            f'<circle cx="{axes.x(point.x)}" cy="{axes.y(point.y)}" r="{size}" style="fill:{fill}" '
+            f'<circle cx="{plane.x(point.x)}" cy="{plane.y(point.y)}" r="{size}" style="fill:{fill}" '
             f'fill-opacity="{opacity}"><title>{_escape(text)}</title></circle>'
         )
     if any(point.marked for point in plot.points):
-        parts.append(f'<circle cx="{_PLOT_LEFT + 5}" cy="{_HEIGHT - 12}" r="5"/>')
-        parts.append(f'<text x="{_PLOT_LEFT + 15}" y="{_HEIGHT - 8}">{_escape(plot.marks)}</text>')
+        parts.append(f'<circle cx="{plane.left + 5}" cy="{_HEIGHT - 12}" r="5"/>')
+        parts.append(f'<text x="{plane.left + 15}" y="{_HEIGHT - 8}">{_escape(plot.marks)}</text>')
     return _wrap(parts, f'viewBox="0 0 {width} {_HEIGHT}"', plot.title, width, ink)
 
 
-class _Axes:
-    def __init__(self, plot: Scatter, width: int) -> None:
-        self._plot = plot
-        self.width = width
-        self._x, self._y = (_widen(*span) for span in plot.spans())
-
-    def x(self, value: float) -> float:
-        low, high = self._x
-        return round(_PLOT_LEFT + (self.width - _PLOT_LEFT - _PLOT_RIGHT) * (value - low) / (high - low), 1)
-
-    def y(self, value: float) -> float:
-        low, high = self._y
-        return round(_HEIGHT - _PLOT_BOTTOM - (_HEIGHT - _PLOT_TOP - _PLOT_BOTTOM) * (value - low) / (high - low), 1)
-
-    def draw(self, line: str, quiet: str) -> Iterator[str]:
-        plot, bottom = self._plot, _HEIGHT - _PLOT_BOTTOM
-        for value in choose_ticks(*self._y):
-            ends = _PLOT_LEFT, self.width - _PLOT_RIGHT
-            yield from _draw_grid_line(self.y(value), plot.y_form(value), ends, line, quiet)
-        for value in choose_ticks(*self._x):
-            position = f'x="{self.x(value)}" y="{bottom + 16}" text-anchor="middle"'
-            yield f'<text {position} style="fill:{quiet}">{_escape(plot.x_form(value))}</text>'
-        middle, below = (_PLOT_TOP + bottom) // 2, f'x="{(_PLOT_LEFT + self.width) // 2}" y="{bottom + 34}"'
-        yield f'<text {below} text-anchor="middle">{_escape(plot.x)}</text>'
-        yield f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{_escape(plot.y)}</text>'
+def _draw_axes(plot: Scatter, plane: _Plane, line: str, quiet: str) -> Iterator[str]:
+    for value in choose_ticks(*plane.ys):
+        yield from plane.draw_line(plane.y(value), plot.y_form(value), line, quiet)
+    for value in choose_ticks(*plane.xs):
+        position = f'x="{plane.x(value)}" y="{plane.bottom + 16}" text-anchor="middle"'
+        yield f'<text {position} style="fill:{quiet}">{_escape(plot.x_form(value))}</text>'
+    middle = (plane.top + plane.bottom) // 2
+    below = f'x="{(plane.left + plane.width) // 2}" y="{plane.bottom + 34}"'
+    yield f'<text {below} text-anchor="middle">{_escape(plot.x)}</text>'
+    yield f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{_escape(plot.y)}</text>'
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
@@ -206,20 +203,20 @@ def choose_ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     return [float(f"{number * step:.10g}") for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _draw_limit(plot: Scatter, axes: _Axes, colour: str) -> Iterator[str]:
+def _draw_limit(plot: Scatter, plane: _Plane, colour: str) -> Iterator[str]:
     if plot.limit is not None:
-        y = axes.y(plot.limit[0])
+        y = plane.y(plot.limit[0])
         style = f'style="stroke:{colour}" stroke-dasharray="5 4"'
-        yield f'<line x1="{_PLOT_LEFT}" x2="{axes.width - _PLOT_RIGHT}" y1="{y}" y2="{y}" {style}/>'
-        yield f'<text x="{axes.width - _PLOT_RIGHT}" y="{y - 5}" text-anchor="end">{_escape(plot.limit[1])}</text>'
+        yield f'<line x1="{plane.left}" x2="{plane.right}" y1="{y}" y2="{y}" {style}/>'
+        yield f'<text x="{plane.right}" y="{y - 5}" text-anchor="end">{_escape(plot.limit[1])}</text>'
 
 
-def _draw_front(plot: Scatter, axes: _Axes, colour: str) -> Iterator[str]:
+def _draw_front(plot: Scatter, plane: _Plane, colour: str) -> Iterator[str]:
     """Yield the line that no point of the front is beyond, with a step at each of its points."""
     marked: list[Point] = sorted(point for point in plot.points if point.marked)
     if marked:
-        corners = f"M{axes.x(marked[0].x)} {axes.y(marked[0].y)}"
-        corners += "".join(f"H{axes.x(point.x)}V{axes.y(point.y)}" for point in marked[1:])
+        corners = f"M{plane.x(marked[0].x)} {plane.y(marked[0].y)}"
+        corners += "".join(f"H{plane.x(point.x)}V{plane.y(point.y)}" for point in marked[1:])
         yield f'<path d="{corners}" style="fill:none;stroke:{colour}" stroke-opacity="0.6"/>'
 
 

@@ -48,9 +48,12 @@ def list_notes(summary: Summary) -> list[Note]:
         sentences.append(Note(f"Inputs: {summary.about['inputs'] or 'none'}."))
     if not any(summary.ledger.values()):
         return sentences
-    sentences.append(Note(_count_calls(summary.ledger)))
+    calls = {status: sum(ops.values()) for status, ops in summary.ledger.items()}
+    statuses = ("counted", "zero_flop", "ignored", "unsupported")
+    listed = ", ".join(f"{calls.get(status, 0):,} {show_status(status)}" for status in statuses)
+    sentences.append(Note(f"{format_quantity(sum(calls.values()), 'op call')}: {listed}."))
     if ignored := _sort_by_calls(summary.ledger.get("ignored", {})):
-        named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in ignored[:5]]
+        named = [f"{op} ({format_quantity(count, 'call')})" for op, count in ignored[:5]]
         more = len(ignored) - 5
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
@@ -67,7 +70,7 @@ def list_notes(summary: Summary) -> list[Note]:
     if masks := summary.about.get("unknown_masks"):
         sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
     if unsupported := _sort_by_calls(summary.ledger.get("unsupported", {})):
-        named = [f"{op} ({_describe_unsupported(summary, op, calls)})" for op, calls in unsupported]
+        named = [f"{op} ({_describe_unsupported(summary, op, count)})" for op, count in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
 
@@ -76,13 +79,6 @@ def describe_ignored(share: str, by: str) -> str:
     """Return a sentence on the share of a model's FLOPs that a convention ignores."""
     subject = "All arithmetic" if share == "all" else f"{share} of the arithmetic"
     return f"{subject} of this model is ignored by {by}; see --convention exact."
-
-
-def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
-    calls = {status: sum(ops.values()) for status, ops in ledger.items()}
-    statuses = ("counted", "zero_flop", "ignored", "unsupported")
-    listed = ", ".join(f"{calls.get(status, 0):,} {show_status(status)}" for status in statuses)
-    return f"{format_quantity(sum(calls.values()), 'op call')}: {listed}."
 
 
 def _sort_by_calls(ops: Mapping[str, int]) -> list[tuple[str, int]]:

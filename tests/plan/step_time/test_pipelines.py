@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from fvflops.devices.devices import Device
-from fvflops.plan.pipeline_schedules import order_actions, rank_of_stage
+from fvflops.plan.pipeline_schedules import ScheduleError, order_actions, rank_of_stage
 from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import PEAK, KernelTimer, Link, Network
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.plan.step_time.pass_program import Launch, Program, Run
-from fvflops.plan.step_time.schedule_simulation import ScheduleError
 from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_program import StepProgram
 from fvflops.trace.process_group import ProcessGroupSpec
