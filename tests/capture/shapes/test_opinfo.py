@@ -84,8 +84,6 @@ def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format,
     assert compared > {"contiguous": 50, "transposed": 100, "channels_last": 20}[memory_format]
 
 
-# --- the long sweep ----------------------------------------------------------------------------------------------
-
 # Ops that shape execution does not support in any format; it raises, and execution="auto" uses real execution.
 UNSUPPORTED = {
     "corrcoef": "it checks whether its weights are positive",
