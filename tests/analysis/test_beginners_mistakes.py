@@ -34,6 +34,7 @@ from fvflops import (
     summarise,
 )
 from fvflops.integrations.accelerate import FlopsRecording
+from tests.support.models.parts import Applied
 
 X = torch.randn(1, 4)
 CONV = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -266,24 +267,20 @@ def test_sizes_have_the_dtype_and_the_device_of_the_model(model, size, inputs):
 
 
 def test_sizes_that_are_arguments_are_no_mistake():
-    class Grid(nn.Module):
-        def forward(self, height, width):
-            return torch.ones(height, width) @ torch.ones(width, height)
-
-    assert FlopCountAnalysis(Grid(), (2, 3)).total() == 12
+    assert (
+        FlopCountAnalysis(
+            Applied(lambda self, height, width: torch.ones(height, width) @ torch.ones(width, height)), (2, 3)
+        ).total()
+        == 12
+    )
     assert FlopCountAnalysis(lambda *sizes: torch.ones(sizes) @ torch.ones(3, 5), (4, 3)).total() == 60
-
-
-class DropPath(nn.Module):
-    def forward(self, x):
-        return x
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.TransformerEncoderLayer(8, 2, batch_first=True)
-        self.path, self.drop, self.flat = DropPath(), nn.Dropout(), nn.Sequential()
+        self.path, self.drop, self.flat = Applied(lambda self, x: x), nn.Dropout(), nn.Sequential()
         self.functional, self.unused = nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8))
 
     def forward(self, x):

@@ -23,6 +23,7 @@ from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.views.ranking import natural_key
 from fvflops.zoo import build
+from tests.support.models.parts import Applied
 from tests.support.reports.report_formats import take_cells
 
 
@@ -53,9 +54,8 @@ def _(x):
     return torch.empty_like(x)
 
 
-class Unknown(nn.Module):
-    def forward(self, x):
-        return scan(x)
+def unknown(self, x):
+    return scan(x)
 
 
 def test_an_op_call_says_what_it_reads_and_which_calls_made_that():
@@ -157,7 +157,7 @@ LONG = "a_very_long_name_of_a_module_" * 6
 
 def make_saved(path):
     """Return an analysis of a saved trace, with lines of source, of a model with long names and an unsupported op."""
-    model = nn.Sequential(Unknown())
+    model = nn.Sequential(Applied(unknown))
     model.add_module(LONG, nn.Sequential())
     model.get_submodule(LONG).add_module("层" * 40, nn.Linear(8, 2**20, device="meta"))
     path.write_text(FlopCountAnalysis(model, torch.ones(2, 8), lines=True, warn=False).trace().to_json())
@@ -196,7 +196,7 @@ def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
 
 def test_a_count_that_is_not_known_is_no_number():
     pytest.importorskip("pandas")
-    flops = analyse(nn.Sequential(Unknown(), nn.Linear(8, 2**30, device="meta"))).unsupported_ops_warnings(False)
+    flops = analyse(nn.Sequential(Applied(unknown), nn.Linear(8, 2**30, device="meta"))).unsupported_ops_warnings(False)
     assert flops.to_dict(by="op")["flops"] == [None, 2 * 8 * 2**30]
     assert flops.to_pandas(by="op")["flops"].tolist() == [None, 2 * 8 * 2**30]
     lines = flops.module_call_table().splitlines()
@@ -207,9 +207,6 @@ def test_a_count_that_is_not_known_is_no_number():
 def test_calls_are_a_view_of_flops_alone():
     with pytest.raises(ValueError, match="is a view of FlopCountAnalysis only"):
         ActivationCountAnalysis(Net(), torch.ones(2, 8)).to_dict(by="op")
-
-
-# ---- the command line: exports of counted work
 
 
 @pytest.mark.parametrize(("weight", "total"), [(None, 416_520), ("macs", 416_520), ("bytes", 366_736)])
@@ -223,9 +220,6 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
     assert sum(json.loads(texts["speedscope"])["profiles"][0]["weights"]) == total
     root = next(event for event in json.loads(texts["trace"])["traceEvents"] if event["name"] == "LeNet5")
     assert round(root["dur"] * 1000) == total
-
-
-# ---- the graph
 
 
 def read_graph(text):
@@ -258,7 +252,7 @@ def test_the_graph_ends_at_the_depth(capsys):
 
 
 def test_the_graph_says_what_is_unknown_and_left_out():
-    flops = analyse(nn.Sequential(Unknown(), nn.Tanh())).unsupported_ops_warnings(False)
+    flops = analyse(nn.Sequential(Applied(unknown), nn.Tanh())).unsupported_ops_warnings(False)
     assert [label.split("\\n")[-1] for label in read_graph(flops.to_graph())[0].values()] == [
         "unsupported: fvflops_calls::scan",
         "ignored by this convention",
@@ -292,9 +286,6 @@ def test_model_explorer_gets_the_same_edges_and_exact_counts(capsys):
     assert {node["namespace"] for node in graph["nodes"]} <= graph["groupNodeAttributes"].keys()
     with pytest.raises(ValueError, match="graph format must be one of dot, model-explorer; got 'netron'"):
         flops.to_graph("netron")
-
-
-# ---- lines of source
 
 
 def test_each_op_has_the_line_of_the_model_that_called_it():

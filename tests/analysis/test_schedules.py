@@ -56,9 +56,6 @@ COMBINATIONS = [
 ]
 
 
-# --- which steps ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("quiet_profiler")
 @pytest.mark.parametrize("first_wait", [{}, {"skip_first_wait": 0}, {"skip_first_wait": 1}, {"skip_first_wait": 7}])
 def test_a_schedule_says_what_that_of_the_profiler_says(first_wait):
@@ -170,9 +167,6 @@ def test_on_trace_ready_is_called_with_the_steps_of_the_cycle_done(loop):
     assert run.steps[0] is run.steps[1]  # equal steps are kept once
 
 
-# --- nothing in between ---------------------------------------------------------------------------------------------
-
-
 def test_between_active_steps_nothing_is_installed(loop):
     plan = fvflops.schedule(wait=1, warmup=1, active=2, repeat=2)
     found = []
@@ -259,9 +253,6 @@ def test_an_exception_in_on_trace_ready_leaves_nothing(loop):
     assert run.macs() == 2 * MACS_PER_ROW
 
 
-# --- wrong arguments ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wait", [3, 5])  # it becomes active after the last step, or never
 def test_a_schedule_that_never_becomes_active_is_told(loop, wait):
     calls = []
@@ -292,9 +283,6 @@ def test_step_outside_of_the_with_block_is_refused(loop, plan):
     assert installed() == NOTHING
     with pytest.raises(RuntimeError, match="create another"), run:
         pass
-
-
-# --- what a step comes to -------------------------------------------------------------------------------------------
 
 
 def test_batches_of_variable_length_have_a_mean_a_least_and_a_most(loop):

@@ -7,6 +7,7 @@ from torch._subclasses import FakeTensorMode
 from fvflops import ByteCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.run import ExecutionError
 from fvflops.zoo import build
+from tests.support.models.parts import Applied
 
 EXECUTIONS = ("auto", "shapes", "real")
 SIZES = {"lenet5": (2, 1, 28, 28), "vit_b_16": (1, 3, 224, 224)}
@@ -73,10 +74,9 @@ def test_a_training_step_by_shapes_is_refused_in_one_line():
 
 
 def test_a_model_that_makes_fakes_in_its_forward_counts_them():
-    class Plans(torch.nn.Module):
-        def forward(self, x):
-            with FakeTensorMode() as mode:
-                torch.nn.functional.linear(mode.from_tensor(x), torch.empty(16, 8))
-            return x + 1
+    def forward(self, x):
+        with FakeTensorMode() as mode:
+            torch.nn.functional.linear(mode.from_tensor(x), torch.empty(16, 8))
+        return x + 1
 
-    assert FlopCountAnalysis(Plans(), torch.ones(4, 8), execution="real").total() == 4 * 16 * 8
+    assert FlopCountAnalysis(Applied(forward), torch.ones(4, 8), execution="real").total() == 4 * 16 * 8

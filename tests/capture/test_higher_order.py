@@ -13,7 +13,7 @@ from fvflops import FlopCountAnalysis, record_call
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.old_torch import VERSION
 
 pytestmark = pytest.mark.skipif(
@@ -280,11 +280,11 @@ def test_vmap_of_a_condition_runs_both_branches():
 
 
 def test_an_exported_program_counts_as_the_model_does():
-    class Model(Parts):
-        def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: self.second(self.first(x)), self.first, (x,))
-
-    model = Model(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    model = Applied(
+        lambda self, x: torch.cond(x.sum() > 0, lambda x: self.second(self.first(x)), self.first, (x,)),
+        first=nn.Linear(4, 4),
+        second=nn.Linear(4, 4),
+    )
     exported = torch.export.export(model, (X,)).module()
     for execution in ("shapes", "real"):
         expected = FlopCountAnalysis(model, X, execution=execution)
@@ -326,13 +326,12 @@ def test_a_functionalised_op_is_seen():
     def add_product(out: torch.Tensor, x: torch.Tensor) -> None:
         out += x @ x.T
 
-    class Model(nn.Module):
-        def forward(self, x):
-            out = torch.zeros(3, 3)
-            torch.ops.fvflops_test.add_product(out, x)
-            return out * 2
+    def forward(self, x):
+        out = torch.zeros(3, 3)
+        torch.ops.fvflops_test.add_product(out, x)
+        return out * 2
 
-    program = torch.export.export(Model(), (X,)).run_decompositions({}).module()
+    program = torch.export.export(Applied(forward), (X,)).run_decompositions({}).module()
     unknown = FlopCountAnalysis(program, X, execution="real").unsupported_ops()
     assert unknown["fvflops_test::add_product"] == 1
     assert not any(name.startswith("higher_order") for name in unknown)

@@ -11,6 +11,7 @@ from torch.utils import _python_dispatch as python_dispatch
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.shapes.shape_cache import clear_cache
+from tests.support.models.parts import Applied
 
 EXECUTOR = ThreadPoolExecutor(2)
 POOL = ThreadPool(2)
@@ -132,16 +133,15 @@ def test_a_thread_that_outlives_the_run_leaves_torchs_flags(execution):
     begun, ended = threading.Event(), threading.Event()
     threads = []
 
-    class Starting(nn.Module):
-        def forward(self, x):
-            thread = threading.Thread(target=lambda: (begun.set(), ended.wait(30)), daemon=True)
-            threads.append(thread)
-            thread.start()
-            assert begun.wait(30)
-            return x + 1
+    def forward(self, x):
+        thread = threading.Thread(target=lambda: (begun.set(), ended.wait(30)), daemon=True)
+        threads.append(thread)
+        thread.start()
+        assert begun.wait(30)
+        return x + 1
 
     before = _flags()
-    assert FlopCountAnalysis(Starting(), torch.ones(2, 3), execution=execution).total() == 0
+    assert FlopCountAnalysis(Applied(forward), torch.ones(2, 3), execution=execution).total() == 0
     ended.set()
     for thread in threads:
         thread.join(30)

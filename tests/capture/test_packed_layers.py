@@ -301,9 +301,6 @@ def test_a_packed_embedding():
     assert parameter_summary(table)[""].by_dtype == {"int4": (64_000, 32_000)}
 
 
-# --- layers with integers that are no packed weights ------------------------------------------------------------------
-
-
 def sparse(dtype, indices):
     """A sparse matrix of 4 % of the elements: indices beside values."""
     values = WEIGHTS // 25
@@ -361,9 +358,6 @@ def test_low_rank_factors_in_a_packed_layer_are_parameters():
     assert (root.total, root.trainable) == (WEIGHTS + OUT + 8 * (IN + OUT), 8 * (IN + OUT))
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 class Unpacking(nn.Module):
     """A layer of int4 in int32 buffers, unpacked by ops of torch, as GPTQ's torch kernel does."""
 
@@ -401,9 +395,6 @@ def test_a_layer_that_states_no_sizes_has_those_of_its_operand(execution):
     root = parameter_summary(analysis)[""]
     assert root.by_dtype == {"int4": (WEIGHTS, WEIGHTS // 2)} and root.buffers == OUT + 8
     assert (root.active, root.unused, root.trainable) == (WEIGHTS, 0, 0)
-
-
-# --- bitsandbytes on the meta device, which it quantises when it moves to another -------------------------------------
 
 
 def on_meta(kind):

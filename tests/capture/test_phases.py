@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fvflops import FlopCountAnalysis, StopsAt, record
 from fvflops.capture.run import record_call
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import checkpoint_to_the_end
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
@@ -99,11 +99,10 @@ def test_recompute_is_what_was_rerun(way, execution):
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_module_reruns_outside_of_any_other_belongs_to_it(execution, reentrant):
-    class Inner(nn.Module):
-        def forward(self, x):
-            return checkpoint(lambda y: (y @ y.T).relu() @ y, x, use_reentrant=reentrant)
-
-    found = macs_of(nn.Sequential(Inner()), execution)
+    found = macs_of(
+        nn.Sequential(Applied(lambda self, x: checkpoint(lambda y: (y @ y.T).relu() @ y, x, use_reentrant=reentrant))),
+        execution,
+    )
     assert found == {"0": Counter(forward=2 * 16, recompute=(2 if reentrant else 1) * 16, backward=4 * 16)}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fvflops.capture.run import record_call
 from fvflops.trace import StopsAt, Trace, TraceError
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 
 LINEAR = StopsAt(frozenset({"aten::linear", "aten::scaled_dot_product_attention"}))
 
@@ -36,15 +36,9 @@ class Shared(nn.Module):
         return self.second(self.first(x))
 
 
-class Recursive(Parts):
-    def forward(self, x, depth=2):
-        x = self.fc(x)
-        return self(x, depth - 1) if depth else x
-
-
-class Direct(Parts):
-    def forward(self, x):
-        return self.fc.forward(x) + self.gate(x)
+def recursive(self, x, depth=2):
+    x = self.fc(x)
+    return self(x, depth - 1) if depth else x
 
 
 class Catches(nn.Module):
@@ -92,14 +86,18 @@ def test_a_shared_module_has_its_first_name():
 
 
 def test_recursive_calls_stack_up_and_unwind():
-    trace = record_call(Recursive(fc=nn.Linear(4, 4)), (torch.ones(1, 4),), stops_at=LINEAR)
+    trace = record_call(Applied(recursive, fc=nn.Linear(4, 4)), (torch.ones(1, 4),), stops_at=LINEAR)
     scopes = [trace.scope_of(event.stack) for event in trace.events if event.kind == "op"]
     assert scopes == [("", "fc"), ("", "", "fc"), ("", "", "", "fc")]
 
 
 def test_a_direct_forward_belongs_to_the_caller():
     assert owners(
-        record_call(Direct(fc=nn.Linear(4, 4), gate=nn.Linear(4, 4)), (torch.ones(1, 4),), stops_at=LINEAR),
+        record_call(
+            Applied(lambda self, x: self.fc.forward(x) + self.gate(x), fc=nn.Linear(4, 4), gate=nn.Linear(4, 4)),
+            (torch.ones(1, 4),),
+            stops_at=LINEAR,
+        ),
         "aten::linear",
     ) == {"": 1, "gate": 1}
 
@@ -122,14 +120,13 @@ def test_enter_and_exit_events_nest():
 
 
 def test_storages_are_named_freed_and_shared_by_views():
-    class Net(Parts):
-        def forward(self, x):
-            y = self.fc(x).view(-1)
-            z = y.exp()
-            del y
-            return z.sum()
+    def forward(self, x):
+        y = self.fc(x).view(-1)
+        z = y.exp()
+        del y
+        return z.sum()
 
-    trace = record_call(Net(fc=nn.Linear(4, 4)), (torch.ones(2, 4),), stops_at=LINEAR)
+    trace = record_call(Applied(forward, fc=nn.Linear(4, 4)), (torch.ones(2, 4),), stops_at=LINEAR)
     origins = {storage.name or storage.origin for storage in trace.storages}
     assert {"fc.weight", "fc.bias", "input", "op"} <= origins
     ops = {trace.signatures[event.item].packet: event for event in trace.events if event.kind == "op"}
@@ -194,29 +191,29 @@ def test_fused_attention_is_seen_as_its_slow_path_whatever_the_grad_mode(mask):
 
 
 def test_a_model_that_uses_autograd_runs_in_the_core_vocabulary():
-    class Potential(Parts):
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.requires_grad_()
-                return torch.autograd.grad(self.fc(x).sum(), x)[0]
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            return torch.autograd.grad(self.fc(x).sum(), x)[0]
 
     x = torch.ones(2, 3)
-    trace = record_call(Potential(fc=nn.Linear(3, 1)), (x,), stops_at=LINEAR)
+    trace = record_call(Applied(forward, fc=nn.Linear(3, 1)), (x,), stops_at=LINEAR)
     assert trace.about["vocabulary"] == "core"
     assert ("fc", "aten::addmm") in seen(trace)
     assert "backward" in {event.phase for event in trace.events}
 
 
 def test_both_vocabularies_can_stand_in_one_trace():
-    class Island(Parts):
-        def forward(self, x):
-            with torch.inference_mode():
-                self.fc(x)
-            y = self.fc(x)
-            torch.autograd.grad(y.sum(), y)
-            return y
+    def forward(self, x):
+        with torch.inference_mode():
+            self.fc(x)
+        y = self.fc(x)
+        torch.autograd.grad(y.sum(), y)
+        return y
 
-    ops = {op for _, op in seen(record_call(Island(fc=nn.Linear(3, 3)), (torch.ones(2, 3),), stops_at=LINEAR))}
+    ops = {
+        op for _, op in seen(record_call(Applied(forward, fc=nn.Linear(3, 3)), (torch.ones(2, 3),), stops_at=LINEAR))
+    }
     assert {"aten::linear", "aten::addmm"} <= ops
 
 
@@ -268,12 +265,12 @@ def test_inputs_of_every_kind_reach_the_model():
     class Output:
         value: torch.Tensor
 
-    class Net(nn.Module):
-        def forward(self, pair, *, scale, nested):
-            return Output(pair.a + pair.b * scale + nested["x"][0])
-
     one = torch.ones(2)
-    trace = record_call(Net(), (Pair(one, one),), {"scale": 2, "nested": {"x": [one]}})
+    trace = record_call(
+        Applied(lambda self, pair, *, scale, nested: Output(pair.a + pair.b * scale + nested["x"][0])),
+        (Pair(one, one),),
+        {"scale": 2, "nested": {"x": [one]}},
+    )
     region = trace.region_signatures[-1]
     assert len(region.inputs) == 3 and len(region.outputs) == 1
 

@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -17,11 +18,9 @@ from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, flop_count_s
 from fvflops.capture.recorder.tensor_specs import signature_count
 from fvflops.capture.run import ExecutionError, record_call
 from tests.support.installed_patches import installed
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.recording_checks import BEFORE, EXECUTIONS, X, check_sums, macs_by_owner, macs_by_phase, make_net
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
-
-# --- tensors that outlive a step --------------------------------------------------------------------------------------
 
 
 def accesses(trace):
@@ -55,9 +54,6 @@ def test_a_tensor_of_an_earlier_step_is_one_from_outside(reuse):
 
     real, shapes = run_steps("real"), run_steps("shapes")
     assert len(real[-1]) > 2 and shapes == real
-
-
-# --- recordings in recordings, in threads, and around other wrappers --------------------------------------------------
 
 
 def test_queries_inside_tell_what_there_is_so_far():
@@ -138,9 +134,8 @@ def test_pauses_nest_and_last():
             model(X)
         model(X)
         for change in (run.pause, run.resume):
-            thread = threading.Thread(target=change)
-            thread.start()
-            thread.join()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(change).result()
             model(X)
     assert run.macs() == 2 * 72
     with record(model, schedule=schedule(active=2)) as run:
@@ -154,14 +149,13 @@ def test_pauses_nest_and_last():
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_pauses_in_the_middle_of_forward_and_of_backward(execution):
-    class Pausing(Parts):
-        def forward(self, x, run):
-            x = self.first(x)
-            with run.paused():
-                x = self.first(self.second(x))
-            return self.second(x)
+    def pausing(self, x, run):
+        x = self.first(x)
+        with run.paused():
+            x = self.first(self.second(x))
+        return self.second(x)
 
-    model = Pausing(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    model = Applied(pausing, first=nn.Linear(4, 4), second=nn.Linear(4, 4))
     with record(model, execution=execution) as run:
         y = model(X, run)
         y.sum().backward()
@@ -184,65 +178,41 @@ def test_pauses_in_the_middle_of_forward_and_of_backward(execution):
 def test_two_threads_record_at_once_and_end_in_the_other_order(same):
     models = [make_net()] * 2 if same else [make_net(), make_net()]
     barrier = threading.Barrier(2, timeout=30)
-    runs = {}
-    errors = []
 
     def work(number):
-        try:
-            if number:
+        if number:
+            barrier.wait()
+        with record(models[number]) as run:
+            if not number:
+                barrier.wait()  # the second begins when the first has, and ends first
+            for _ in range(3):
+                y = models[number](X)
                 barrier.wait()
-            with record(models[number]) as run:
-                if not number:
-                    barrier.wait()  # the second begins when the first has, and ends first
-                for _ in range(3):
-                    y = models[number](X)
-                    barrier.wait()
-                    torch.autograd.grad(y.sum(), list(models[number].parameters()))
-                    barrier.wait()
-                if not number:
-                    barrier.wait()
-            if number:
+                torch.autograd.grad(y.sum(), list(models[number].parameters()))
                 barrier.wait()
-            runs[number] = run
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
+            if not number:
+                barrier.wait()
+        if number:
+            barrier.wait()
+        return run
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for run in runs.values():
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(work, range(2)))
+    for run in runs:
         assert macs_by_owner(run) == {"0": {"forward": 144, "backward": 144}, "2": {"forward": 72, "backward": 144}}
         assert not run.trace().modules.pseudo_modules()
 
 
 def test_a_recording_ends_where_it_began():
-    model, errors = make_net(), []
+    model = make_net()
     run = record(model)
     run.__enter__()
     model(X)
-
-    def end():
-        try:
-            run.__exit__(None, None, None)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    thread.join()
-    assert errors == ["a recording must be stopped in the thread that started it"]
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="stopped in the thread that started it"):
+        pool.submit(run.__exit__, None, None, None).result()
     model(X)
     run.__exit__(None, None, None)
     assert run.total() == 144
-
-
-class Squared(Parts):
-    def forward(self, x):
-        return self.layer(x).pow(2)
 
 
 def test_compiled_models_run_eagerly_and_stay_compiled():
@@ -265,7 +235,7 @@ def test_compiled_models_run_eagerly_and_stay_compiled():
     assert macs_by_owner(run).keys() == {"0", "2"}
     inside(X)
     assert len(compiled) == 1
-    other = Squared(layer=nn.Linear(4, 4))
+    other = Applied(lambda self, x: self.layer(x).pow(2), layer=nn.Linear(4, 4))
     with record(other) as run:
         other.compile(backend=backend, fullgraph=True)
         other(X)
@@ -327,9 +297,6 @@ def test_a_copy_of_the_model_is_no_part_of_it(execution):
     }
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
 class Stop(BaseException):
     """Neither an Exception nor an interrupt."""
 
@@ -379,15 +346,13 @@ def test_an_exception_leaves_a_trace_that_can_be_read(place, kind, execution):
     with pytest.raises(kind, match="stop"), run:
         work()
     assert not run.trace().complete
-    assert (
-        macs_by_phase(run)
-        == {
-            "forward": {"forward": 48},
-            "backward": {"forward": 72},
-            "step": {"forward": 72, "backward": 96},
-            "rerun": {"forward": 72 + 12 + 6, "recompute": 72},
-        }[place]
-    )
+    macs = {
+        "forward": {"forward": 48},
+        "backward": {"forward": 72},
+        "step": {"forward": 72, "backward": 96},
+        "rerun": {"forward": 72 + 12 + 6, "recompute": 72},
+    }
+    assert macs_by_phase(run) == macs[place]
     assert Trace.from_json(run.trace().to_json()) == run.trace()
     flop_count_table(run)
     flop_count_str(run)
@@ -511,14 +476,18 @@ def test_a_recording_keeps_nothing_alive():
     assert run.total() == 168
 
 
-# --- what is told of it -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "table", ["default", "fvcore", "exact", "deepspeed", "thop", "ptflops", "torchinfo", "calflops"]
 )
 def test_a_recorded_training_step_is_saved_merged_and_told_in_every_convention(table):
-    model = nn.Sequential(nn.LSTM(4, 4), Last(), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.LSTM(4, 4),
+        Applied(lambda self, output: output[0][-1]),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.Linear(4, 2),
+    )
     optimizer = torch.optim.SGD([{"params": model[0].parameters(), "group_name": "lstm"}, {"params": model[5].weight}])
     x = torch.randn(3, 2, 4, requires_grad=True)
     past = model[4](torch.ones(1, 4)).sum()
@@ -544,11 +513,6 @@ def test_a_recorded_training_step_is_saved_merged_and_told_in_every_convention(t
     for told in (run, again, twice):
         assert (BEFORE in flop_count_table(told)) == (told.total(BEFORE) > 0)  # rows without a count are left out
         assert BEFORE in flop_count_str(told)
-
-
-class Last(nn.Module):
-    def forward(self, output):
-        return output[0][-1]
 
 
 @pytest.mark.parametrize("execution", ["auto", "shapes", "real"])

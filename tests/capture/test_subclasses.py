@@ -30,9 +30,6 @@ def count(function, *inputs, weights=()):
     return analysis
 
 
-# --- quantised weights: a wrapper around whole numbers and their scales -----------------------------------------------
-
-
 class Quantised(torch.Tensor):
     """A weight of a linear layer as whole numbers of eight bits, with a scale for each row."""
 
@@ -108,8 +105,6 @@ def test_a_quantised_weight_is_still_itself_after_the_count():
     assert type(layer.weight) is Quantised and layer.weight.data8 is data and data.dtype is torch.int8
 
 
-# --- sparse layouts: only what is stored is multiplied ----------------------------------------------------------------
-
 MATRIX = torch.tensor([[1.0, 0, 0, 2], [0, 0, 3, 0], [0, 0, 0, 0], [4, 0, 5, 6], [0, 7, 0, 0], [0, 0, 8, 0]])
 LAYOUTS = {
     "coo": MATRIX.to_sparse(),
@@ -156,8 +151,6 @@ def test_a_matrix_that_becomes_sparse_on_the_way():
     total = count(lambda x, y: x.to_sparse_csr() @ y, MATRIX, torch.rand(4, 5)).total()
     assert total == stored_products(LAYOUTS["csr"], 5)
 
-
-# --- nested tensors: in every layout and every op the parts count as they are, without padding ------------------------
 
 LENGTHS = (3, 5)
 TOGETHER = sum(LENGTHS)
@@ -212,9 +205,6 @@ def test_an_encoder_that_nests_its_padded_batch_counts_as_if_padded():
     assert masked == alone
 
 
-# --- masked tensors: every element is computed, and counted -----------------------------------------------------------
-
-
 def test_a_masked_tensor_counts_like_a_plain_one():
     x, mask = torch.rand(4, 8), torch.rand(4, 8) > 0.5
     analysis = count(lambda x, mask: (torch.masked.masked_tensor(x, mask) * 2).sum(-1), x, mask)
@@ -226,9 +216,6 @@ def test_what_a_masked_tensor_cannot_do_raises_as_without_a_count():
     masked = torch.masked.masked_tensor(torch.rand(4, 8), torch.rand(4, 8) > 0.5)
     with pytest.raises(TypeError, match="unsupported operand"):
         FlopCountAnalysis(Calls(operator.matmul), (masked, torch.rand(8, 3))).total()
-
-
-# --- in shape execution ---------------------------------------------------------------------------------------------
 
 
 class Image(torch.Tensor):

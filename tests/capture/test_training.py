@@ -18,7 +18,7 @@ from fvflops import Trace, TrainingStepAnalysis, flop_count_str, flop_count_tabl
 from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import REPEATS_DETACH, checkpoint_to_the_end
 from tests.support.oracle.backward_owners import Witness
 from tests.support.recording_checks import (
@@ -32,8 +32,6 @@ from tests.support.recording_checks import (
     ops_by_place,
 )
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
-
-# --- activation checkpointing -----------------------------------------------------------------------------------------
 
 BATCH, TOKENS, WIDTH = 2, 8, 16
 CONFIG = GPT2Config(vocab_size=10, positions=TOKENS, width=WIDTH, layers=1, heads=2, dropout=0.0)
@@ -80,6 +78,9 @@ def save_products(context, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+SAVE_PRODUCTS = partial(create_selective_checkpoint_contexts, save_products)
+
+
 def in_two_halves(block, again):
     def run(x):
         x = x + checkpoint(again(lambda y: block.attn(block.ln_1(y))), x, use_reentrant=False)
@@ -98,12 +99,7 @@ CHECKPOINTS = {
     "not reentrant": (lambda again, block, x: checkpoint(again(block), x, use_reentrant=False), EARLY_STOP),
     "without early stop": (lambda again, block, x: checkpoint_to_the_end(again(block), x), dict.fromkeys(FORWARD, 1)),
     "selective": (
-        lambda again, block, x: checkpoint(
-            again(block),
-            x,
-            use_reentrant=False,
-            context_fn=partial(create_selective_checkpoint_contexts, save_products),
-        ),
+        lambda again, block, x: checkpoint(again(block), x, use_reentrant=False, context_fn=SAVE_PRODUCTS),
         {"attn": 1},
     ),
     "nested": (
@@ -294,20 +290,16 @@ def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
             torch.autograd.backward(y, gradient)
             return None, x.grad
 
-    class Own(Parts):
-        def forward(self, x):
-            return CheckpointFunction.apply(lambda y: self.layer(y) @ torch.eye(4), x)
+    def forward(self, x):
+        return CheckpointFunction.apply(lambda y: self.layer(y) @ torch.eye(4), x)
 
-    model = nn.Sequential(Own(layer=nn.Linear(4, 4)))
+    model = nn.Sequential(Applied(forward, layer=nn.Linear(4, 4)))
     with record(model) as run:
         model(X.clone().requires_grad_()).sum().backward()
     assert macs_by_owner(run) == {
         "0": {"forward": 48, "recompute": 48, "backward": 48},
         "0.layer": {"forward": 48, "recompute": 48, "backward": 96},
     }
-
-
-# --- owners of backward ops -------------------------------------------------------------------------------------------
 
 
 class Views(nn.Module):
@@ -374,23 +366,18 @@ def test_every_backward_op_of_an_adversarial_net_has_the_owner_that_its_graph_ha
     assert not run.unsupported_ops()
 
 
-class TwiceDifferentiable(Parts):
+def twice_differentiable(self, x):
     """What has a derivative of its derivative, in shared modules and through views."""
-
-    def forward(self, x):
-        h = self.norm(self.one(self.act(self.two(self.one(x)))))
-        h = self.convolution(h.t()[None])[0].t()
-        return h * h.sigmoid()
+    h = self.norm(self.one(self.act(self.two(self.one(x)))))
+    h = self.convolution(h.t()[None])[0].t()
+    return h * h.sigmoid()
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_the_backward_pass_of_a_backward_pass_belongs_to_whose_backward_it_is(execution):
-    model, x = (
-        TwiceDifferentiable(
-            one=Views(), two=Views(), norm=nn.LayerNorm(4), act=nn.GELU(), convolution=nn.Conv1d(4, 4, 3, padding=1)
-        ),
-        torch.randn(6, 4, requires_grad=True),
-    )
+    parts = {"one": Views(), "two": Views(), "norm": nn.LayerNorm(4), "act": nn.GELU()}
+    model = Applied(twice_differentiable, **parts, convolution=nn.Conv1d(4, 4, 3, padding=1))
+    x = torch.randn(6, 4, requires_grad=True)
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False),
         record(model, execution=execution, table="exact") as run,
@@ -487,14 +474,11 @@ class Reversible(torch.autograd.Function):
         return x.grad + gradient.mean(), None
 
 
-class InReverse(Parts):
-    def forward(self, x):
-        return self.out(Reversible.apply(x, self.inner) @ torch.eye(2))
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_function_whose_backward_calls_a_module(execution):
-    model = InReverse(inner=make_net(), out=nn.Linear(2, 2))
+    model = Applied(
+        lambda self, x: self.out(Reversible.apply(x, self.inner) @ torch.eye(2)), inner=make_net(), out=nn.Linear(2, 2)
+    )
     with record(model, execution=execution) as run, Witness(model) as witness:
         model(X.clone().requires_grad_()).sum().backward()
     assert witness.disagreements(run.trace()) == []
@@ -597,17 +581,13 @@ def test_functional_derivatives(name, execution):
     assert set(macs_by_owner(run)) == {"0", "2"}
 
 
-# --- a whole step by shapes -------------------------------------------------------------------------------------------
-
-
 def test_a_training_step_by_shapes_is_the_real_one():
     torch.manual_seed(0)
     model = nn.Sequential(Checkpointed("none", Reruns()), nn.Linear(WIDTH, 1))
     x = torch.randn(BATCH, TOKENS, WIDTH)
     optimizer = torch.optim.AdamW(model.parameters())
-    step = TrainingStepAnalysis(
-        model, x, loss=torch.sum, optimizer=optimizer, checkpoint=[Block], micro_batches=2, table="exact"
-    )
+    options = {"checkpoint": [Block], "micro_batches": 2, "table": "exact"}
+    step = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=optimizer, **options)
     counted = ops_by_place(step)
     assert not optimizer.state
     with record(model, table="exact") as run:
@@ -625,25 +605,17 @@ def test_a_training_step_by_shapes_is_the_real_one():
     assert all(item.kind is item.KEYWORD_ONLY for item in list(signature.parameters.values())[2:])
 
 
-class Masked(nn.Module):
+class Masked(nn.Linear):
     """A block that makes a tensor on the device of its input, as masks are made."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
     def forward(self, x):
-        return self.linear(x) * torch.ones(4, device=x.device)
+        return super().forward(x) * torch.ones(4, device=x.device)
 
 
 def test_recomputation_on_a_missing_device():
     """A block that is called again in the backward pass may make tensors on the emulated device, too."""
-    trace = TrainingStepAnalysis(
-        nn.Sequential(Masked(), Masked()), torch.ones(2, 4), loss=torch.sum, checkpoint=[Masked], device="cuda"
-    ).trace()
-    made = Counter(
-        event.phase
-        for event in trace.events
-        if event.kind == "op" and trace.signatures[event.item].packet == "aten::ones"
-    )
+    model, options = nn.Sequential(Masked(4, 4), Masked(4, 4)), {"checkpoint": [Masked], "device": "cuda"}
+    trace = TrainingStepAnalysis(model, torch.ones(2, 4), loss=torch.sum, **options).trace()
+    ops = [event for event in trace.events if event.kind == "op"]
+    made = Counter(event.phase for event in ops if trace.signatures[event.item].packet == "aten::ones")
     assert made == {"forward": 2, "recompute": 2}

@@ -193,9 +193,6 @@ def test_strict_holds_for_each_model(capsys, models):
     assert rows[names[1]]["flops"] == "24" and rows[names[1]]["error"] == ""
 
 
-# ---- The plot and the table of a paper
-
-
 def test_a_plot_of_joined_accuracies(capsys, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is not installed")
     monkeypatch.chdir(tmp_path)

@@ -51,6 +51,11 @@ NARROW = {"flops": 144, "macs": 144, "activations": 30, "parameters": 58}
 BYTES = 304 + 192 + 192
 
 
+def make_narrow():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    return FlopCountAnalysis(model, torch.ones(3, 4))
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(FACTORY)
@@ -61,9 +66,6 @@ def folder(tmp_path, monkeypatch):
 
 def check(*arguments, model="net.py:narrow", name="net"):
     return main(["check", model, "--budget", "budget.yaml", "--name", name, *arguments])
-
-
-# --- the file ---
 
 
 @pytest.mark.parametrize(
@@ -123,11 +125,8 @@ models:
 
 
 def test_a_tolerance_is_a_share_of_the_limit():
-    assert [Limit("flops", 200, False, Fraction(1, 100)).allows(value) for value in (0, 202, 203)] == [
-        True,
-        True,
-        False,
-    ]
+    most = Limit("flops", 200, False, Fraction(1, 100))
+    assert [most.allows(value) for value in (0, 202, 203)] == [True, True, False]
     exact = Limit("flops", 200, True, Fraction(1, 100))
     assert [exact.allows(value) for value in (197, 198, 202, 203)] == [False, True, True, False]
 
@@ -173,9 +172,6 @@ def test_limits_passed_by_a_program_are_checked():
         assert message in str(caught.value)
 
 
-# --- the verdict ---
-
-
 def test_a_model_within_its_budget_passes(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unsupported: 0}}")
     assert check() == 0
@@ -184,10 +180,7 @@ def test_a_model_within_its_budget_passes(folder, capsys):
 
 @pytest.mark.parametrize("metric", [*NARROW, "memory"])
 def test_each_metric_is_limited(metric, folder, capsys):
-    narrow = FlopCountAnalysis(
-        torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), torch.ones(3, 4)
-    )
-    value = NARROW.get(metric) or predict_memory(narrow).peak
+    value = NARROW.get(metric) or predict_memory(make_narrow()).peak
     for limit, code in ((value, 0), (value - 1, 1)):
         (folder / "budget.yaml").write_text(f"models: {{net: {{{metric}: {limit}}}}}")
         assert check() == code
@@ -202,11 +195,8 @@ def test_a_model_over_its_budget_reports_by_how_much_and_where(folder, capsys):
     rows = [line.split() for line in output.splitlines()]
     assert ["FLOPs", "max", "144", "288", "+144", "+100%", "OVER"] in rows
     modules = rows.index(["FLOPs", "of", "the", "modules", "that", "grew", "most"])
-    assert rows[modules + 3 : modules + 6] == [
-        ["0", "96", "192", "+96", "+100%"],
-        ["2", "48", "96", "+48", "+100%"],
-        [],
-    ]
+    grown = [["0", "96", "192", "+96", "+100%"], ["2", "48", "96", "+48", "+100%"], []]
+    assert rows[modules + 3 : modules + 6] == grown
     operators = rows.index(["FLOPs", "of", "the", "operators", "that", "grew", "most"])
     assert rows[operators + 3 :] == [["linear", "144", "288", "+144", "+100%"]]
     summary = (folder / "summary.md").read_text()
@@ -250,8 +240,7 @@ def test_numbers_that_round_to_the_same_text_are_written_in_full(folder, capsys)
 
 
 def test_a_saved_trace_is_checked_without_memory(folder, capsys):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
+    (folder / "net.json").write_text(make_narrow().trace().to_json())
     assert check("--update", model="net.json") == 0
     limits = load_budgets("budget.yaml")["net"].limits
     assert {metric: limit.value for metric, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unsupported": 0}
@@ -297,25 +286,15 @@ def test_every_format_writes_the_verdict(format, folder, capsys):
         out = capsys.readouterr().out
         written = check_report(format, out, "budget_update" if arguments else "budget")
     if format == "csv":
-        assert [row["metric"] for row in written] == [
-            "activations",
-            "bytes",
-            "flops",
-            "macs",
-            "parameters",
-            "unsupported",
-        ]
+        metrics = ["activations", "bytes", "flops", "macs", "parameters", "unsupported"]
+        assert [row["metric"] for row in written] == metrics
         assert [(row["budget"], row["actual"]) for row in written][2:4] == [("144", "288")] * 2
     elif format == "json":
-        assert written["modules"] == [
-            {"name": long, "before": 96, "after": 192},
-            {"name": "b", "before": 48, "after": 96},
-        ]
+        grown = [(row["name"], row["before"], row["after"]) for row in written["modules"]]
+        assert grown == [(long, 96, 192), ("b", 48, 96)]
     else:
         assert "OVER BUDGET" in written and "FLOPs of the modules that grew most" in written
 
-
-# --- the update ---
 
 WRITTEN = """# What our models may cost.
 tolerance: 1%  # for all
@@ -373,10 +352,8 @@ def test_an_update_keeps_comments_and_lists_its_changes(folder, capsys):
 
 def test_an_update_writes_a_new_file_and_adds_a_model(folder, capsys):
     assert check("--update") == 0
-    assert (
-        "budget.yaml: net added.\n\nentry        after\n-----------  -----\nflops        144\n"
-        in capsys.readouterr().out
-    )
+    head = "budget.yaml: net added.\n\nentry        after\n-----------  -----\nflops        144\n"
+    assert head in capsys.readouterr().out
     assert check("--update", "--table", "exact", model="net.py:wide", name="null: *x") == 0
     budgets = load_budgets("budget.yaml")
     assert list(budgets) == ["net", "null: *x"]
@@ -434,8 +411,6 @@ def test_what_needs_lines_of_its_own_is_not_written_into_braces():
     with pytest.raises(TableError, match="a model cannot be added here"):
         update_text("{tolerance: 1%}", "budget.yaml", "other", {"flops": 5})
 
-
-# --- the pytest plugin ---
 
 TESTS = """
 import pytest

@@ -27,7 +27,7 @@ from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.reports.report_formats import check_report, output_of, run
 
 ROWS, WIDTH = 3, 8
@@ -50,9 +50,6 @@ def matches(before, after, x=X):
     """Return (before, after) of the modules whose names differ."""
     difference = fvflops.diff(before, after, x)
     return {(module.before_name, module.after_name) for module in difference.by_module()}
-
-
-# --- three real changes, counted by hand ---
 
 
 def test_a_layer_is_widened():
@@ -135,19 +132,15 @@ def test_other_inputs_change_every_module_with_costs():
     assert difference.total("parameters").difference == 0
 
 
-# --- renamed modules ---
-
-
-class Named(Parts):
-    def forward(self, x):
-        for part in self.children():
-            x = part(x)
-        return x
+def named(self, x):
+    for part in self.children():
+        x = part(x)
+    return x
 
 
 def test_a_renamed_module_is_matched():
-    before = Named(first=nn.Linear(4, 8), act=nn.ReLU(), last=nn.Linear(8, 2))
-    after = Named(embed=nn.Linear(4, 8), relu=nn.ReLU(), last=nn.Linear(8, 2))
+    before = Applied(named, first=nn.Linear(4, 8), act=nn.ReLU(), last=nn.Linear(8, 2))
+    after = Applied(named, embed=nn.Linear(4, 8), relu=nn.ReLU(), last=nn.Linear(8, 2))
     assert matches(before, after) == {("first", "embed"), ("act", "relu")}
     difference = fvflops.diff(before, after, X)
     assert {module.kind for module in difference.by_module()} == {"renamed"}
@@ -155,7 +148,10 @@ def test_a_renamed_module_is_matched():
 
 
 def test_submodules_of_a_renamed_module_are_matched():
-    before, after = Named(stem=net(), head=nn.Linear(2, 3)), Named(backbone=net(), head=nn.Linear(2, 3))
+    before, after = (
+        Applied(named, stem=net(), head=nn.Linear(2, 3)),
+        Applied(named, backbone=net(), head=nn.Linear(2, 3)),
+    )
     difference = fvflops.diff(before, after, X)
     assert {(module.before_name, module.after_name) for module in difference.by_module()} == {
         ("stem", "backbone"),
@@ -167,7 +163,7 @@ def test_submodules_of_a_renamed_module_are_matched():
 
 
 def test_a_module_that_is_renamed_and_widened_is_one_change():
-    before, after = Named(stem=net(8), out=nn.Identity()), Named(body=net(16), out=nn.Identity())
+    before, after = Applied(named, stem=net(8), out=nn.Identity()), Applied(named, body=net(16), out=nn.Identity())
     difference = fvflops.diff(before, after, X)
     assert changes(difference)["body.0"] == 96
     assert {module.kind for module in difference.by_module()} == {"changed", "renamed"}
@@ -187,17 +183,17 @@ def test_layers_are_added_at_the_end():
 
 
 def test_a_wrapped_model_is_matched_in_its_wrapper():
-    wrapped = nn.Sequential(OrderedDict(module=Named(a=net())))
-    pairs = matches(Named(a=net()), wrapped)
+    wrapped = nn.Sequential(OrderedDict(module=Applied(named, a=net())))
+    pairs = matches(Applied(named, a=net()), wrapped)
     assert ("", "module") in pairs
     assert ("a.0", "module.a.0") in pairs
     assert (None, "") in pairs
-    assert ("module", "") in matches(wrapped, Named(a=net()))
+    assert ("module", "") in matches(wrapped, Applied(named, a=net()))
 
 
 def test_a_module_that_moves_to_another_parent_is_matched():
-    before = Named(a=nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)), b=nn.Sequential(nn.Linear(8, 2)))
-    after = Named(a=nn.Sequential(nn.Linear(4, 8)), b=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)))
+    before = Applied(named, a=nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)), b=nn.Sequential(nn.Linear(8, 2)))
+    after = Applied(named, a=nn.Sequential(nn.Linear(4, 8)), b=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)))
     assert matches(before, after) == {("a.1", "b.0"), ("b.0", "b.1")}
 
 
@@ -210,9 +206,6 @@ def test_a_long_list_that_differs_everywhere_is_matched_quickly():
     pairs = match_modules(*trees)
     assert len(pairs) == 1101
     assert pairs["1099"] == "1099"
-
-
-# --- what can be compared ---
 
 
 def test_traces_files_programs_and_graph_modules_are_compared(tmp_path):
@@ -321,9 +314,6 @@ def test_another_measure_sorts():
     with pytest.raises(ValueError, match="measure must be one of"):
         difference_report(difference, measure="time")
     assert "1 more row: difference +48." in write_document(difference_report(difference).ranked(top=1))
-
-
-# --- the command line ---
 
 
 def test_a_git_revision_is_compared_with_the_working_tree(repository, capsys):

@@ -13,7 +13,7 @@ from fvflops.comparison.parameter_summary import ParameterCount
 from fvflops.trace import TraceError
 from tests.support.models import expert_mixtures as experts
 from tests.support.models.expert_mixtures import EXPERTS, INNER, TOPK, WIDTH
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import build_case
 
 # A published size is rounded or cut to the digits that are shown: the true one is less than one unit of the last away.
@@ -78,18 +78,11 @@ PUBLISHED = {
 _GPT_OSS = {"hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8}
 _GPT_OSS |= {"head_dim": 64, "vocab_size": 201088, "num_experts_per_tok": 4}
 WITHOUT_EMBEDDING = {
-    "gpt-oss-20b": (
-        "GptOss",
-        _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
-        (32, 4),
-        ("20.91", "3.61"),
-    ),
-    "gpt-oss-120b": (
-        "GptOss",
-        _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
-        (128, 4),
-        ("116.83", "5.13"),
-    ),
+    name: ("GptOss", _GPT_OSS | {"num_hidden_layers": layers, "num_local_experts": experts_there}, met, sizes)
+    for name, layers, experts_there, met, sizes in (
+        ("gpt-oss-20b", 24, 32, (32, 4), ("20.91", "3.61")),
+        ("gpt-oss-120b", 36, 128, (128, 4), ("116.83", "5.13")),
+    )
 }
 
 
@@ -140,9 +133,6 @@ def test_neither_the_number_of_tokens_nor_a_backward_pass_matters(tokens, loss):
     weight = summary["model.layers.1.mlp.experts.gate_up_proj"]
     assert (weight.total, weight.active) == (8 * 192 * 64, 3 * 192 * 64)
     assert summary[""].active == summary[""].total - elements_of_experts(summary) * 5 // 8
-
-
-# --- the ways in which experts are written ---
 
 
 class Network(nn.Module):
@@ -233,21 +223,15 @@ def test_experts_that_run_twice_are_active_by_the_mean_of_both_runs(mixture_clas
 
 
 def test_a_router_beside_a_stack_of_experts_is_wholly_active():
-    class Flat(Parts):
+    def forward(self, x):
         """A mixture that keeps all it has in one module."""
+        x = x.flatten(0, -2)
+        numbers, order = F.linear(x, self.router).topk(TOPK).indices.view(-1).sort()
+        return experts.multiply_groups(x[order // TOPK], self.up, numbers)
 
-        def forward(self, x):
-            x = x.flatten(0, -2)
-            numbers, order = F.linear(x, self.router).topk(TOPK).indices.view(-1).sort()
-            return experts.multiply_groups(x[order // TOPK], self.up, numbers)
-
-    summary = parameter_summary(
-        record_call(
-            Flat(router=nn.Parameter(torch.randn(EXPERTS, WIDTH)), up=nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER))),
-            (torch.randn(1, 9, WIDTH),),
-            execution="real",
-        )
-    )
+    router, up = (nn.Parameter(torch.randn(EXPERTS, WIDTH, *inner)) for inner in ((), (INNER,)))
+    trace = record_call(Applied(forward, router=router, up=up), (torch.randn(1, 9, WIDTH),), execution="real")
+    summary = parameter_summary(trace)
     assert summary["router"].active == EXPERTS * WIDTH
     assert summary["up"].active == TOPK * WIDTH * INNER
 
@@ -260,9 +244,6 @@ def test_experts_on_the_pixels_of_an_image():
     mixture = Pixels()
     summary = parameter_summary(record_call(mixture, (torch.randn(1, WIDTH, 2, 2 * WIDTH),), execution="real"))
     assert summary["experts"].active == summary["experts"].total * TOPK // EXPERTS
-
-
-# --- what looks like experts and is not ---
 
 
 def assert_wholly_active(model, *args):
@@ -324,13 +305,6 @@ class Pyramid(Parts):
         return [layer(maps[..., :: 2**level]) for level, layer in enumerate(self.layers)]
 
 
-class Spans(Parts):
-    """Layers alike on rows of one tensor that the caller names."""
-
-    def forward(self, x):
-        return self.begin(x[:, torch.tensor([0, 3])]) + self.end(x[:, torch.tensor([2, 5])])
-
-
 class SortedApart(Parts):
     """Two layers alike that each sort all tokens for themselves."""
 
@@ -369,13 +343,11 @@ class BlocksAfterMixture(Parts):
         return self.blocks(self.layer(x) + self.best(x)[0])
 
 
-class LearnedQueries(Parts):
+def learned_queries(self, x):
     """Queries that are parameters, and look at picked tokens in two heads."""
-
-    def forward(self, x):
-        picked, _ = self.best(x)
-        query = self.query(self.queries).view(3, 2, -1).transpose(0, 1)
-        return torch.bmm(query, picked[0].view(4, 2, -1).permute(1, 2, 0))
+    picked, _ = self.best(x)
+    query = self.query(self.queries).view(3, 2, -1).transpose(0, 1)
+    return torch.bmm(query, picked[0].view(4, 2, -1).permute(1, 2, 0))
 
 
 class Codebook(Parts):
@@ -384,13 +356,6 @@ class Codebook(Parts):
     def forward(self, x):
         nearest = torch.cdist(x, self.codes[None]).argmin(-1)
         return torch.bmm(self.codes[nearest].view(3, 5, -1), x.view(3, 5, -1).transpose(1, 2))
-
-
-class OneMatrix(Parts):
-    """A weight with an axis of one in front, for picked tokens."""
-
-    def forward(self, x):
-        return torch.bmm(self.best(x)[0], self.weight)
 
 
 def linear(outputs=WIDTH):
@@ -402,7 +367,11 @@ NO_EXPERTS = {
     "decoder": lambda: Decoder(best=Best(), layers=nn.ModuleList([experts.Expert() for _ in range(3)])),
     "refining": lambda: Refining(best=Best(), layers=nn.ModuleList([Refining.Layer(move=linear(4)) for _ in range(3)])),
     "pyramid": lambda: Pyramid(layers=nn.ModuleList([nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(3)])),
-    "spans": lambda: Spans(begin=linear(), end=linear()),
+    "spans": lambda: Applied(
+        lambda self, x: self.begin(x[:, torch.tensor([0, 3])]) + self.end(x[:, torch.tensor([2, 5])]),
+        begin=linear(),
+        end=linear(),
+    ),
     "sorted apart": lambda: SortedApart(
         scans=nn.ModuleList([SortedApart.Scan(score=linear(1), mix=linear()) for _ in range(2)])
     ),
@@ -412,9 +381,15 @@ NO_EXPERTS = {
         best=nn.Sequential(nn.ModuleDict({"inner": Best(15)})["inner"]),
         blocks=BlocksAfterMixture.Blocks(weight=nn.Parameter(torch.randn(4, 2, 5))),
     ),
-    "learned queries": lambda: LearnedQueries(best=Best(), queries=nn.Parameter(torch.randn(3, WIDTH)), query=linear()),
+    "learned queries": lambda: Applied(
+        learned_queries, best=Best(), queries=nn.Parameter(torch.randn(3, WIDTH)), query=linear()
+    ),
     "codebook": lambda: Codebook(codes=nn.Parameter(torch.randn(20, WIDTH))),
-    "one matrix": lambda: OneMatrix(best=Best(), weight=nn.Parameter(torch.randn(1, WIDTH, 3))),
+    "one matrix": lambda: Applied(
+        lambda self, x: torch.bmm(self.best(x)[0], self.weight),
+        best=Best(),
+        weight=nn.Parameter(torch.randn(1, WIDTH, 3)),
+    ),
 }
 
 
@@ -443,9 +418,6 @@ def test_without_experts_all_that_is_used_is_active(name):
     summary = parameter_summary(FlopCountAnalysis(model, inputs))
     assert summary[""].active == summary[""].total - summary[""].unused
     assert all(count.active == count.total - count.unused for count in summary.values())
-
-
-# --- all, trainable, frozen, buffers, unused ---
 
 
 class Odd(nn.Module):
@@ -533,9 +505,6 @@ def test_an_aggregated_trace_cannot_tell():
         parameter_summary(trace.aggregate())
 
 
-# --- low-rank adapters ---
-
-
 class LowRank(nn.Module):
     """A frozen layer with an adapter of rank 2: y = W x + B A x (Hu et al., "LoRA", 2021)."""
 
@@ -588,9 +557,6 @@ def test_an_adapter_that_is_merged_at_run_time_is_active():
             return F.linear(x, self.base.weight + self.b.weight @ self.a.weight)
 
     assert_wholly_active(Merged(), torch.randn(5, 8))
-
-
-# --- the table ---
 
 
 def test_the_table_of_a_model_shows_what_needs_no_run():

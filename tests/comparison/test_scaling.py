@@ -34,12 +34,7 @@ def polynomial(variables, terms):
 
 def known(axes, function):
     """Return the cost that is fitted to a function of sizes, as if a model had been counted."""
-
-    def sample(sizes):
-        value = function(*sizes)
-        return Sample(value, {"": value}, {}, {})
-
-    return describe_costs("flops", axes, sample)
+    return describe_costs("flops", axes, lambda sizes: Sample(function(*sizes), {"": function(*sizes)}, {}, {}))
 
 
 # Polynomials.
@@ -180,24 +175,19 @@ def test_norms_and_activations():
     norm = nn.BatchNorm2d(6).eval()
     cost = fvflops.cost_of(norm, lambda batch, size: torch.zeros(batch, 6, size, size), vary=images)
     assert str(cost) == "12·B·R²"  # fvcore's two for each element
-    cost = fvflops.cost_of(
-        lambda d: nn.LayerNorm(d), lambda batch, d: torch.zeros(batch, d), vary={"batch": (1, 9), "d": (2, 64)}
-    )
+    vary = {"batch": (1, 9), "d": (2, 64)}
+    cost = fvflops.cost_of(lambda d: nn.LayerNorm(d), lambda batch, d: torch.zeros(batch, d), vary=vary)
     assert str(cost) == "5·B·d"
-    convolution = nn.Conv2d(3, 8, 3, padding=1)
-    outputs = fvflops.cost_of(
-        convolution, lambda batch, size: torch.zeros(batch, 3, size, size), vary=images, metric="activations"
-    )
-    assert str(outputs) == "8·B·R²"
+    convolution, inputs = nn.Conv2d(3, 8, 3, padding=1), lambda batch, size: torch.zeros(batch, 3, size, size)
+    assert str(fvflops.cost_of(convolution, inputs, vary=images, metric="activations")) == "8·B·R²"
 
 
 def test_resnet50_in_batch_and_image_size():
     model = build("resnet50", device="meta").eval()
     by_batch = fvflops.cost_of(model, lambda batch: torch.zeros(batch, 3, 224, 224), vary={"batch": (1, 64)})
     assert str(by_batch) == "4,111,512,576·B"
-    cost = fvflops.cost_of(
-        model, lambda batch, size: torch.zeros(batch, 3, size, size), vary={"batch": (1, 4), "size": (32, 512)}
-    )
+    vary = {"batch": (1, 4), "size": (32, 512)}
+    cost = fvflops.cost_of(model, lambda batch, size: torch.zeros(batch, 3, size, size), vary=vary)
     assert not cost.everywhere and cost.domain[1] == Axis("size", 32, 512, 32)
     assert str(cost) == "81,901·B·R² + 2,048,000·B for size a multiple of 32, from 32 to 512"
     assert cost(batch=3, size=224) == 3 * 4_111_512_576
@@ -234,19 +224,16 @@ def test_a_polynomial_is_a_fresh_count_elsewhere(table):
 def test_the_backward_pass_of_a_linear_layer_costs_twice():
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
     vary = {"batch": (1, 64)}
-    forward = fvflops.cost_of(model, lambda batch: torch.zeros(batch, 8), vary=vary, metric="macs")
-    both = fvflops.cost_of(
-        model, lambda batch: torch.zeros(batch, 8), vary=vary, metric="macs", loss=lambda output: output.sum()
-    )
+    forward = fvflops.cost_of(model, linear, vary=vary, metric="macs")
+    both = fvflops.cost_of(model, linear, vary=vary, metric="macs", loss=torch.sum)
     # The first layer's input requires no gradient.
     assert str(forward) == "40·B" and str(both) == f"{40 * 3 - 32}·B"
 
 
 def test_the_backward_pass_counts_as_one_what_the_table_counts_as_one():
     model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
-    cost = fvflops.cost_of(
-        model, lambda batch: torch.zeros(batch, 3, 5, 5), vary={"batch": (1, 9)}, loss=lambda output: output.sum()
-    )
+    inputs = lambda batch: torch.zeros(batch, 3, 5, 5)  # noqa: E731
+    cost = fvflops.cost_of(model, inputs, vary={"batch": (1, 9)}, loss=torch.sum)
     # 300 MACs in the convolution, again for its weight's gradient, and 2 for each of the 100 elements of the norm.
     assert str(cost) == f"{300 + 300 + 200}·B"
 
@@ -275,7 +262,7 @@ def test_depth_is_linear_and_a_late_layer_is_none():
 
 def test_costs_are_compared():
     def cost_of(rows, last):
-        return fvflops.cost_of(nn.Linear(8, rows), lambda batch: torch.zeros(batch, 8), vary={"batch": (1, last)})
+        return fvflops.cost_of(nn.Linear(8, rows), linear, vary={"batch": (1, last)})
 
     assert cost_of(4, 64) == cost_of(4, 99) and hash(cost_of(4, 64)) == hash(cost_of(4, 99))
     assert cost_of(4, 64) != cost_of(5, 64)
@@ -475,9 +462,8 @@ def test_the_command_takes_names_in_inputs_and_factories(capsys, tmp_path):
 
 def test_the_json_report_holds_exact_coefficients(capsys):
     sizes = ["--vary", "size=28..448", "--input", "1,1,size,size"]
-    code, out, _ = scale(
-        capsys, "zoo:resnet50", "--input", "1,3,size,size", *sizes[:2], "--format", "json", "--device", "meta"
-    )
+    model = ["zoo:resnet50", "--input", "1,3,size,size", "--device", "meta"]
+    code, out, _ = scale(capsys, *model, *sizes[:2], "--format", "json")
     record = json.loads(out)
     assert code == 0 and record["format"] == "fvflops.scaling" and record["schema"] == 2
     assert record["holds_on"] == [{"name": "size", "first": 32, "last": 448, "step": 32}]
@@ -559,10 +545,8 @@ def test_every_format_writes_a_generation(format):
     document = generation_report(cost, title="GPT: FLOPs of generating 3 tokens").ranked(sort="flops", top=2)
     written = check_report(format, write_document(document, format, width=80) + "\n" * (format != "csv"), "generation")
     if format == "csv":
-        assert [(row["part"], row["flops"]) for row in written] == [
-            ("prefill of 8", "112"),
-            ("all 2 decoded tokens", "68"),
-        ]
+        parts = [(row["part"], row["flops"]) for row in written]
+        assert parts == [("prefill of 8", "112"), ("all 2 decoded tokens", "68")]
     elif format == "json":
         assert written["total"] == 180 and written["prefill"]["polynomial"]["text"] == "1/2·P² + 10·P"
     else:

@@ -72,9 +72,6 @@ def run_forward(model, images=2):
         return model(torch.zeros(images, 1, 28, 28))
 
 
-# --- DeepSpeed itself -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_numbers_are_written_as_deepspeed_writes_them(name, theirs):
     ours = [getattr(units, name)(*call) for call in arguments()]
@@ -106,9 +103,6 @@ def test_costs_of_ignored_modules_are_attributed_to_their_callers(theirs):
     assert [row[:4] for row in ours] == [row[:4] for row in expected]
     linear = [row for row in ours if row[0] == "48.12 K"]
     assert [row[2:] for row in linear] == [("0 ", "0", "0 ", "0", "0 ")]
-
-
-# --- the text ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_text_of_a_saved_trace():
@@ -164,9 +158,6 @@ def test_a_shared_module_is_listed_under_each_name_and_counts_once():
     assert {name: (cost.macs, cost.parameters) for name, cost in costs.items()} == dict.fromkeys(
         ("", "0", "0.0", "1", "1.0", "1.1"), (3 * 32, 16)
     )
-
-
-# --- the profiler -----------------------------------------------------------------------------------------------------
 
 
 def test_totals_do_not_grow_from_one_profile_to_the_next(capsys):
@@ -256,9 +247,6 @@ def test_generating_calls_generate():
         get_model_profile(zoo.build("lenet5"), **options, mode="generate")
 
 
-# --- one step of many -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("section", [True, False])
 @pytest.mark.parametrize("suffix", [".json", ".yaml"])
 def test_a_configuration_profiles_the_step_that_it_names(section, suffix, tmp_path, capsys):
@@ -321,9 +309,6 @@ def test_a_mistake_in_a_configuration_is_reported_with_its_line(text, message, t
     path.write_text(text)
     with pytest.raises(TableError, match=re.escape(f"{path}{message}")):
         read_configuration(path)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 def test_an_unwritable_file_raises_before_the_run(tmp_path):

@@ -38,16 +38,13 @@ NVIDIA = Device("chip", matrix=CHIP.matrix, vector=CHIP.vector, vendor="NVIDIA")
 
 
 def entry(dtype, macs=0, flops=0, *, phase="forward", op="aten::mm"):
-    return Entry(
-        ("",), phase, op, op, Status.COUNTED, 1, 7 * macs + flops, macs, flops, elements=1, dtype=dtype
-    )  # 7: the value is of some convention, which must not matter
+    value = 7 * macs + flops  # of some convention, which must not matter
+    return Entry(("",), phase, op, op, Status.COUNTED, 1, value, macs, flops, elements=1, dtype=dtype)
 
 
 def counts(*entries, metric="flops"):
     return Counts(metric, ModuleTree({}), entries)
 
-
-# --- What was published --------------------------------------------------------------------------------------------
 
 PALM = {"layers": 118, "heads": 48, "width": 256, "tokens": 2048}  # of a head, and of a sequence
 # The parameters of the 530B model: 105 layers 20,480 wide, 51,200 words and 2,048 positions; norms and biases aside.
@@ -107,9 +104,6 @@ def test_reducing_activation_recomputation(heads, width, layers, gpus, batch, se
 def test_efficient_training_on_clusters(tera, percent):
     # Narayanan et al. 2021, table 1: achieved TFLOP/s of a GPU beside the percentage of the A100's peak.
     assert round(100 * hfu(tera * T, 1.0, device="A100", dtype="fp16")) == percent
-
-
-# --- What it must obey ---------------------------------------------------------------------------------------------
 
 
 def test_twice_the_time_or_devices_is_half():
@@ -181,17 +175,13 @@ def count_attention_step(backend, device, eager=False):
     return step
 
 
-@pytest.mark.parametrize(
-    ("backend", "device"),
-    [
-        (SDPBackend.MATH, "cpu"),
-        (SDPBackend.FLASH_ATTENTION, "cpu"),
-        (SDPBackend.MATH, "cuda"),
-        (SDPBackend.FLASH_ATTENTION, "cuda"),
-        (SDPBackend.EFFICIENT_ATTENTION, "cuda"),
-        (SDPBackend.CUDNN_ATTENTION, "cuda"),
-    ],
-)
+KERNELS = [
+    *((backend, device) for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION) for device in ("cpu", "cuda")),
+    *((backend, "cuda") for backend in (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)),
+]
+
+
+@pytest.mark.parametrize(("backend", "device"), KERNELS)
 def test_mfu_is_the_same_for_every_kernel_of_attention(backend, device):
     step, eager = count_attention_step(backend, device), count_attention_step(SDPBackend.MATH, "cpu", eager=True)
     # A linear layer of 64 x 192 on 64 tokens, and two products of 32 x 32 x 16 in each of 8 heads: three times each.
@@ -215,30 +205,19 @@ def test_the_products_of_an_optimizer_are_no_work_of_the_model():
     assert hfu(step, 1e-3, device=CHIP) > 10 * mfu(step, 1e-3, device=CHIP)
 
 
-@pytest.mark.parametrize(
-    ("op", "default"),
-    [
-        ("aten::mm", "ieee"),
-        ("aten::linear", "ieee"),
-        ("aten::scaled_dot_product_attention", "ieee"),
-        ("aten::lstm_cell", "ieee"),
-        ("aten::convolution", "tf32"),
-        ("aten::convolution_backward", "tf32"),
-        ("aten::_convolution", "tf32"),
-        ("aten::conv2d", "tf32"),
-        ("aten::conv2d.padding", "tf32"),
-        ("aten::conv_transpose3d.input", "tf32"),
-        ("aten::lstm.input", "tf32"),
-        ("aten::_cudnn_rnn", "tf32"),
-        ("torch.nn.Conv1d", "tf32"),
-        ("mylib::conv2d", "ieee"),
-    ],
+IEEE = ("aten::mm", "aten::linear", "aten::scaled_dot_product_attention", "aten::lstm_cell", "mylib::conv2d")
+TF32 = (
+    *("aten::convolution", "aten::convolution_backward", "aten::_convolution", "aten::conv2d", "aten::conv2d.padding"),
+    *("aten::conv_transpose3d.input", "aten::lstm.input", "aten::_cudnn_rnn", "torch.nn.Conv1d"),
 )
-def test_float32_products_run_as_torch_does_by_default(op, default):
+
+
+@pytest.mark.parametrize("op", [*IEEE, *TF32])
+def test_float32_products_run_as_torch_does_by_default(op):
     # 0.5 s at the 10 TFLOP/s of float32, or 0.1 s at the 50 of tf32, and 0.1 s of what is no product.
     work = counts(entry("float32", macs=5 * T // 2, flops=T, op=op))
     ieee, tf32 = pytest.approx(0.6), pytest.approx(0.2)
-    assert mfu(work, 1, device=NVIDIA) == (tf32 if default == "tf32" else ieee)
+    assert mfu(work, 1, device=NVIDIA) == (tf32 if op in TF32 else ieee)
     assert mfu(work, 1, device=NVIDIA, float32_matmul="ieee") == ieee
     assert mfu(work, 1, device=NVIDIA, float32_matmul="tf32") == tf32
     # Others have no cuDNN, and some NVIDIA GPUs no tf32.
@@ -307,9 +286,6 @@ def test_the_result_of_a_handle_is_work():
     assert mfu(analysis, 1, device=CHIP, dtype="bf16") == hfu(analysis, 1, device=CHIP, dtype="bf16") == 0.05
 
 
-# --- Errors --------------------------------------------------------------------------------------------------------
-
-
 def test_more_than_all_is_refused_with_what_to_check():
     with pytest.raises(UtilisationError) as caught:
         mfu(100 * T, 0.5, device="NVIDIA H100 80GB HBM3", dtype="fp32")
@@ -323,9 +299,8 @@ def test_more_than_all_is_refused_with_what_to_check():
 
 
 def test_a_sparse_or_narrower_dtype_is_suspected_where_it_would_do():
-    with pytest.raises(
-        UtilisationError, match=r"^HFU would be 150.0%: 0.15P FLOPs in bf16 take 1 × chip .* 1.5 s"
-    ) as caught:
+    message = r"^HFU would be 150.0%: 0.15P FLOPs in bf16 take 1 × chip .* 1.5 s"
+    with pytest.raises(UtilisationError, match=message) as caught:
         hfu(150 * T, 1, device=CHIP, dtype="bf16")
     assert "(assumed bf16: 75.0% at fp8), devices (at least 2), sparse (75.0% at the 2:4 peak)" in str(caught.value)
     with pytest.raises(UtilisationError, match=r"dtype, devices \(at least 3\), sparse, counts"):
@@ -372,9 +347,8 @@ def test_seconds_are_a_time(value, text):
 
 @pytest.mark.parametrize("value", [5e-324, numpy.float32(1e-30)], ids=["least", "numpy"])
 def test_no_time_is_too_small_to_be_refused_in_a_line(value):
-    with pytest.raises(
-        UtilisationError, match=r"^MFU would be over 100000000.0%: .* dtype, devices, sparse, counts"
-    ) as caught:
+    message = r"^MFU would be over 100000000.0%: .* dtype, devices, sparse, counts"
+    with pytest.raises(UtilisationError, match=message) as caught:
         mfu(10**299, value, device=CHIP, dtype="bf16")
     assert len(str(caught.value)) < 1000
 
@@ -416,8 +390,6 @@ def test_numbers_of_numpy_are_exact():
     assert mfu({"bf16": large, "bfloat16": large}, 2**63 / (100 * T), device=CHIP) == pytest.approx(1)
     assert mfu(numpy.float64(50 * T), numpy.float32(1), device=CHIP, dtype="bf16", devices=numpy.int32(1)) == 0.5
 
-
-# --- Formulas of others --------------------------------------------------------------------------------------------
 
 LLAMA = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
 
@@ -474,9 +446,7 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("formula", "attention", "residual"), FORMULAS, ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("formula", "attention", "residual"), FORMULAS, ids=[row[0].__name__ for row in FORMULAS])
 @pytest.mark.parametrize("tokens", [32, 200])
 def test_formulas_of_others_are_settings(formula, attention, residual, tokens):
     model, step = count_llama_step(tokens)
@@ -500,9 +470,7 @@ def test_attention_is_counted_in_full_or_within_its_mask_by_choice():
     model = build("llama_tiny")
     step = TrainingStepAnalysis(model, torch.zeros(1, 32, dtype=torch.long), loss=torch.sum)
     device = Device("mine", matrix={"fp32": 10**12})
-    shares = {
-        attention: mfu(step, seconds=1.0, device=device, attention=attention) for attention in (None, "dense", "causal")
-    }
+    shares = {kind: mfu(step, seconds=1.0, device=device, attention=kind) for kind in (None, "dense", "causal")}
     assert shares["dense"] == shares[None] > shares["causal"]
     for attention in ("dense", "causal"):
         assert shares[attention] == pytest.approx(model_flops(step, attention=attention) / 1e12)
@@ -546,9 +514,6 @@ def test_a_float32_model_on_a_gpu_is_told_what_autocast_would_be(recwarn):
     assert f"{share:.1%}" in str(warning.message) and f"pass dtype='bf16' ({other:.1%})" in str(warning.message)
     assert mfu(step, 1e-5, device="H100", dtype="fp32") == share and len(recwarn) == 1
     mfu({"fp32": 10**6}, 1e-5, device="H100")
-    mfu(
-        TrainingStepAnalysis(nn.Linear(8, 8).bfloat16(), torch.ones(4, 8).bfloat16(), loss=lambda y: y.sum()),
-        1.0,
-        device="H100",
-    )
+    half = nn.Linear(8, 8).bfloat16(), torch.ones(4, 8).bfloat16()
+    mfu(TrainingStepAnalysis(*half, loss=lambda y: y.sum()), 1.0, device="H100")
     assert len(recwarn) == 1

@@ -15,7 +15,7 @@ from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.formulas import shipped_tables
 from fvflops.trace import Status
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import Function, build_case
 from tests.support.old_torch import OLDER, VERSION
 
@@ -55,9 +55,6 @@ def freeze(layer, inputs, needs):
     for parameter in layer.parameters():
         parameter.requires_grad_(needs[1])
     return tuple(x.detach().requires_grad_(needs[0] and x.is_floating_point()) for x in inputs)
-
-
-# --- layers of one product -------------------------------------------------------------------------------------------
 
 
 def convolutions():
@@ -136,8 +133,6 @@ def test_a_lookup_multiplies_nothing(run):
     assert +count(nn.EmbeddingBag(10, 4), bags, run) == Counter()
 
 
-# --- functions of two or more tensors ---------------------------------------------------------------------------------
-
 PRODUCTS = {
     "mm": (torch.mm, (4, 5), (5, 6)),
     "bmm": (torch.bmm, (2, 4, 5), (2, 5, 6)),
@@ -211,8 +206,6 @@ def test_bilinear_has_one_product_of_its_whole_weight_for_each_gradient(run):
         macs = count(layer, freeze(layer, (r(B, I), r(B, J)), needs), run)
         assert macs == Counter(forward=whole + B * O * J, backward=gradients * whole)
 
-
-# --- attention --------------------------------------------------------------------------------------------------------
 
 B, HEADS, Q, K, D = 2, 4, 6, 5, 8
 PAIRS = B * HEADS * Q * K
@@ -319,8 +312,6 @@ def test_multi_head_attention_is_its_projections_and_its_attention(fused, run):
     assert count(model, freeze(layer, (r(B, T, E),) * 3, NEITHER), run)["backward"] == 0
 
 
-# --- recurrence -------------------------------------------------------------------------------------------------------
-
 T, IN, HIDDEN = 5, 3, 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -376,13 +367,13 @@ def test_packed_sequences_run_only_the_steps_that_are_there(kind, run):
     """Of 5 + 3 + 2 rows; the first hidden states, one of each sequence, have no gradient."""
     layer, lengths = getattr(nn, kind)(IN, HIDDEN), (5, 3, 2)
 
-    class Packing(Parts):
-        def forward(self, x):
-            return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
-
     by_input, by_state = (GATES[kind] * HIDDEN * size for size in (IN, HIDDEN))
     forward = sum(lengths) * (by_input + by_state)
-    macs = count(Packing(layer=layer), (r(5, 3, IN),), run)
+    macs = count(
+        Applied(lambda self, x: self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data, layer=layer),
+        (r(5, 3, IN),),
+        run,
+    )
     assert macs == Counter(forward=forward, backward=2 * forward - len(lengths) * by_state)
 
 
@@ -406,8 +397,6 @@ def test_cudnn_computes_the_gradients_of_the_input_and_the_states_whoever_asks(k
         macs = count(layer, freeze(layer, (r(T, B, IN),), needs), "cuda")
         assert macs == Counter(forward=forward, backward=times * forward), needs
 
-
-# --- whole models -----------------------------------------------------------------------------------------------------
 
 # The layer that meets the image, whose input has no gradient.
 MODELS = {
@@ -440,8 +429,6 @@ def test_a_model_by_module(name):
         assert 2 * phases["backward"] == twice * phases["forward"], module
     assert not [place for place, phases in macs.items() if phases["backward"] and place not in counted]
 
-
-# --- the switch of each gradient --------------------------------------------------------------------------------------
 
 MASKS = list(itertools.product((False, True), repeat=3))
 WITH_A_BACKWARD_PASS = ("default", "exact", "torch")
@@ -524,9 +511,6 @@ def test_onednn_has_a_linear_op_for_each_gradient():
             assert (found.macs, found.flops) == (576, additions * biased)
 
 
-# --- beside torch's own counter ---------------------------------------------------------------------------------------
-
-
 def count_beside(model, inputs, table="default"):
     """Return flops of the backward pass, a multiply-add as two: ours, and FlopCounterMode's of torch."""
     trace = record_call(model, inputs, {}, loss=torch.sum)
@@ -536,13 +520,6 @@ def count_beside(model, inputs, table="default"):
         forward = mode.get_total_flops()
         result.sum().backward()
     return ours * (2 if table == "default" else 1), mode.get_total_flops() - forward
-
-
-class First(Parts):
-    """A layer, of whose results the first is the model's."""
-
-    def forward(self, *inputs):
-        return self.layer(*inputs)[0]
 
 
 # A model, its inputs, our backward flops by hand, and torch's where it errs.
@@ -558,7 +535,12 @@ BESIDE_TORCH = {
     "transposed groups": (nn.ConvTranspose2d(8, 4, 3, groups=4), (r(1, 8, 6, 6),), 10_368, 25_920),
     # No formulas for the kernels of a CPU, nor for a matrix with a vector.
     "fused attention": (Function(attend), heads(), 10 * PAIRS * D, 0),
-    "fused lstm": (First(layer=nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
+    "fused lstm": (
+        Applied(lambda self, *inputs: self.layer(*inputs)[0], layer=nn.LSTM(3, 4)),
+        (r(5, 2, 3),),
+        2 * 2 * 5 * 2 * 16 * 7,
+        0,
+    ),
     "mv": (Function(torch.mv), (r(5, 4), r(4)), 2 * 20, 0),
 }
 

@@ -23,8 +23,6 @@ coverage = load_tool("op_coverage.py")
 
 EXACT, DEFAULT = load_table("exact"), load_table("default")
 
-# --- nothing is left out ----------------------------------------------------------------------------------------------
-
 
 def test_no_op_is_omitted():
     coverage.import_namespaces()
@@ -76,8 +74,6 @@ def test_a_model_is_counted_whole(name):
     assert sum(entry.macs for entry in exact.counts().entries) == macs
     assert exact.total() > 2 * macs > 0
 
-
-# --- a composite op is the sum of its parts ---------------------------------------------------------------------------
 
 COMPOSITES = [
     "aten::linear", "aten::bilinear", "aten::matmul", "aten::einsum", "aten::layer_norm", "aten::batch_norm",
@@ -225,8 +221,6 @@ def total_of(result):
     return first.sum()
 
 
-# --- torch's own decompositions, in plain ops -------------------------------------------------------------------------
-
 aten = torch.ops.aten
 # Op and arguments: what it costs, and what its entry in torch._decomp costs, op by op, are the same. The other ops with
 # such entries are called in tests/oracle.
@@ -254,9 +248,6 @@ def test_an_op_costs_what_its_decomposition_costs(name):
     assert add_up(whole) == add_up(inside) > (0, 0)
 
 
-# --- rows and their prices --------------------------------------------------------------------------------------------
-
-
 def test_another_price_is_one_line(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: exact\nconstants: {exp: 1}\n")
@@ -269,8 +260,6 @@ def test_every_row_has_an_example():
     assert [row.name for row in own_rows(EXACT) if not row.example] == []
     assert len(own_rows(EXACT)) > 800
 
-
-# --- complex numbers: one rule for multiply-adds in every convention --------------------------------------------------
 
 PRODUCTS = {
     "mm": (torch.mm, ((4, 5), (5, 6)), 4 * 5 * 6),

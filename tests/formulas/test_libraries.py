@@ -34,6 +34,14 @@ def attend_backward(tally, *sequences):
     attention_backward(tally, query, query, key, value, query, query[..., 0])
 
 
+def macs_of(step, *sequences):
+    """Return the multiply-adds of a step on sequences, each the shapes of query, key and value."""
+    tally = Tally()
+    for shapes in sequences:
+        step(tally, *(rand(*shape) for shape in shapes))
+    return tally.macs
+
+
 def scan(tally, u, steps, A, B, C):
     """Return the selective scan of u and steps [D, L] by A [D, N], B and C [N, L]."""
     states, out = tally.zeros(*A.shape), []
@@ -52,9 +60,6 @@ def convolve(tally, x, weight):
 
 def rand(*shape):
     return torch.rand(shape, dtype=torch.float64)
-
-
-# --- the hand computes what torch does -------------------------------------------------------------------------------
 
 
 def test_the_hand_scans():
@@ -78,8 +83,6 @@ def test_the_hand_convolves():
     torch.testing.assert_close(torch.tensor(values(mine), dtype=x.dtype), other)
     assert tally.macs == 3 * 5 * 2
 
-
-# --- a module calls the library's op ----------------------------------------------------------------------------------
 
 # Which of an op's arguments its first result is like; of its other results nothing is asked.
 FORWARD = {
@@ -168,11 +171,9 @@ def named(like):
 @pytest.mark.parametrize("op", FORWARD)
 def test_attention(op):
     """Four heads of queries share two of keys, whose width is not the values'."""
-    query, key, value = rand(2, 3, 4, 6), rand(2, 5, 2, 6), rand(2, 5, 2, 7)
-    tally = Tally()
-    for batch in range(2):
-        attend(tally, query[batch], key[batch], value[batch])
-    assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == tally.macs
+    shapes = (3, 4, 6), (5, 2, 6), (5, 2, 7)
+    tensors = [rand(2, *shape) for shape in shapes]
+    assert total_of(Kernel(op, named(FORWARD[op])), *tensors) == macs_of(attend, shapes, shapes)
 
 
 def starts_of(known, *starts):
@@ -187,69 +188,58 @@ COUNTED = {True: ((3, 4), (2, 5)), False: ((3, 5), (3, 5))}
 @pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED)
 def test_packed_attention(op, known):
-    tally = Tally()
-    for queries, keys in COUNTED[known]:
-        attend(tally, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    macs = macs_of(attend, *(((queries, 2, 6), (keys, 2, 6), (keys, 2, 6)) for queries, keys in COUNTED[known]))
     rows = (1,) if "cutlass" in op else ()
     tensors = (rand(*rows, 5, 2, 6), rand(*rows, 9, 2, 6), rand(*rows, 9, 2, 6))
     starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     names = (*named(PACKED[op]), "cu_seqlens_q", "cu_seqlens_k")
-    assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == tally.macs
+    assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == macs
 
 
 @pytest.mark.parametrize("op", BACKWARD)
 def test_the_backward_of_attention(op):
-    query, key, value = rand(2, 3, 4, 6), rand(2, 5, 4, 6), rand(2, 5, 4, 6)
-    tally = Tally()
-    for batch in range(2):
-        attend_backward(tally, query[batch], key[batch], value[batch])
-    assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == tally.macs
+    shapes = (3, 4, 6), (5, 4, 6), (5, 4, 6)
+    tensors = [rand(2, *shape) for shape in shapes]
+    assert total_of(Kernel(op, named(BACKWARD[op])), *tensors) == macs_of(attend_backward, shapes, shapes)
 
 
 @pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED_BACKWARD)
 def test_the_backward_of_packed_attention(op, known):
-    tally = Tally()
-    for queries, keys in COUNTED[known]:
-        attend_backward(tally, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    sequences = [((queries, 2, 6), (keys, 2, 6), (keys, 2, 6)) for queries, keys in COUNTED[known]]
+    macs = macs_of(attend_backward, *sequences)
     starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     module = Kernel(op, (*named(PACKED_BACKWARD[op]), "cu_seqlens_q", "cu_seqlens_k"), max_seqlen_q=3, max_seqlen_k=5)
-    assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == tally.macs
+    assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == macs
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_attention_that_is_not_told_its_longest_run_of_keys(known):
     """xFormers' CK kernel: in self-attention it is the queries'."""
-    tally = Tally()
-    for length in (3, 2) if known else (3, 3):
-        attend(tally, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
+    macs = macs_of(attend, *([(length, 2, 6)] * 3 for length in ((3, 2) if known else (3, 3))))
     (starts,) = starts_of(known, [0, 3, 5])
     names = ("query", "key", "value", "seqstart_q", "seqstart_k")
     module = Kernel("xformers::efficient_attention_forward_ck", names, max_seqlen_q=3)
-    assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == tally.macs
+    assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == macs
 
 
 def test_attention_on_keys_in_pages():
     """Two sequences of three pages each, of five keys a page; the cache has more pages."""
-    tally = Tally()
-    for _ in range(2):
-        attend(tally, rand(3, 4, 6), rand(15, 2, 6), rand(15, 2, 6))
+    macs = macs_of(attend, *[((3, 4, 6), (15, 2, 6), (15, 2, 6))] * 2)
     pages = torch.zeros(2, 3, dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table"))
-    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == tally.macs
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == macs
 
 
 def test_attention_on_the_keys_of_a_cache_that_are_in_use():
     """Of a cache of 15 keys for each of two sequences 4 and 9 are in use, in pages or not."""
-    tally = Tally()
-    for keys in (4, 9):
-        attend(tally, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    macs = macs_of(attend, *(((3, 4, 6), (keys, 2, 6), (keys, 2, 6)) for keys in (4, 9)))
     used = torch.tensor([4, 9], dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "seqused_k"))
-    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == tally.macs
+    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == macs
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table", "seqused_k"))
     pages = torch.zeros(2, 3, dtype=torch.int32)
-    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == tally.macs
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == macs
 
 
 def test_attention_with_a_second_query_for_the_values():
@@ -263,28 +253,21 @@ def test_attention_with_a_second_query_for_the_values():
 
 def test_attention_on_groups_of_heads():
     """xFormers' decoder: [B, Q, G, H, D]."""
-    tally = Tally()
-    for _ in range(2):
-        attend(tally, rand(1, 6, 4), rand(5, 6, 4), rand(5, 6, 4))
+    macs = macs_of(attend, *[((1, 6, 4), (5, 6, 4), (5, 6, 4))] * 2)
     module = Kernel("xformers::efficient_attention_forward_decoder_splitk_ck", ("query", "key", "value"))
-    assert total_of(module, rand(2, 1, 2, 3, 4), rand(2, 5, 2, 3, 4), rand(2, 5, 2, 3, 4)) == tally.macs
+    assert total_of(module, rand(2, 1, 2, 3, 4), rand(2, 5, 2, 3, 4), rand(2, 5, 2, 3, 4)) == macs
 
 
 def test_an_attention_without_heads():
-    tally = Tally()
-    for _ in range(2):
-        attend(tally, rand(3, 1, 6), rand(5, 1, 6), rand(5, 1, 6))
+    macs = macs_of(attend, *[((3, 1, 6), (5, 1, 6), (5, 1, 6))] * 2)
     module = Kernel("xformer::memory_efficient_attention_forward", ("q", "k", "v"))
-    assert total_of(module, rand(2, 3, 6), rand(2, 5, 6), rand(2, 5, 6)) == tally.macs
+    assert total_of(module, rand(2, 3, 6), rand(2, 5, 6), rand(2, 5, 6)) == macs
 
 
 def test_every_attention_of_a_library_has_a_row_and_a_source():
     for op in ATTENTION:
         row = DEFAULT.row(op)
         assert row is not None and row.source and "attention" in str(row.use), op
-
-
-# --- state spaces: the libraries' functions, whose kernels no mode sees -----------------------------------------------
 
 
 def like_kernel(result):
@@ -425,19 +408,8 @@ def test_the_middle_of_a_mamba_2_block(beside, bias, groups, projects):
             linear(tally, np.concatenate([tally.zeros(L, beside), y.reshape(L, D)], 1), tally.numbers(outward))
     states = rand(2, H, P, N) if groups > 1 else None
     numbers = torch.zeros(2, L, dtype=torch.int32)
-    given = (
-        weight,
-        rand(channels) if bias else None,
-        rand(H),
-        rand(H),
-        rand(H),
-        2,
-        states,
-        numbers,
-        None,
-        False,
-        "silu",
-    )
+    given = (weight, rand(channels) if bias else None, *(rand(H) for _ in range(3)), 2, states, numbers)
+    given += None, False, "silu"
     rest = (rand(D), 1e-6, outward, rand(E) if projects else None, beside + D)
     module = apply(MambaSplitConv1dScanCombinedFn.apply, *given, *rest)
     assert total_of(module, zxbcdt) == tally.macs
@@ -456,9 +428,6 @@ def test_a_causal_convolution():
     op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
     within = apply(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
     assert total_of(within, x, weight) == tally.macs
-
-
-# --- another class, or another library, of the same name -------------------------------------------------------------
 
 
 class Scale(torch.autograd.Function):

@@ -13,7 +13,7 @@ from fvflops.counting.count_trace import find_dtype
 from fvflops.formulas import Call
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.schemas.library_schemas import define_library_schemas
 
 EXECUTIONS = ("shapes", "real")
@@ -22,9 +22,6 @@ EXECUTIONS = ("shapes", "real")
 def linear(rows, *sizes):
     """Return the multiply-adds of linear layers one after the other on some rows."""
     return sum(rows * inner * outer for inner, outer in pairwise(sizes))
-
-
-# --- bitsandbytes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +101,6 @@ def test_quantising_is_known(bnb, kind, execution):
     assert FlopCountAnalysis(run, torch.rand(4, 64)).total() == 0
 
 
-# --- without the library ---------------------------------------------------------------------------------------------
-
-
 class State:
     """What bitsandbytes says of a weight that it has packed."""
 
@@ -176,8 +170,6 @@ def test_a_recurrent_layer_of_float16_weights_computes_in_float32():
     assert find_dtype("aten::quantized_lstm.input", ("input", "dtype"), inputs[:1], ()) == "int8"
 
 
-# --- torchao ----------------------------------------------------------------------------------------------------------
-
 AO = {
     "Int8WeightOnlyConfig": "bfloat16",
     "Int8DynamicActivationInt8WeightConfig": "int8",
@@ -200,9 +192,6 @@ def test_weights_of_torchao(config, execution):
     assert analysis.by_dtype() == {AO[config]: analysis.total()}
     assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     assert parameter_count(model)[""] == 128 * 64 + 64 + 64 * 32 + 32
-
-
-# --- spiking neurons: spikingjelly's ops, against their arithmetic written out in torch ---------------------------
 
 
 def reset(spike, h, at):
@@ -400,14 +389,15 @@ def test_a_neuron_runs_in_a_model():
     for key in ("CPU", "Meta"):
         library.impl("forward", lambda x, v, *rest: (x.clone(), x.clone(), x.clone()), key)
 
-    class Net(Parts):
-        def forward(self, x):
-            x = self.linear(x)
-            return torch.ops.sj_if.forward(x, x[0], 1.0, 0.0, False, 4.0, True, 0)[0]
+    def net(self, x):
+        x = self.linear(x)
+        return torch.ops.sj_if.forward(x, x[0], 1.0, 0.0, False, 4.0, True, 0)[0]
 
     for execution in EXECUTIONS:
-        analysis = FlopCountAnalysis(Net(linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), execution=execution)
+        analysis = FlopCountAnalysis(Applied(net, linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), execution=execution)
         assert analysis.total() == 4 * 2 * 8 * 6
         assert not analysis.counts().ledger()[Status.UNSUPPORTED]
-        exact = FlopCountAnalysis(Net(linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), table="exact", execution=execution)
+        exact = FlopCountAnalysis(
+            Applied(net, linear=nn.Linear(8, 6)), torch.rand(4, 2, 8), table="exact", execution=execution
+        )
         assert exact.by_operator()["forward"] == 4 * 2 * 6 * 6

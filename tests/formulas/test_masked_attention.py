@@ -177,9 +177,6 @@ def test_packed_sequences_count_as_the_longest(tables):
     check_pairs(tables, signature, band(6, 5, right=0, lower=True))
 
 
-# --- masks that are tensors: against the pairs in them, one by one ---------------------------------------------------
-
-
 def attend(query, key, value, mask):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
@@ -310,9 +307,6 @@ def test_the_numbers_of_a_call_are_saved_with_a_trace():
     assert values == (int(mask.sum()),)
 
 
-# --- packed sequences whose starts are known: against torch's own formula, and one sequence after the other -----------
-
-
 @cases
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_packed_sequences_count_one_by_one(tables, sequences, causal, backward):
@@ -367,8 +361,6 @@ def test_packed_sequences_by_torchs_own_function(tables):
     assert analysis.total() == H * (9 + 4 + 36) * 2 * D
     assert not analysis.counts().ledger()[Status.UNSUPPORTED]
 
-
-# --- nested tensors: each part counts as it is, in every op -----------------------------------------------------------
 
 PARTS = (3, 5, 2)
 

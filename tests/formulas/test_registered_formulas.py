@@ -108,9 +108,6 @@ def test_the_number_is_torchs(tmp_path):
     assert FlopCountAnalysis(model, X).total() == 4 * 8 * 6 + 4 * 6 + 1
 
 
-# --- what a formula is called with -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), ((1,), {"dense": True}), ((3,), {}), ((), {"dense": False, "dtype": torch.float16})]
 )
@@ -171,9 +168,6 @@ def test_a_formula_that_fails_is_named(formula, message):
         analysis.total()
 
 
-# --- elementwise ops, and what a report says --------------------------------------------------------------------------
-
-
 LIBRARY.define("twist(Tensor x) -> Tensor", tags=torch.Tag.pointwise)
 for key in ("Meta", "CPU"):
     LIBRARY.impl("twist", lambda x: x.clone(), key)
@@ -200,9 +194,6 @@ def test_a_report_says_how_a_formula_is_read():
     assert "project" not in op_coverage.render(summarise(handled))
     assert "register_flop_formula" not in op_coverage.render(summarise(FlopCountAnalysis(model, X, table="fvcore")))
     assert "register_flop_formula" not in op_coverage.render(summarise(FlopCountAnalysis(nn.Linear(8, 6), X)))
-
-
-# --- where a formula is not asked ------------------------------------------------------------------------------------
 
 
 def test_a_row_wins(tmp_path):

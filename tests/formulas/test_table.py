@@ -17,9 +17,6 @@ def load(tmp_path):
     return TableFolder(tmp_path)
 
 
-# --- what a table says -----------------------------------------------------------------------------------------------
-
-
 def test_a_row_is_counted_free_omitted_or_unknown(load):
     table = load(
         "zero_flop: [aten::view]\nomitted: [aten::relu]\nmultiply_add: 2\nops:\n"
@@ -148,9 +145,6 @@ def test_what_only_moves_or_compares_is_free(name):
     assert load_table("default").row(f"aten::{name}").kind == "zero_flop"
 
 
-# --- what a recorder stops at ----------------------------------------------------------------------------------------
-
-
 def test_a_table_stops_at_its_ops_and_their_in_place_forms(load):
     stops = load("zero_flop: [aten::dropout, aten::add.Tensor]\nops:\n  aten::conv2d: decompose").stops_at
     assert {"aten::dropout", "aten::dropout_", "aten::add.Tensor", "aten::add_.Tensor"} <= stops.names
@@ -169,9 +163,6 @@ def test_an_opaque_table_stops_at_all_but_decomposed_ops():
 
 def test_an_op_that_is_decomposed_and_ran_whole_is_unknown():
     assert load_table("fvcore").price(Signature("aten::conv2d", (), (), ())).status is Status.UNSUPPORTED
-
-
-# --- functions and modules -------------------------------------------------------------------------------------------
 
 
 def test_a_function_is_priced_by_its_class_name(load):
@@ -219,9 +210,6 @@ def test_a_mistake_in_a_module_row_is_told(load):
     row = load("modules:\n  torch.nn.LSTM: {macs: hidden_siz}")
     with pytest.raises(TableError, match=r"mine.yaml:2: torch.nn.LSTM: unknown name hidden_siz .did you mean hidden"):
         row.price_module(row.modules["torch.nn.LSTM"], lstm(), RegionSignature(0, (), ()))
-
-
-# --- constants, families, and what a table says of all its rows ------------------------------------------------------
 
 
 def test_a_constant_is_a_name_and_the_nearer_table_says_what_it_is(load):
@@ -274,9 +262,6 @@ def test_a_table_may_omit_what_the_one_that_it_extends_counts(load):
     assert table.price(signature("aten::mm", (2, 3), (3, 4), out=(2, 4))).macs == 7
     assert table.row("aten::view").kind == "zero_flop" and table.row("aten::sigmoid").kind == "ignored"
     assert "aten::linear" in table.stops_at
-
-
-# --- formulas of the program's own -----------------------------------------------------------------------------------
 
 
 def test_a_program_registers_a_formula(load):

@@ -141,9 +141,6 @@ def test_a_mistake_in_the_extended_file_names_that_file(tmp_path):
         load_table(str(tmp_path / "mine.yaml"))
 
 
-# --- at count time ---------------------------------------------------------------------------------------------------
-
-
 def test_ranks_that_do_not_fit_replay_op_shapes_and_pattern(load, tmp_path):
     table = load("ops:\n  aten::mm: {shapes: 'b m k, k n', macs: b*m*k*n}")
     with pytest.raises(TableError) as caught:

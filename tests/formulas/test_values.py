@@ -9,6 +9,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, Trace, record_call
 from fvflops.analysis.table_examples import WrongExample, check_examples
 from fvflops.formulas import TableError, load_table
+from tests.support.models.parts import Applied
 from tests.support.table_folder import TableFolder
 
 LIBRARY = torch.library.Library("value_rows", "DEF")
@@ -46,9 +47,8 @@ class Segments(torch.autograd.Function):
         return gradient * 2, None
 
 
-class CallSegments(nn.Module):
-    def forward(self, x, offsets):
-        return Segments.apply(x, offsets)
+def call_segments(self, x, offsets):
+    return Segments.apply(x, offsets)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_values_of_a_list(table, execution):
 def test_values_of_a_function(table, execution, loss):
     for offsets in OFFSETS:
         inputs = torch.ones(10, 3, requires_grad=True), torch.tensor(offsets)
-        trace = record_call(CallSegments(), inputs, stops_at=table.stops_at, execution=execution, loss=loss)
+        trace = record_call(Applied(call_segments), inputs, stops_at=table.stops_at, execution=execution, loss=loss)
         counts = FlopCountAnalysis.from_trace(trace, table=table).by_operator()
         assert counts["PythonOp.Segments"] == max(after - before for before, after in pairwise(offsets))
 
@@ -83,7 +83,7 @@ def test_unknown_values_are_unsupported(table):
     inputs = torch.ones(10, 3, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")
     analysis = FlopCountAnalysis(Attend(), inputs, table=table)
     assert (analysis.total(), dict(analysis.unsupported_ops())) == (0, {"value_rows::attend": 1})
-    assert FlopCountAnalysis(CallSegments(), inputs, table=table).total() == 1000
+    assert FlopCountAnalysis(Applied(call_segments), inputs, table=table).total() == 1000
 
 
 def test_a_trace_keeps_values(table):

@@ -16,7 +16,7 @@ from fvflops import FlopCountAnalysis, Trace
 from fvflops.trace import TraceError
 from tests.support.installed_patches import NOTHING, installed
 from tests.support.library_versions import is_older
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.processes.start import run_ranks
 
 # The libraries are imported where they are used: each takes seconds, in every process that collects tests.
@@ -48,16 +48,8 @@ def make_llama():
     """Return a Llama of 2 layers with activation checkpointing."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, use_cache=False))
     model.gradient_checkpointing_enable()
     # Otherwise the Trainer makes it divide the loss by the labels of all micro-batches instead of each one's.
     model.accepts_loss_kwargs = False
@@ -93,7 +85,6 @@ def make_loader(name, batches):
     return DataLoader(Numbers(name, BATCH * batches), batch_size=BATCH)
 
 
-# --- the loops --------------------------------------------------------------------------------------------------------
 # Each trains for STEPS steps of `micro` micro-batches and returns its recording; `options` are the callback's.
 
 
@@ -219,9 +210,6 @@ LOOPS = {
 }
 
 
-# --- the same count ---------------------------------------------------------------------------------------------------
-
-
 def costs_of(step, prefix=""):
     """Return a step's FLOPs: the modules' by (module, phase), the optimizer's by op, the loop's own by (phase, op).
 
@@ -318,9 +306,6 @@ def test_the_plain_loop_matches_a_count_by_hand(micro):
     assert run.per_step().phases["optimizer"] == run_plain("tiny", Tiny(), 1).per_step().phases["optimizer"]
 
 
-# --- which steps ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
 def test_a_callback_records_the_first_three_steps_by_default(loop):
     model = Tiny()
@@ -357,10 +342,8 @@ def test_an_epoch_of_lightning_can_end_within_a_step():
     callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), micro=2, limit_train_batches=3)
     train()
     forward = BATCH * (WIDTH * INNER + INNER * CLASSES)
-    steps = [
-        FlopCountAnalysis.from_trace(step, table="exact").macs(phase="forward") for step in callback.recording.steps
-    ]
-    assert steps == [2 * forward, forward, 2 * forward, forward]
+    steps = [FlopCountAnalysis.from_trace(step, table="exact") for step in callback.recording.steps]
+    assert [step.macs(phase="forward") for step in steps] == [2 * forward, forward, 2 * forward, forward]
 
 
 def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_one():
@@ -390,9 +373,6 @@ def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_on
     single = run_plain("tiny", Tiny(), 1).per_step()
     assert callback.recording.per_step().steps == 3
     assert callback.recording.per_step().mean == 2 * single.mean
-
-
-# --- an exception -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -452,9 +432,6 @@ def test_a_training_after_one_that_failed_has_a_new_recording():
     assert (failed.per_step().steps, callback.recording.per_step().steps) == (1, 3)
     assert installed() == NOTHING
     assert not {"_run_epoch", "training_step"} & set(vars(trainer))
-
-
-# --- what is logged and written ---------------------------------------------------------------------------------------
 
 
 def test_the_trainer_logs_the_flops_of_a_step():
@@ -561,18 +538,14 @@ def test_each_rank_writes_a_file_of_its_own(tmp_path):
         assert {name: flops.macs(name, phase="forward") for name in ("0", "1")} == {"0": 2 * 64, "1": 2 * 48}
 
 
-# --- missing parts ----------------------------------------------------------------------------------------------------
+LIGHTNING = ["lightning", "lightning.pytorch", "pytorch_lightning"]
 
 
 @pytest.mark.parametrize(
     ("integration", "libraries", "message"),
     [
         ("transformers", ["transformers"], "transformers is not installed.*: pip install transformers accelerate$"),
-        (
-            "lightning",
-            ["lightning", "lightning.pytorch", "pytorch_lightning"],
-            r"lightning.pytorch is not installed.*: pip install lightning$",
-        ),
+        ("lightning", LIGHTNING, r"lightning.pytorch is not installed.*: pip install lightning$"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named(integration, libraries, message, monkeypatch):
@@ -600,12 +573,8 @@ def test_a_model_with_a_submodule_called_module_is_no_wrapper():
 
     from fvflops.integrations.accelerate import FlopsRecording
 
-    class Wrapping(Parts):
-        def forward(self, x):
-            return self.module(x)
-
     accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(Wrapping(module=nn.Linear(3, 2)))
+    model = accelerator.prepare(Applied(lambda self, x: self.module(x), module=nn.Linear(3, 2)))
     with FlopsRecording(accelerator, model) as run:
         model(torch.ones(1, 3))
     assert run.by_module() == {"": 6, "module": 6}
@@ -617,8 +586,6 @@ def test_the_recording_of_accelerate_requires_an_accelerator():
     with pytest.raises(TypeError, match=r"must be an accelerate.Accelerator; got Linear"):
         FlopsRecording(nn.Linear(3, 2))
 
-
-# --- meters -----------------------------------------------------------------------------------------------------------
 
 FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops", "hardware_flops", "macs"}
 CHIP = fvflops.Device("chip", matrix={"fp32": 10**15})

@@ -35,7 +35,7 @@ from fvflops.reports.files.timeline_files import write_events as render_chrome_t
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.support.installed_patches import installed
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import VERSION
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
@@ -159,24 +159,19 @@ def test_sequence_numbers_alone_find_the_module_of_a_backward_op(name):
 MEASURED_NS = defaultdict(list)
 
 
-class Sleeper(nn.Module):
-    def __init__(self, milliseconds):
-        super().__init__()
-        self.milliseconds = milliseconds
-        self.weight = nn.Parameter(torch.ones(4))
-
+class Sleeper(Parts):
     def forward(self, x):
         start = time.perf_counter_ns()
         time.sleep(self.milliseconds / 1000)
         result = x * self.weight
-        MEASURED_NS[self.milliseconds].append(
-            time.perf_counter_ns() - start
-        )  # a profile would restore the module's own list
+        # A profile would restore the module's own list.
+        MEASURED_NS[self.milliseconds].append(time.perf_counter_ns() - start)
         return result
 
 
 def test_the_time_of_a_module_equals_a_direct_measurement():
-    model = nn.Sequential(Sleeper(20), nn.Sequential(Sleeper(40)))
+    first, second = (Sleeper(milliseconds=ms, weight=nn.Parameter(torch.ones(4))) for ms in (20, 40))
+    model = nn.Sequential(first, nn.Sequential(second))
     run = profile_kernels(model, torch.ones(4), repeat=3)
     trace = run.trace()
     times = read_times(trace).modules["forward"]
@@ -222,17 +217,16 @@ def test_rows_equal_those_of_torch_profiler():
 def test_flops_of_products_and_convolutions_equal_torch_profilers_estimates():
     """torch.profiler estimates a few ops, and counts a multiply-add as 2 too."""
 
-    class Probes(nn.Module):
-        def forward(self, x, image, weight, signal):
-            y = torch.mm(x, x) + torch.addmm(x, x, x)
-            z = nn.functional.conv2d(image, weight, stride=2)
-            return y, z, torch.bmm(x[None], x[None]), nn.functional.conv1d(signal, weight[0])
+    def forward(self, x, image, weight, signal):
+        y = torch.mm(x, x) + torch.addmm(x, x, x)
+        z = nn.functional.conv2d(image, weight, stride=2)
+        return y, z, torch.bmm(x[None], x[None]), nn.functional.conv1d(signal, weight[0])
 
     inputs = torch.randn(8, 8), torch.randn(2, 3, 9, 9), torch.randn(5, 3, 3, 3), torch.randn(2, 3, 9)
-    rows = profile_kernels(Probes(), inputs, repeat=1).key_averages()
+    rows = profile_kernels(Applied(forward), inputs, repeat=1).key_averages()
     ours, macs = ({row.key: getattr(row, name) for row in rows} for name in ("flops", "macs"))
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as theirs, torch.no_grad():
-        Probes()(*inputs)
+        Applied(forward)(*inputs)
     estimates = {row.key: row.flops for row in theirs.key_averages()}
     for op in ("aten::mm", "aten::addmm", "aten::bmm", "aten::conv2d"):
         assert estimates[op] == ours[op] == 2 * macs[op] > 0, op
@@ -263,9 +257,8 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
     with record(model, table="exact") as counted:
         step()
     steps = schedule(wait=1, warmup=1, active=2, repeat=2)
-    with KernelProfile(
-        model, schedule=steps, table="exact", on_trace_ready=lambda run: totals.append(run.total())
-    ) as run:
+    ready = lambda run: totals.append(run.total())  # noqa: E731
+    with KernelProfile(model, schedule=steps, table="exact", on_trace_ready=ready) as run:
         for _ in range(8):
             step()
             run.step()
@@ -289,18 +282,13 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
 
 
 def test_the_recomputation_of_a_checkpoint_is_recompute():
-    class Checkpointed(Parts):
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    model, x = Checkpointed(inner=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))), torch.randn(3, 4)
+    inner, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(3, 4)
+    model = Applied(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=inner)
     run = profile_kernels(model, x, loss=LOSSES["training"], repeat=1)
     counted = FlopCountAnalysis.from_trace(record_call(model, (x,), loss=LOSSES["training"]))
     match = run.match()
-    recomputed = [
-        event.module for event, phase in zip(match.run.events, match.phases, strict=True) if phase == "recompute"
-    ]
-    assert {"inner", "inner.0", "inner.1"} <= set(recomputed)
+    phases = zip(match.run.events, match.phases, strict=True)
+    assert {"inner", "inner.0", "inner.1"} <= {event.module for event, phase in phases if phase == "recompute"}
     rows = zip(match.phases, match.self_flops, strict=True)
     assert sum(flops or 0 for phase, flops in rows if phase == "recompute") == sum(
         hardware_counts(counted).by_phase()["recompute"].values()
@@ -321,9 +309,8 @@ def test_flops_of_a_fused_kernel_are_attributed_to_its_module():
     assert "without an event" in run.key_averages().table()
 
 
-@pytest.mark.parametrize(
-    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
-)  # inductor compiles C++
+# Inductor compiles C++.
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled_code_is_timed_compiled_and_counted_as_the_eager_model(backend):
     from torch._dynamo.utils import counters
 
@@ -372,18 +359,13 @@ def test_a_loop_over_compiled_code_compiles_before_the_active_steps():
 
 
 def test_a_module_with_a_handle_has_its_flops():
-    table = load_table("default")
     model, x = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8)), torch.randn(5, 1, 4)
     run = profile_kernels(model, x, repeat=1)
-    cost_model = HandleCostModel(
-        TableCostModel(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})}
-    )
+    handles = {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})}
+    cost_model = HandleCostModel(COST_MODEL, {}, handles)
     match = match_kernels(run.match().run, record_call(model, (x,), stops_at=cost_model.stops_at), cost_model)
-    flops = [
-        match.self_flops[index]
-        for index, event in enumerate(match.run.events)
-        if event.kind == "module" and event.module
-    ]
+    events = zip(match.run.events, match.self_flops, strict=True)
+    flops = [own for event, own in events if event.kind == "module" and event.module]
     assert flops == [0, 1000] and match.total == Work(5 * 16, 2 * 5 * 16 + 1000)
     assert sums_of_steps(match) == {0: match.total.flops}
 
@@ -408,19 +390,15 @@ def test_memory_is_the_allocators():
     trace = profile_kernels(model, x, repeat=2, profile_memory=True).trace()
     ops = [(trace.signatures[event.item].op, event) for event in trace.events if event.kind == "op"]
     hidden, result = 32 * 1024 * 4, 32 * 16 * 4
-    assert [(op, event.memory_after - event.memory_before) for op, event in ops] == [
-        ("aten::linear", hidden),
-        ("aten::relu", hidden),
-        ("aten::linear", result),
-    ]
+    kept = [("aten::linear", hidden), ("aten::relu", hidden), ("aten::linear", result)]
+    assert [(op, event.memory_after - event.memory_before) for op, event in ops] == kept
     first, relu, last = (event for _, event in ops)
     assert relu.memory_before == first.memory_after == first.memory_before + hidden
     assert last.memory_before == first.memory_before + hidden  # the first layer's result is freed after relu
     assert relu.memory_peak == first.memory_before + 2 * hidden
     assert trace.about["measured"] == "time, memory"
-    (root,) = [
-        event for event in trace.events if event.kind == "exit" and trace.region_signatures[event.item].region == 0
-    ]
+    exits = [event for event in trace.events if event.kind == "exit"]
+    (root,) = [event for event in exits if trace.region_signatures[event.item].region == 0]
     assert root.memory_peak - root.memory_before == 2 * hidden
     assert root.memory_after - root.memory_before == result
 
@@ -505,12 +483,11 @@ def test_a_profile_restores_the_model_and_its_inputs():
     assert x.grad is gradient and bool((gradient == 1).all())
     assert torch.equal(generator, torch.get_rng_state())
 
-    class Broken(nn.Module):
-        def forward(self, x):
-            raise KeyError("broken")
+    def forward(self, x):
+        raise KeyError("broken")
 
     before = installed()
-    broken = Broken()
+    broken = Applied(forward)
     with pytest.raises(KeyError), KernelProfile(broken) as run:
         broken(x)
     assert installed() == before
@@ -534,13 +511,8 @@ def test_device_time_is_attributed_to_the_op_that_launched_it(caplog):
         child.set_cpu_parent(parent)
     inner.append_kernel("gemm", 0, 100)
     run = read_events([module, op, inner, launch, kernel], {"nn.Module: (Linear)": ""}, device="cuda")
-    assert [(event.kind, event.parent) for event in run.events] == [
-        ("module", -1),
-        ("op", 0),
-        ("op", 1),
-        ("other", 2),
-        ("device", 2),
-    ]
+    assert [event.kind for event in run.events] == ["module", "op", "op", "other", "device"]
+    assert [event.parent for event in run.events] == [-1, 0, 1, 2, 2]
     trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=COST_MODEL.stops_at)
     match = match_kernels(run, trace, COST_MODEL)
     assert match.flops == (48, 48, None, None, None)

@@ -17,7 +17,7 @@ from fvflops.capture.real_mode import SignatureCache
 from fvflops.counting.nested_timeline import read_times
 from fvflops.measure.profile_rows import fit_ops
 from fvflops.trace import TraceError
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.reports.breakdowns import unpack_columns
 
 MILLISECOND = 1_000_000
@@ -178,12 +178,11 @@ def test_memory_is_what_the_run_made_and_still_holds():
 def test_a_profile_is_the_middle_of_its_runs_and_leaves_no_trace(clock):
     waits = iter([90, 70, 5, 50, 1, 60, 3])  # one to warm up, and then one that watches ops and one that does not
 
-    class Changing(Parts):
-        def forward(self, x):
-            CLOCK.now += next(waits) * MILLISECOND
-            return self.norm(x)
+    def changing(self, x):
+        CLOCK.now += next(waits) * MILLISECOND
+        return self.norm(x)
 
-    model = Changing(norm=nn.BatchNorm1d(4)).train()
+    model = Applied(changing, norm=nn.BatchNorm1d(4)).train()
     profile = ProfileAnalysis(model, torch.randn(8, 4), warmup=1, repeat=3, table="exact")
     assert milliseconds(profile.times().modules["forward"][""]) == (1, 3, 3)
     assert profile.trace().about["runs"] == "3" and profile.measured().about["clocked"] == "3 runs"
@@ -195,13 +194,12 @@ def test_a_profile_is_the_middle_of_its_runs_and_leaves_no_trace(clock):
 def test_runs_that_differ_are_told():
     lengths = iter([1, 1, 2, 2, 1, 1, 1, 1])  # each run twice: ops are watched, and then modules only
 
-    class Growing(nn.Module):
-        def forward(self, x):
-            for _ in range(next(lengths)):
-                x = x + 1
-            return x
+    def forward(self, x):
+        for _ in range(next(lengths)):
+            x = x + 1
+        return x
 
-    profile = ProfileAnalysis(Growing(), torch.ones(2), warmup=0, repeat=4)
+    profile = ProfileAnalysis(Applied(forward), torch.ones(2), warmup=0, repeat=4)
     assert profile.trace().about["runs"] == "3"
     assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are ignored"
 
@@ -276,16 +274,14 @@ def test_inputs_of_any_kind_can_be_profiled(run):
     assert norm.running_mean.tolist() == [0, 0, 0]
 
 
-class Force(Parts):
+def force(self, x):
     """The gradient of an energy, as models of atoms return it."""
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(self.energy(x).sum(), x)[0]
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
 
 def test_a_model_that_uses_autograd_in_its_forward_pass_is_clocked():
-    profile = ProfileAnalysis(Force(energy=nn.Linear(3, 1)), torch.ones(2, 3), repeat=1)
+    profile = ProfileAnalysis(Applied(force, energy=nn.Linear(3, 1)), torch.ones(2, 3), repeat=1)
     assert profile.measured().about["clocked"] == "1 run"
 
 
@@ -315,12 +311,11 @@ def test_an_input_that_is_used_up_by_the_first_run_is_refused(run):
 
 
 def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was():
-    class Book(Parts):
-        def forward(self, x):
-            self.codes.mul_(0.5).add_(x)  # a moving average
-            return x - self.codes
+    def forward(self, x):
+        self.codes.mul_(0.5).add_(x)  # a moving average
+        return x - self.codes
 
-    book = Book(codes=nn.Parameter(torch.ones(3), requires_grad=False))
+    book = Applied(forward, codes=nn.Parameter(torch.ones(3), requires_grad=False))
     ProfileAnalysis(book, torch.zeros(3), repeat=2).trace()
     assert book.codes.tolist() == [1, 1, 1]
 

@@ -19,7 +19,7 @@ from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
 from tests.support.models.layers import Net
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.reports.timed_traces import measure
 
 # A ReLU takes six times as long as a Linear.
@@ -46,18 +46,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-def backward(ctx, gradient):
-    return gradient
-
-
-scan.register_autograd(backward)
-
-
-class Scanning(Parts):
-    """A Linear and an op that no table has."""
-
-    def forward(self, x):
-        return scan(self.fc(x))
+scan.register_autograd(lambda ctx, gradient: gradient)
 
 
 def test_module_rows_match_figures_by_hand():
@@ -141,19 +130,9 @@ def test_self_times_add_up_to_the_whole_forward_pass(name):
 
 
 def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
-    class Listed(Parts):
-        def forward(self, x):
-            return self.blocks[1]["a"](self.blocks[0](x))
-
-    lines = (
-        profile_of(
-            Listed(blocks=nn.ModuleList([nn.Linear(8, 8), nn.ModuleDict({"a": nn.Linear(8, 8)})])),
-            torch.ones(2, 8),
-            memory=True,
-        )
-        .measured()
-        .module_rows()
-    )
+    blocks = nn.ModuleList([nn.Linear(8, 8), nn.ModuleDict({"a": nn.Linear(8, 8)})])
+    model = Applied(lambda self, x: self.blocks[1]["a"](self.blocks[0](x)), blocks=blocks)
+    lines = profile_of(model, torch.ones(2, 8), memory=True).measured().module_rows()
     assert {name: (line.calls, line.total_ns, line.flops, line.retained) for name, line in lines.items()} == {
         "": (1, 2300, 544, 200),
         "blocks": (0, 2200, 544, 200),
@@ -164,12 +143,9 @@ def test_a_module_that_is_never_called_has_the_sum_of_its_submodules():
 
 
 def test_a_module_has_the_flops_of_all_ops_in_its_calls():
-    class Shared(Parts):
-        def forward(self, x):
-            return self.inner(x)
-
     inner = nn.Linear(8, 8)
-    lines = profile_of(nn.Sequential(inner, Shared(inner=inner)), torch.ones(2, 8)).measured().module_rows()
+    model = nn.Sequential(inner, Applied(lambda self, x: self.inner(x), inner=inner))
+    lines = profile_of(model, torch.ones(2, 8)).measured().module_rows()
     assert (lines["0"].calls, lines["0"].total_ns, lines["0"].flops) == (2, 2200, 544)
     assert (lines["1"].total_ns, lines["1"].self_ns, lines["1"].flops) == (1200, 100, 272)
 
@@ -285,7 +261,7 @@ def test_the_roofline_share_is_the_least_time_divided_by_the_time():
 
 
 def test_unsupported_flops_are_reported_and_not_counted_as_zero():
-    profile = profile_of(Scanning(fc=nn.Linear(8, 16)), torch.ones(2, 8))
+    profile = profile_of(Applied(lambda self, x: scan(self.fc(x)), fc=nn.Linear(8, 16)), torch.ones(2, 8))
     head, _, *rows = (line.split() for line in table_of(profile.table()))
     assert head[head.index("FLOPs") + 1] == "unsupported"
     assert rows[0][rows[0].index("544") + 1] == "1" and rows[1][rows[1].index("544") + 1] != "1"
@@ -308,11 +284,8 @@ def test_op_calls_are_in_order_with_all_columns():
     assert calls[0].inputs == ("float32[2, 8]", "float32[16, 8]", "float32[16]")
     assert calls[0].outputs == ("float32[2, 16]",)
     assert [(call.flops, call.duration_ns) for call in calls] == [(544, 1000), (32, 6000), (264, 1000)]
-    assert [(call.memory_before, call.memory_after, call.memory_delta) for call in calls] == [
-        (0, 100, 100),
-        (100, 200, 100),
-        (200, 300, 100),
-    ]
+    memory = [(call.memory_before, call.memory_after, call.memory_delta) for call in calls]
+    assert memory == [(0, 100, 100), (100, 200, 100), (200, 300, 100)]
     table = profile_net(memory=True).op_table().splitlines()
     shapes = "[2,16] [4,16] [4] [2,4] counted"
     assert table[4].split() == f"2 linear_1 linear aten::linear.default head {shapes} 264 1 µs 200 300 +100".split()
@@ -353,17 +326,12 @@ def test_the_columns_of_torch_flops():
     peer = torch_flops.TorchFLOPsByFX(model, mem_func_name="memory_allocated")  # its other memory function needs a GPU
     with torch.no_grad():
         peer.propagate(images)
-    theirs = [
-        (row[2] if row[1] == "call_module" else "", None if row[4] == "not_recognized" else row[4])
-        for row in peer.result_table
-        if row[1].startswith("call_")
-    ]
+    rows = [row for row in peer.result_table if row[1].startswith("call_")]
+    known = [None if row[4] == "not_recognized" else row[4] for row in rows]
+    theirs = [(row[2] if row[1] == "call_module" else "", flops) for row, flops in zip(rows, known, strict=True)]
     profile = ProfileAnalysis(model, images, warmup=0, repeat=1, table="torch_flops")
-    ours = [
-        (call.module, call.flops if call.status == "counted" else None)
-        for call in profile.op_calls()
-        if call.status != "covered"
-    ]
+    calls = [call for call in profile.op_calls() if call.status != "covered"]
+    ours = [(call.module, call.flops if call.status == "counted" else None) for call in calls]
     assert ours == theirs and len(ours) == 12
     # Each op has a time and its memory, as in torch_flops, and on a CPU too.
     assert all(call.duration_ns > 0 for call in profile.op_calls() if call.op.startswith("aten::"))
@@ -408,13 +376,9 @@ def test_a_training_step_retains_its_gradients_and_its_result():
 def test_a_schedule_says_which_runs_are_measured():
     model, runs = counted_runs()
     seen = []
-    profile = ProfileAnalysis(
-        model,
-        torch.ones(2, 8),
-        schedule=schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=1),
-        steps=6,
-        on_run=lambda done, whole: seen.append((done, whole)),
-    )
+    steps = schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=1)
+    options = {"schedule": steps, "steps": 6, "on_run": lambda *run: seen.append(run)}
+    profile = ProfileAnalysis(model, torch.ones(2, 8), **options)
     text = profile.table()
     # Each measured run is repeated to time its modules.
     assert len(runs) == 6 + 2 and profile.measured_runs == 2 and seen == [(done, 6) for done in range(1, 7)]

@@ -20,6 +20,7 @@ from fvflops.measure.profile_analysis import read_peaks
 from fvflops.reports.display_width import display_width
 from fvflops.reports.formats import write_document
 from fvflops.zoo import build
+from tests.support.models.parts import Applied
 
 # 1 GFLOP/s in float32, 10 in bfloat16, 1 GB/s: ridges at 1 and 10 FLOP/byte.
 SLOW = Device("slow", matrix={"bf16": 10e9}, vector={"fp32": 1e9}, bandwidth=1e9, source="made up")
@@ -131,7 +132,9 @@ def test_a_training_step_has_phases():
 
 def test_a_dtype_of_ones_own_and_dtypes_without_a_peak():
     layer = nn.Linear(64, 64, bias=False).double()
-    analysis = FlopCountAnalysis(nn.Sequential(layer, _Single()), torch.ones(8, 64).double())
+    analysis = FlopCountAnalysis(
+        nn.Sequential(layer, Applied(lambda self, x: x.float() + 1)), torch.ones(8, 64).double()
+    )
     drawn = roofline(analysis, device=SLOW)
     assert drawn.without_peak == {"fp64": 2 * 8 * 64 * 64}
     text = write_document(roofline_report(drawn))
@@ -141,11 +144,6 @@ def test_a_dtype_of_ones_own_and_dtypes_without_a_peak():
     assert set(faster.peaks) == {"bf16"} and not faster.without_peak
     with pytest.raises(ValueError, match="slow has no peak for fp64: it has fp32, bf16"):
         roofline(FlopCountAnalysis(layer, torch.ones(8, 64).double()), device=SLOW)
-
-
-class _Single(nn.Module):
-    def forward(self, x):
-        return x.float() + 1
 
 
 def test_what_is_unknown_is_told():

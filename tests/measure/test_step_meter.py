@@ -8,6 +8,7 @@ import math
 import re
 import time
 import weakref
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -34,7 +35,7 @@ from fvflops.measure.step_meter.step_costs import SizeFamilies
 from fvflops.measure.step_meter.step_figures import StepCost, StepFigures, sum_ranks
 from fvflops.trace import TraceError
 from fvflops.units import format_percent, format_seconds, format_share, format_short
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.old_torch import VERSION
 from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 from tests.support.processes.start import run_ranks
@@ -77,11 +78,16 @@ def meter_steps(models, steps, **options):
         with record(None, warn=False) as run:
             step()
         expected.append(run)
-    with StepMeter(*models, device=CHIP, **options) as meter:
+    return meter_of(steps, *models, device=CHIP, **options).steps, expected
+
+
+def meter_of(steps, *models, device=CHIP, **options):
+    """Return a meter after steps."""
+    with StepMeter(*models, device=device, **options) as meter:
         for step in steps:
             with meter.step():
                 step()
-    return meter.steps, expected
+    return meter
 
 
 def check(models, steps, **options):
@@ -102,11 +108,7 @@ def backward_of(model, rows):
 
 def meter_rows(model, *rows, device=CHIP):
     """Return a meter after a step of each number of rows."""
-    with StepMeter(model, device=device) as meter:
-        for one in rows:
-            with meter.step():
-                backward_of(model, one)()
-    return meter
+    return meter_of([backward_of(model, one) for one in rows], model, device=device)
 
 
 def test_steps_of_several_shapes_cost_what_a_recording_counts():
@@ -169,10 +171,8 @@ def test_the_optimizers_of_a_generator_and_a_discriminator_are_hardware_flops_of
         step(False)
         run.step()
     updates = [count.by_phase["optimizer"] for count in run.per_step().each]
-    with StepMeter(generator, discriminator, optimizer=optimizers, device=CHIP, table="exact") as meter:
-        for both in (True, False, True):
-            with meter.step():
-                step(both)
+    steps = [partial(step, both) for both in (True, False, True)]
+    meter = meter_of(steps, generator, discriminator, optimizer=optimizers, table="exact")
     assert updates[0] > updates[1] > 0
     assert [one.hardware_flops - one.model_flops for one in meter.steps] == [updates[0], updates[1], updates[0]]
 
@@ -198,24 +198,16 @@ def test_a_model_in_another_counts_once():
     check([inner, outer], [backward_of(outer, 4), backward_of(inner, 4)])
 
 
-class TwoHeads(Parts):
-    def forward(self, x):
-        return {"one": self.one(x), "two": self.two(x)}
-
-
 def test_only_outputs_with_gradients_have_a_backward_pass():
-    model = TwoHeads(one=nn.Linear(16, 4), two=nn.Linear(16, 4))
+    heads = {"one": nn.Linear(16, 4), "two": nn.Linear(16, 4)}
+    model = Applied(lambda self, x: {name: getattr(self, name)(x) for name in heads}, **heads)
 
     def step(*names):
         result = model(torch.ones(8, 16))
         sum(result[name].sum() for name in names).backward()
 
-    steps = [lambda: step("one")] * 2 + [lambda: step("one", "two")] * 3
-    with StepMeter(model, device=CHIP) as meter:
-        for one in steps:
-            with meter.step():
-                one()
-    macs = [one.macs for one in meter.steps]
+    steps = [partial(step, "one")] * 2 + [partial(step, "one", "two")] * 3
+    macs = [one.macs for one in meter_of(steps, model).steps]
     # The first step with gradients of both is the first to show that such steps exist: the next one counts them all.
     assert macs == [3 * 8 * 16 * 4] * 2 + [4 * 8 * 16 * 4] * 3
 
@@ -344,11 +336,7 @@ def test_autocast_is_part_of_a_call():
             loss = model(torch.ones(4, 16)).float().sum()
         loss.backward()
 
-    with StepMeter(model, device=CHIP) as meter:
-        for one in (backward_of(model, 4), step):
-            with meter.step():
-                one()
-    plain, autocast = meter.steps
+    plain, autocast = meter_of([backward_of(model, 4), step], model).steps
     assert plain.model_flops == autocast.model_flops
     assert autocast.mfu * autocast.seconds == pytest.approx(plain.mfu * plain.seconds / 2)
 
@@ -374,15 +362,9 @@ def test_an_unsupported_op_is_named_once(caplog):
     library.define("scan(Tensor x) -> Tensor")
     library.impl("scan", torch.clone, "CompositeExplicitAutograd")
 
-    class Scan(nn.Module):
-        def forward(self, x):
-            return torch.ops.meter_test.scan(x)
-
-    model = nn.Sequential(nn.Linear(16, 16), Scan())
-    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=CHIP) as meter, torch.no_grad():
-        for rows in (4, 8, 4):
-            with meter.step():
-                model(torch.ones(rows, 16))
+    model = nn.Sequential(nn.Linear(16, 16), Applied(lambda _, x: torch.ops.meter_test.scan(x)))
+    with caplog.at_level(logging.WARNING, "fvflops"), torch.no_grad():
+        meter_of([lambda rows=rows: model(torch.ones(rows, 16)) for rows in (4, 8, 4)], model)
     assert caplog.messages == [
         "StepMeter: unsupported, so not counted: meter_test::scan (1 call); a table with rows for them counts them"
     ]
@@ -424,12 +406,10 @@ def test_a_batch_records_the_first_step_of_its_shapes_with_all_that_runs():
         for rows in (4, 8, 4, 8):
             with meter.step({"x": torch.ones(rows, 16)}, samples=rows):
                 step(rows)
-    expected = []
-    for rows in (4, 8, 4, 8):
+    for rows, one in zip((4, 8, 4, 8), meter.steps, strict=True):
         with record(None) as run:
             step(rows)
-        expected.append(run.macs())
-    assert [one.macs for one in meter.steps] == expected
+        assert one.macs == run.macs()
 
 
 def test_of_many_batches_one_is_recorded_if_the_calls_of_the_models_are_all_work(counted, monkeypatch):
@@ -443,10 +423,9 @@ def test_of_many_batches_one_is_recorded_if_the_calls_of_the_models_are_all_work
         for rows in (4, 8, 12, 8, 16, 20, 24, 4):
             with meter.step({"x": torch.ones(rows, 16)}):
                 functional.mse_loss(model(torch.ones(rows, 16)), torch.zeros(rows, 4)).backward()
-    assert [one.macs for one in meter.steps] == [
-        rows * (16 * 32 * 2 + 32 * 4 * 3) for rows in (4, 8, 12, 8, 16, 20, 24, 4)
-    ]
-    assert [one.samples for one in meter.steps] == [4, 8, 12, 8, 16, 20, 24, 4]
+    sizes = [4, 8, 12, 8, 16, 20, 24, 4]
+    assert [one.macs for one in meter.steps] == [rows * (16 * 32 * 2 + 32 * 4 * 3) for rows in sizes]
+    assert [one.samples for one in meter.steps] == sizes
     assert len(started) == 1 and len(counted) <= 7
     assert len(runs) == 7  # a recorded step runs the model without compilation
 
@@ -795,13 +774,9 @@ def test_a_step_faster_than_planned_has_nothing_unexplained(monkeypatch, caplog)
         StepMeter(Net(), device=CHIP, expected="a second")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_a_line_of_a_terminal_has_the_last_step_and_other_streams_nothing():
-    terminal, file = Terminal(), io.StringIO()
+    terminal, file = io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
     for stream in (terminal, file):
         model = Net()
         with StepMeter(model, device=CHIP, live=stream) as meter:

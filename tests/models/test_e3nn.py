@@ -51,17 +51,9 @@ def rand(*irreps, batch=4):
 
 def graph():
     node_input, node_attr, edge_attr = rand("3x0e + 2x1o", "4x0e + 1x1o", "1e", batch=3)
+    attributes = {"node_input": node_input, "node_attr": node_attr, "edge_attr": edge_attr}
     edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    return (
-        {
-            "pos": torch.randn(3, 3),
-            "edge_index": edges,
-            "node_input": node_input,
-            "node_attr": node_attr,
-            "edge_attr": edge_attr,
-            "batch": torch.zeros(3, dtype=torch.int64),
-        },
-    )
+    return ({"pos": torch.randn(3, 3), "edge_index": edges, "batch": torch.zeros(3, dtype=torch.int64), **attributes},)
 
 
 def messages():
@@ -71,181 +63,131 @@ def messages():
     return nodes, attributes, source, target, edges, torch.randn(5, 2)
 
 
+def second_of(mode):
+    return "3x0e + 3x1o" if mode in ("uuw", "uuu", "uvu<v", "u<vw") else "2x0e + 2x1o"
+
+
 def tensor_product(mode, weighted):
-    second = "3x0e + 3x1o" if mode in ("uuw", "uuu") else "2x0e + 2x1o"
     out = {"uvw": 5, "uvu": 3, "uvv": 2, "uuw": 5, "uuu": 3, "uvuv": 6, "uvu<v": 3, "u<vw": 5}[mode]
-    if mode in ("uvu<v", "u<vw"):
-        second = "3x0e + 3x1o"
     instructions = [(0, 0, 0, mode, weighted), (1, 1, 0, mode, weighted), (0, 1, 1, mode, weighted)]
-    return o3.TensorProduct("3x0e + 3x1o", second, f"{out}x0e + {out}x1o", instructions), rand("3x0e + 3x1o", second)
+    return o3.TensorProduct("3x0e + 3x1o", second_of(mode), f"{out}x0e + {out}x1o", instructions)
 
 
-# A name → what makes the module, and what makes its inputs.
+NEIGHBOURS = {"max_radius": 2.0, "num_neighbors": 3.0, "num_nodes": 5.0, "mul": 3, "layers": 1, "lmax": 1}
+# A name → what makes the module, and its inputs: a text is irreps of four rows, a tuple a shape, else what makes all.
 CASES = {
-    "Linear": (lambda: o3.Linear(MIXED, MIXED), lambda: rand(MIXED)),
-    "Linear, biases": (lambda: o3.Linear("0e + 0o + 1e", "10x0e + 0o + 1e", biases=True), lambda: rand("0e + 0o + 1e")),
+    "Linear": (lambda: o3.Linear(MIXED, MIXED), MIXED),
+    "Linear, biases": (lambda: o3.Linear("0e + 0o + 1e", "10x0e + 0o + 1e", biases=True), "0e + 0o + 1e"),
     "Linear, weights given": (
         lambda: o3.Linear("4x0e + 3x1o", "2x1o + 8x0e", shared_weights=False),
-        lambda: (*rand("4x0e + 3x1o", batch=7), torch.randn(7, 4 * 8 + 3 * 2)),
+        (7, 13),
+        (7, 4 * 8 + 3 * 2),
     ),
-    "Linear, channels": (
-        lambda: o3.Linear("0e + 1e", "0e + 2x1e", f_in=44, f_out=25),
-        lambda: (torch.randn(10, 44, 4),),
-    ),
-    "Linear, nothing connected": (lambda: o3.Linear("1e", "1e", instructions=[]), lambda: rand("1e")),
+    "Linear, channels": (lambda: o3.Linear("0e + 1e", "0e + 2x1e", f_in=44, f_out=25), (10, 44, 4)),
+    "Linear, nothing connected": (lambda: o3.Linear("1e", "1e", instructions=[]), "1e"),
     **{
         f"TensorProduct {mode}{', weighted' * weighted}": (
-            lambda mode=mode, weighted=weighted: tensor_product(mode, weighted)[0],
-            lambda mode=mode, weighted=weighted: tensor_product(mode, weighted)[1],
+            lambda mode=mode, weighted=weighted: tensor_product(mode, weighted),
+            *("3x0e + 3x1o", second_of(mode)),
         )
         for mode in ("uvw", "uvu", "uvv", "uuw", "uuu", "uvuv", "uvu<v", "u<vw")
         for weighted in (True, False)
         if weighted or mode not in ("uvw", "u<vw", "uuw")
     },
-    "FullyConnectedTensorProduct": (
-        lambda: o3.FullyConnectedTensorProduct(MIXED, MIXED, MIXED),
-        lambda: rand(MIXED, MIXED),
-    ),
+    "FullyConnectedTensorProduct": (lambda: o3.FullyConnectedTensorProduct(MIXED, MIXED, MIXED), MIXED, MIXED),
     "FullyConnectedTensorProduct, weights given": (
         lambda: o3.FullyConnectedTensorProduct("2x0e + 1o", "0e + 1o", "3x0e + 1o", shared_weights=False),
-        lambda: (*rand("2x0e + 1o", "0e + 1o"), torch.randn(4, 12)),
+        "2x0e + 1o",
+        "0e + 1o",
+        (4, 12),
     ),
-    "FullTensorProduct": (
-        lambda: o3.FullTensorProduct(MIXED, "1e + 2x2e + 2x3o"),
-        lambda: rand(MIXED, "1e + 2x2e + 2x3o"),
-    ),
-    "FullTensorProductv2": (
-        lambda: o3.FullTensorProductv2("0e + 1e", "2x0e + 3x1e"),
-        lambda: rand("0e + 1e", "2x0e + 3x1e"),
-    ),
+    "FullTensorProduct": (lambda: o3.FullTensorProduct(MIXED, "1e + 2x2e + 2x3o"), MIXED, "1e + 2x2e + 2x3o"),
+    "FullTensorProductv2": (lambda: o3.FullTensorProductv2("0e + 1e", "2x0e + 3x1e"), "0e + 1e", "2x0e + 3x1e"),
     "ElementwiseTensorProduct": (
         lambda: o3.ElementwiseTensorProduct("15x0e", "5x0e + 5x1o + 5x1e"),
-        lambda: rand("15x0e", "5x0e + 5x1o + 5x1e"),
+        "15x0e",
+        "5x0e + 5x1o + 5x1e",
     ),
     "ElementwiseTensorProductv2": (
         lambda: o3.experimental.ElementwiseTensorProductv2(*map(o3.Irreps, ("15x0e", "5x0e + 5x1o + 5x1e"))),
-        lambda: rand("15x0e", "5x0e + 5x1o + 5x1e"),
+        "15x0e",
+        "5x0e + 5x1o + 5x1e",
     ),
-    "TensorSquare": (lambda: o3.TensorSquare("0e + 3x1e + 3e"), lambda: rand("0e + 3x1e + 3e")),
-    "TensorSquare, weighted": (
-        lambda: o3.TensorSquare("0e + 1e + 2e", "0e + 1e + 2e"),
-        lambda: (*rand("0e + 1e + 2e"), torch.randn(9)),
-    ),
-    "ReducedTensorProducts": (
-        lambda: o3.ReducedTensorProducts("ij=-ji", i="5x0e + 1e"),
-        lambda: rand("5x0e + 1e", "5x0e + 1e"),
-    ),
-    "Norm": (lambda: o3.Norm("3x0e + 5x1o"), lambda: rand("3x0e + 5x1o")),
-    "Norm, squared": (lambda: o3.Norm(MIXED, squared=True), lambda: rand(MIXED)),
-    "SphericalHarmonics": (lambda: o3.SphericalHarmonics("0e + 1o + 3o", normalize=True), lambda: (torch.randn(7, 3),)),
+    "TensorSquare": (lambda: o3.TensorSquare("0e + 3x1e + 3e"), "0e + 3x1e + 3e"),
+    "TensorSquare, weighted": (lambda: o3.TensorSquare("0e + 1e + 2e", "0e + 1e + 2e"), "0e + 1e + 2e", (9,)),
+    "ReducedTensorProducts": (lambda: o3.ReducedTensorProducts("ij=-ji", i="5x0e + 1e"), "5x0e + 1e", "5x0e + 1e"),
+    "Norm": (lambda: o3.Norm("3x0e + 5x1o"), "3x0e + 5x1o"),
+    "Norm, squared": (lambda: o3.Norm(MIXED, squared=True), MIXED),
+    "SphericalHarmonics": (lambda: o3.SphericalHarmonics("0e + 1o + 3o", normalize=True), (7, 3)),
     "SphericalHarmonics, as given": (
         lambda: o3.SphericalHarmonics(list(range(7)), normalize=False, normalization="norm"),
-        lambda: (torch.randn(2, 5, 3),),
+        (2, 5, 3),
     ),
-    "SphericalHarmonicsAlphaBeta": (
-        lambda: o3.SphericalHarmonicsAlphaBeta([0, 1, 2]),
-        lambda: (torch.randn(5, 4), torch.randn(5, 4)),
-    ),
+    "SphericalHarmonicsAlphaBeta": (lambda: o3.SphericalHarmonicsAlphaBeta([0, 1, 2]), (5, 4), (5, 4)),
     "Legendre": (lambda: o3.Legendre([0, 1, 2]), lambda: (torch.randn(5), torch.rand(5))),
-    "ToS2Grid": (lambda: o3.ToS2Grid(5, (12, 13)), lambda: (torch.randn(2, 36),)),
-    "FromS2Grid": (lambda: o3.FromS2Grid((12, 13), 5), lambda: (torch.randn(2, 12, 13),)),
-    "FromS2Grid, a power of two": (lambda: o3.FromS2Grid((16, 16), 5), lambda: (torch.randn(2, 16, 16),)),
-    "Activation": (
-        lambda: Activation("4x0e + 3x0o", [nn.functional.silu, torch.abs]),
-        lambda: rand("4x0e + 3x0o", batch=13),
-    ),
-    "BatchNorm": (lambda: BatchNorm("3x0e + 3x0o + 4x1e"), lambda: rand("3x0e + 3x0o + 4x1e", batch=16)),
-    "BatchNorm, evaluated": (lambda: BatchNorm("10x0e + 5x1e").eval(), lambda: (torch.randn(20, 20, 25),)),
+    "ToS2Grid": (lambda: o3.ToS2Grid(5, (12, 13)), (2, 36)),
+    "FromS2Grid": (lambda: o3.FromS2Grid((12, 13), 5), (2, 12, 13)),
+    "FromS2Grid, a power of two": (lambda: o3.FromS2Grid((16, 16), 5), (2, 16, 16)),
+    "Activation": (lambda: Activation("4x0e + 3x0o", [nn.functional.silu, torch.abs]), (13, 7)),
+    "BatchNorm": (lambda: BatchNorm("3x0e + 3x0o + 4x1e"), (16, 18)),
+    "BatchNorm, evaluated": (lambda: BatchNorm("10x0e + 5x1e").eval(), (20, 20, 25)),
     "BatchNorm, of instances": (
         lambda: BatchNorm("10x0e + 5x1e", reduce="max", normalization="norm", instance=True, affine=False),
-        lambda: (torch.randn(20, 20, 25),),
+        (20, 20, 25),
     ),
-    "Dropout": (lambda: Dropout("10x1e + 10x0e", p=0.75), lambda: (torch.randn(5, 2, 40),)),
-    "Extract": (lambda: Extract("1e + 0e + 0e", ["0e", "0e"], [(1,), (2,)]), lambda: (torch.randn(3, 5),)),
-    "ExtractIr": (lambda: ExtractIr("1e + 0e + 0e", "0e"), lambda: (torch.randn(3, 5),)),
-    "FullyConnectedNet": (
-        lambda: FullyConnectedNet((10, 20, 15, 4), torch.tanh, 1, 10.0, True),
-        lambda: (torch.randn(20, 10),),
-    ),
-    "Gate": (
-        lambda: Gate("16x0o", [torch.tanh], "32x0o", [torch.tanh], "16x1e+16x1o"),
-        lambda: rand("16x0o+32x0o+16x1e+16x1o"),
-    ),
-    "Identity": (lambda: Identity(MIXED, MIXED), lambda: rand(MIXED)),
+    "Dropout": (lambda: Dropout("10x1e + 10x0e", p=0.75), (5, 2, 40)),
+    "Extract": (lambda: Extract("1e + 0e + 0e", ["0e", "0e"], [(1,), (2,)]), (3, 5)),
+    "ExtractIr": (lambda: ExtractIr("1e + 0e + 0e", "0e"), (3, 5)),
+    "FullyConnectedNet": (lambda: FullyConnectedNet((10, 20, 15, 4), torch.tanh, 1, 10.0, True), (20, 10)),
+    "Gate": (lambda: Gate("16x0o", [torch.tanh], "32x0o", [torch.tanh], "16x1e+16x1o"), "16x0o+32x0o+16x1e+16x1o"),
+    "Identity": (lambda: Identity(MIXED, MIXED), MIXED),
     "NormActivation": (
         lambda: NormActivation(o3.Irreps("4x0e + 5x1o"), torch.sigmoid, normalize=True, bias=True),
-        lambda: rand("4x0e + 5x1o", batch=3),
+        (3, 19),
     ),
     "S2Activation": (
         lambda: S2Activation(SphericalTensor(3, 1, -1), torch.tanh, 20, lmax_out=6),
-        lambda: rand(SphericalTensor(3, 1, -1)),
+        SphericalTensor(3, 1, -1),
     ),
     "S2Activation, rotated": (
         lambda: S2Activation(SphericalTensor(2, 1, 1), torch.tanh, 10, lmax_out=3, random_rot=True),
-        lambda: rand(SphericalTensor(2, 1, 1)),
+        SphericalTensor(2, 1, 1),
     ),
-    "SO3Activation": (lambda: SO3Activation(2, 2, torch.tanh, 4), lambda: (torch.randn(3, 35),)),
-    "normalize2mom": (lambda: normalize2mom(torch.tanh), lambda: (torch.randn(10),)),
-    "CartesianTensor": (
-        lambda: CartesianTensor("ij=ji").reduced_tensor_products(),
-        lambda: (torch.randn(3), torch.randn(3)),
-    ),
+    "SO3Activation": (lambda: SO3Activation(2, 2, torch.tanh, 4), (3, 35)),
+    "normalize2mom": (lambda: normalize2mom(torch.tanh), (10,)),
+    "CartesianTensor": (lambda: CartesianTensor("ij=ji").reduced_tensor_products(), (3,), (3,)),
     "MessagePassing": (
         lambda: MessagePassing(["0e", "0e + 1e", "0e + 1e", "1e"], "0e + 1e", "0e + 1e", [2, 100], 3.0),
         messages,
     ),
     "NetworkForAGraphWithAttributes": (
-        lambda: NetworkForAGraphWithAttributes(
-            "3x0e + 2x1o",
-            "4x0e + 1x1o",
-            "1e",
-            "3x0o + 1e",
-            max_radius=2.0,
-            num_neighbors=3.0,
-            num_nodes=5.0,
-            mul=3,
-            layers=1,
-            lmax=1,
-        ),
+        lambda: NetworkForAGraphWithAttributes("3x0e + 2x1o", "4x0e + 1x1o", "1e", "3x0o + 1e", **NEIGHBOURS),
         graph,
     ),
     "Convolution of voxels, 2103": (
         lambda: voxels_2103.Convolution("0e + 1e", "0e + 1o + 2e", LATTICE, 5),
-        lambda: (torch.randn(2, 4, 8, 8, 8),),
+        (2, 4, 8, 8, 8),
     ),
     "Convolution of voxels, 2104": (
         lambda: voxels_2104.Convolution("0e + 1e", "0e + 1o + 2e", LATTICE, diameter=5, num_radial_basis=5),
-        lambda: (torch.randn(2, 4, 8, 8, 8),),
+        (2, 4, 8, 8, 8),
     ),
-    "LowPassFilter, 2103": (lambda: voxels_2103.LowPassFilter(2.0), lambda: (torch.randn(2, 4, 8, 8, 8),)),
+    "LowPassFilter, 2103": (lambda: voxels_2103.LowPassFilter(2.0), (2, 4, 8, 8, 8)),
     "LowPassFilter, 2104, transposed": (
         lambda: voxels_2104.LowPassFilter(2.0, stride=2, transposed=True),
-        lambda: (torch.randn(2, 4, 8, 8, 8),),
+        (2, 4, 8, 8, 8),
     ),
 }
 
 
 def network(kind):
-    return kind.Network(
-        "2x0e + 1o",
-        "2x0e + 2x0o + 2x1e",
-        "0o + 2e",
-        "3x0e",
-        LATTICE,
-        layers=1,
-        max_radius=2.0,
-        number_of_basis=4,
-        radial_layers=1,
-        radial_neurons=10,
-        num_neighbors=4.0,
-        num_nodes=5,
-    )
+    irreps = "2x0e + 1o", "2x0e + 2x0o + 2x1e", "0o + 2e", "3x0e", LATTICE
+    radial = {"number_of_basis": 4, "radial_layers": 1, "radial_neurons": 10}
+    return kind.Network(*irreps, layers=1, max_radius=2.0, num_neighbors=4.0, num_nodes=5, **radial)
 
 
 def simple_network():
-    return SimpleNetwork(
-        "2x0e + 1o", "4x0e + 1x1o", max_radius=2.0, num_neighbors=3.0, num_nodes=5.0, mul=3, layers=1, lmax=1
-    )
+    return SimpleNetwork("2x0e + 1o", "4x0e + 1x1o", **NEIGHBOURS)
 
 
 # Networks that find out by the positions which nodes are near each other.
@@ -286,7 +228,10 @@ def make(name, mode="eager"):
     model = build(name, mode)
     model.zero_grad()
     torch.manual_seed(0)
-    return model, CASES[name][1]() if name in CASES else points()
+    _, *inputs = CASES.get(name, (None, points))
+    if callable(inputs[0]):
+        return model, inputs[0]()
+    return model, tuple(torch.randn(item) if type(item) is tuple else rand(item)[0] for item in inputs)
 
 
 def count(model, inputs, execution, **options):
@@ -372,9 +317,6 @@ def classes():
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == found.name:
                 yield value
-
-
-# --- by hand ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_linear_layer_multiplies_by_its_paths():

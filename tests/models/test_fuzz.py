@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 from tests.support.fuzz.block import Kind, Made
 from tests.support.fuzz.comparison import compare, compare_ways, explain, shrink
 from tests.support.fuzz.network import KINDS, Network, Plan
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 
 FROM = int(os.environ.get("FUZZ_FROM", "0"))  # the long test's first network; other numbers are other networks
 
@@ -67,21 +67,15 @@ def test_to_make_a_network_draws_no_random_number_of_the_program():
     assert torch.equal(before, torch.get_rng_state())
 
 
-# ---- the comparison sees each kind of difference
-
-
-class MoreByShapes(Parts):
+def more_by_shapes(self, x):
     """Does another thing where tensors have no numbers."""
-
-    def forward(self, x):
-        return self.extra(x) if isinstance(x, ShapeTensor) else x
+    return self.extra(x) if isinstance(x, ShapeTensor) else x
 
 
-class Failing(nn.Module):
-    def forward(self, x):
-        if isinstance(x, ShapeTensor):
-            raise KeyError("nothing like it")
-        return x
+def failing(self, x):
+    if isinstance(x, ShapeTensor):
+        raise KeyError("nothing like it")
+    return x
 
 
 @pytest.fixture
@@ -107,12 +101,12 @@ def with_a_kind(monkeypatch):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (Made(MoreByShapes(extra=nn.ReLU())), "forward: only shapes: 1× aten::relu"),
-        (Made(MoreByShapes(extra=nn.ReLU())), "step: only shapes: 1× aten::relu"),
-        (Made(MoreByShapes(extra=nn.ReLU())), "recorded by shapes: only shapes: 1× aten::relu"),
+        (Made(Applied(more_by_shapes, extra=nn.ReLU())), "forward: only shapes: 1× aten::relu"),
+        (Made(Applied(more_by_shapes, extra=nn.ReLU())), "step: only shapes: 1× aten::relu"),
+        (Made(Applied(more_by_shapes, extra=nn.ReLU())), "recorded by shapes: only shapes: 1× aten::relu"),
         (Made(nn.ReLU(), macs=1), "forward, record: 0 multiply-adds in ours_1, not 1"),
         (Made(nn.ReLU(), backward=[3]), "backward, real: 0 multiply-adds in ours_1, not (3,)"),
-        (Made(Failing()), "forward: KeyError: 'nothing like it'"),
+        (Made(Applied(failing)), "forward: KeyError: 'nothing like it'"),
     ],
 )
 def test_a_difference_is_seen_and_the_message_has_the_one_block_that_makes_it(made, told, with_a_kind):

@@ -112,9 +112,6 @@ def test_attention_is_the_kernel_that_cuda_chooses(call, dtype, width, kernel, h
     assert kernels(trace) == ({kernel, f"{kernel}_backward"} if kernel else set())
 
 
-# ---- on a device
-
-
 class TestOnADevice:
     pytestmark = on_gpu
 

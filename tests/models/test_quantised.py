@@ -11,7 +11,7 @@ from torch.ao.nn import quantized
 
 from fvflops import FlopCountAnalysis, parameter_count, parameter_summary
 from fvflops.trace import Status
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.models.whole_models import Function
 
 pytestmark = pytest.mark.skipif(
@@ -105,9 +105,6 @@ def test_a_packed_batch_of_dynamic_quantisation(kind):
     assert total_of(layer, packed) == total_of(plain, packed)
 
 
-# --- the kernels of oneDNN, for which torch's compiler packs weights --------------------------------------------------
-
-
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or "onednn" not in torch.backends.quantized.supported_engines,
     reason="this torch has no oneDNN",
@@ -145,9 +142,6 @@ def test_a_packed_convolution(transposed, groups, packs):
     run = getattr(torch.ops.mkldnn, f"_convolution{kind}_pointwise")
     x = torch.rand(1, 4, 8, 8)
     assert total_of(Function(lambda x: run(x, weight, None, *where, "none", [], "")), x) == total_of(plain, x)
-
-
-# --- parameters -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,13 +189,12 @@ def test_a_packed_weight_that_two_modules_share_counts_once():
 
 
 def test_a_packed_layer_that_never_runs_is_unused():
-    class Half(Parts):
-        def forward(self, x):
-            return self.used(x)
-
     summary = parameter_summary(
         FlopCountAnalysis(
-            quantization.quantize_dynamic(Half(used=nn.Linear(6, 6), left=nn.Linear(6, 6))), torch.rand(2, 6)
+            quantization.quantize_dynamic(
+                Applied(lambda self, x: self.used(x), used=nn.Linear(6, 6), left=nn.Linear(6, 6))
+            ),
+            torch.rand(2, 6),
         )
     )
     assert (summary[""].total, summary[""].unused) == (84, 42)

@@ -47,7 +47,7 @@ MLA = {
     "moe_intermediate_size": 8,
 }
 MIXTURE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-SLIDING = ["sliding_attention", "full_attention"]
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 def pairs_of(kind, n):
@@ -80,26 +80,22 @@ class Architecture:
     """A model of transformers, the mask of each of its layers, and the sizes of its heads."""
 
     name: str
-    model: str
-    config: str
     kinds: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
-    inputs: str = "ids"
+    documents: bool = False
     dims: tuple[int, int] = (DIM, DIM)
 
     def build(self, *, with_weights=False):
-        config = getattr(transformers, self.config)(**{**TINY, **self.settings})
+        config = getattr(transformers, f"{self.name}Config")(**{**TINY, **self.settings})
         config._attn_implementation = "sdpa"
-        model = getattr(transformers, self.model)
+        model = getattr(transformers, f"{self.name}Model")
         return model(config) if with_weights else build_on_meta(lambda: model(config))
 
     def arguments(self, n):
         ids = torch.ones(1, n, dtype=torch.long)
-        if self.inputs == "documents":
-            return {
-                "input_ids": ids,
-                "position_ids": torch.cat([torch.arange(length) for length in document_lengths(n)])[None],
-            }
+        if self.documents:
+            positions = torch.cat([torch.arange(length) for length in document_lengths(n)])
+            return {"input_ids": ids, "position_ids": positions[None]}
         return {"input_ids": ids}
 
     def macs(self, n):
@@ -107,38 +103,21 @@ class Architecture:
 
 
 ARCHITECTURES = [
-    Architecture("llama", "LlamaModel", "LlamaConfig", ("causal", "causal")),
-    Architecture("documents", "LlamaModel", "LlamaConfig", ("documents",) * 2, inputs="documents"),
-    Architecture("mistral", "MistralModel", "MistralConfig", ("window",) * 2, {"sliding_window": WINDOW}),
-    Architecture("mixtral", "MixtralModel", "MixtralConfig", ("window",) * 2, {"sliding_window": WINDOW, **MIXTURE}),
-    Architecture("starcoder2", "Starcoder2Model", "Starcoder2Config", ("window",) * 2, {"sliding_window": WINDOW}),
-    Architecture("phi3", "Phi3Model", "Phi3Config", ("window",) * 2, {"sliding_window": WINDOW}),
+    Architecture("Llama", ("causal", "causal")),
+    Architecture("Llama", ("documents",) * 2, documents=True),
+    Architecture("Mistral", ("window",) * 2, {"sliding_window": WINDOW}),
+    Architecture("Mixtral", ("window",) * 2, {"sliding_window": WINDOW, **MIXTURE}),
+    Architecture("Starcoder2", ("window",) * 2, {"sliding_window": WINDOW}),
+    Architecture("Phi3", ("window",) * 2, {"sliding_window": WINDOW}),
+    Architecture("Qwen2", ("window", "causal"), SLIDING | {"use_sliding_window": True}),
+    Architecture("Qwen3", ("window", "causal"), SLIDING | {"use_sliding_window": True}),
+    Architecture("Gemma3Text", ("window", "causal"), SLIDING),
+    Architecture("Cohere2", ("window", "causal"), SLIDING),
+    Architecture("Olmo3", ("window", "causal"), SLIDING),
+    Architecture("Exaone4", ("window", "causal"), SLIDING),
     Architecture(
-        *("qwen2", "Qwen2Model", "Qwen2Config", ("window", "causal")),
-        {"sliding_window": WINDOW, "use_sliding_window": True, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("qwen3", "Qwen3Model", "Qwen3Config", ("window", "causal")),
-        {"sliding_window": WINDOW, "use_sliding_window": True, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("gemma3", "Gemma3TextModel", "Gemma3TextConfig", ("window", "causal")),
-        {"sliding_window": WINDOW, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("cohere2", "Cohere2Model", "Cohere2Config", ("window", "causal")),
-        {"sliding_window": WINDOW, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("olmo3", "Olmo3Model", "Olmo3Config", ("window", "causal")),
-        {"sliding_window": WINDOW, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("exaone4", "Exaone4Model", "Exaone4Config", ("window", "causal")),
-        {"sliding_window": WINDOW, "layer_types": SLIDING},
-    ),
-    Architecture(
-        *("llama4", "Llama4TextModel", "Llama4TextConfig", ("chunked", "causal")),
+        "Llama4Text",
+        ("chunked", "causal"),
         {
             "attention_chunk_size": CHUNK,
             "layer_types": ["chunked_attention", "full_attention"],
@@ -147,25 +126,18 @@ ARCHITECTURES = [
         },
     ),
     Architecture(
-        *("modernbert", "ModernBertModel", "ModernBertConfig", ("all", "both sides")),
+        "ModernBert",
+        ("all", "both sides"),
         {"local_attention": WINDOW, "layer_types": ["full_attention", "sliding_attention"]},
     ),
-    Architecture("deepseek_v2", "DeepseekV2Model", "DeepseekV2Config", ("causal",) * 2, MLA, dims=(12, 6)),
-    Architecture(
-        "deepseek_v3", "DeepseekV3Model", "DeepseekV3Config", ("causal",) * 2, {**MLA, "head_dim": 4}, dims=(12, 6)
-    ),
-    Architecture("minicpm3", "MiniCPM3Model", "MiniCPM3Config", ("causal",) * 2, MLA, dims=(12, 6)),
-    Architecture(
-        *("lfm2", "Lfm2Model", "Lfm2Config", ("causal",)),
-        {"layer_types": ["conv", "full_attention"], "block_ff_dim": 16},
-    ),
-    Architecture(
-        *("qwen3_next", "Qwen3NextModel", "Qwen3NextConfig", ("causal",)),
-        {"layer_types": ["linear_attention", "full_attention"], **MIXTURE},
-    ),
-    Architecture("gpt2", "GPT2Model", "GPT2Config", ("causal",) * 2, {"n_layer": 2, "n_head": 2, "n_embd": 16}),
-    Architecture("bert", "BertModel", "BertConfig", ("all",) * 2, {"attention_probs_dropout_prob": 0.0}),
-    Architecture("opt", "OPTModel", "OPTConfig", ("causal",) * 2, {"ffn_dim": 16, "word_embed_proj_dim": 16}),
+    Architecture("DeepseekV2", ("causal",) * 2, MLA, dims=(12, 6)),
+    Architecture("DeepseekV3", ("causal",) * 2, {**MLA, "head_dim": 4}, dims=(12, 6)),
+    Architecture("MiniCPM3", ("causal",) * 2, MLA, dims=(12, 6)),
+    Architecture("Lfm2", ("causal",), {"layer_types": ["conv", "full_attention"], "block_ff_dim": 16}),
+    Architecture("Qwen3Next", ("causal",), {"layer_types": ["linear_attention", "full_attention"], **MIXTURE}),
+    Architecture("GPT2", ("causal",) * 2, {"n_layer": 2, "n_head": 2, "n_embd": 16}),
+    Architecture("Bert", ("all",) * 2, {"attention_probs_dropout_prob": 0.0}),
+    Architecture("OPT", ("causal",) * 2, {"ffn_dim": 16, "word_embed_proj_dim": 16}),
 ]
 
 
@@ -188,7 +160,9 @@ def loss(output):
     return output.last_hidden_state.sum()
 
 
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda item: item.name)
+architectures = pytest.mark.parametrize(
+    "architecture", ARCHITECTURES, ids=lambda item: item.name + item.documents * " documents"
+)
 
 
 @architectures

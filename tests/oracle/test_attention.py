@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.oracle import attention
 from tests.support.oracle.claim import DEFAULT, EXACT, check_counts, check_product, check_results, sources
 from tests.support.oracle.number import Tally
@@ -150,14 +150,9 @@ def test_multi_head_attention(source, b, heads, q, k, d, biased, need_weights, d
     )
     check_results(mine, model(*inputs, **options))
     check_counts(tally, lambda *inputs: model(*inputs, **options), *inputs)
-    check_counts(tally, Bound(model=model, options=options), *inputs)
-
-
-class Bound(Parts):
-    """A module that calls another with fixed options, so that all ops belong to modules."""
-
-    def forward(self, *inputs):
-        return self.model(*inputs, **self.options)
+    check_counts(
+        tally, Applied(lambda self, *inputs: self.model(*inputs, **self.options), model=model, options=options), *inputs
+    )
 
 
 @cases

@@ -38,9 +38,6 @@ def check_signature(tally, op, arguments, results, *, products=False):
 masks = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
 
 
-# --- products ---------------------------------------------------------------------------------------------------------
-
-
 @cases
 @given(sources, st.lists(sizes, max_size=2), sizes, sizes, masks)
 def test_linear(source, batch, inputs, outputs, mask):
@@ -81,9 +78,6 @@ def test_deformable_convolution(groups, masked, source, offset_groups, wide):
     moves = (*window.stride, *window.padding, *window.dilation)
     arguments = (slope, *tensors, *moves, groups, offset_groups, masked)
     check_signature(tally, op, arguments, tuple(tensors), products=True)
-
-
-# --- attention --------------------------------------------------------------------------------------------------------
 
 
 def weigh(query, key, scale=None, causal=False, mask=None):
@@ -236,16 +230,11 @@ def test_flex_attention(causal):
     check_gradients(program, attend, *tensors)
 
 
-# --- norms ------------------------------------------------------------------------------------------------------------
-
 EPS = 0.1
 
 
 def statistics_of(rows):
     return rows.mean(1), (rows.var(1, correction=0) + EPS).rsqrt()
-
-
-# --- activations, softmax, losses, lookups ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -300,9 +289,6 @@ def test_embedding_bag(mode):
         return F.embedding_bag(index, table, torch.tensor(ends[:-1]), **options)
 
     check_gradients(program, function, table, *([factors] if weighted else []), products=False)
-
-
-# --- other devices, and rarer layers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -149,9 +149,6 @@ def test_a_projection(source, steps, inputs, hidden, biased, two_ways):
     check_price(describe(*call, **options), tally)
 
 
-# --- fused cells ------------------------------------------------------------------------------------------------------
-
-
 @cases
 @given(sources, sizes, sizes, st.booleans())
 def test_a_fused_lstm_cell(source, batch, hidden, biased):
@@ -192,8 +189,6 @@ def test_a_fused_gru_cell(source, batch, hidden, biased):
     results = (first, second, hx, *((first[0], second[0]) if biased else (None, None)))
     check_price(describe_call(aten._thnn_fused_gru_cell_backward.default, arguments, {}, results), tally)
 
-
-# --- what runs where a model trains -----------------------------------------------------------------------------------
 
 T, B, IN, H = 3, 2, 5, 4
 

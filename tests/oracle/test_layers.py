@@ -31,8 +31,6 @@ def given_or_none(tensors, flags):
     return chosen, fill
 
 
-# --- norms ------------------------------------------------------------------------------------------------------------
-
 affine = st.sampled_from(((True, True), (True, False), (False, False)))
 
 
@@ -241,9 +239,6 @@ def test_local_response_norm(n, c, l, size, seed):
     check_claim(program, lambda a: F.local_response_norm(a, size, 0.5, 0.75, 2.0), x)
 
 
-# --- pooling ----------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def pools(draw, *, dilated=False):
     """Return N C and sizes, kernel, stride, padding, dilation and ceil_mode of one, two or three dimensions."""
@@ -349,9 +344,6 @@ def test_padding_backward(n, sizes, data, seed):
         function = getattr(aten, f"{name}_pad{d}d_backward")
         check_claim(program, lambda g, a, function=function: function(g, a, pads), g, x)
         check_claim(lambda tally, a: None, lambda a, mode=mode: F.pad(a, pads, mode), x, compare=False)
-
-
-# --- resampling -------------------------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """The table `exact` against programs: pointwise ops, reductions, losses and optimizers, on random shapes."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -309,9 +309,6 @@ def test_complex_numbers(shapes, seed):
     check_claim(lambda tally, row: tally.sum(row), lambda a: a.sum(), z.reshape(-1))
 
 
-# --- reductions -------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def reduced(draw):
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -396,18 +393,10 @@ def test_softmax(shape, seed, data):
     dim = data.draw(st.integers(0, len(shape) - 1))
     check_claim(kept(reductions.softmax, dim), lambda a: a.softmax(dim), x)
     check_claim(kept(reductions.log_softmax, dim), lambda a: a.log_softmax(dim), x)
-    check_claim(
-        kept(reductions.softmax_backward, dim),
-        lambda g, y: aten._softmax_backward_data(g, y, dim, torch.float64),
-        g,
-        x.softmax(dim),
-    )
-    check_claim(
-        kept(reductions.log_softmax_backward, dim),
-        lambda g, y: aten._log_softmax_backward_data(g, y, dim, torch.float64),
-        g,
-        x.log_softmax(dim),
-    )
+    backward, double = kept(reductions.softmax_backward, dim), torch.float64
+    check_claim(backward, lambda g, y: aten._softmax_backward_data(g, y, dim, double), g, x.softmax(dim))
+    backward = kept(reductions.log_softmax_backward, dim)
+    check_claim(backward, lambda g, y: aten._log_softmax_backward_data(g, y, dim, double), g, x.log_softmax(dim))
 
 
 @cases
@@ -444,9 +433,6 @@ def test_what_is_free(shape, seed):
     for function in free:
         check_claim(lambda tally, a: None, function, x, compare=False)
     check_claim(lambda tally, a, b: None, lambda a, b: torch.where(torch.tensor([True]), a, b), x, y, compare=False)
-
-
-# --- numbers gathered and scattered -----------------------------------------------------------------------------------
 
 
 @cases
@@ -492,21 +478,14 @@ def test_scattered_sums(rows_, columns, count_, seed, factor):
 @given(sizes, seeds, st.sampled_from((0.25, 0.5)))
 def test_dropout(shape, seed, share):
     x = drawn(seed, *shape)
-
-    def program(tally, grid):
-        # The mask is random, its multiplication and that by 1/(1 - p) are not.
-        return each(lambda a: a * 1.0 * (1 / (1 - share)), grid)
-
-    check_claim(program, lambda a: F.dropout(a, share, training=True), x, compare=False)
-    check_claim(lambda tally, a: a, lambda a: F.dropout(a, share, training=False), x)
-
-    def backward(tally, gradient, mask):
-        return each(lambda g, kept: g * float(kept) * (1 / (1 - share)), gradient, mask)
-
-    check_claim(backward, lambda g, mask: aten.native_dropout_backward(g, mask, 1 / (1 - share)), x, x > 0)
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
+    # The mask is random, its multiplication and that by 1/(1 - p) are not.
+    check_each(lambda a: a * 1.0 * (1 / (1 - share)), partial(F.dropout, p=share, training=True), x, compare=False)
+    check_each(lambda a: a, partial(F.dropout, p=share, training=False), x)
+    check_each(
+        lambda g, kept: g * float(kept) * (1 / (1 - share)),
+        lambda g, mask: aten.native_dropout_backward(g, mask, 1 / (1 - share)),
+        *(x, x > 0),
+    )
 
 
 @cases
@@ -535,19 +514,13 @@ def test_losses_of_elements(shape, seed, reduction, factor):
     check_claim(
         loss(lambda x, y, w: (1 - y) * x - ((w - 1) * y + 1) * pointwise.log_sigmoid(x), reduction),
         lambda a, b, w: F.binary_cross_entropy_with_logits(a, b, pos_weight=w, reduction=reduction),
-        x,
-        q,
-        p,
+        *(x, q, p),
     )
-    for step, function, tensors in (
-        (losses.cross_entropy_of_bit, F.binary_cross_entropy, (p, q)),
-        (losses.cross_entropy_of_logit, F.binary_cross_entropy_with_logits, (x, q)),
-    ):
+    for step, function, tensors in claims[4:6]:
         check_claim(
             loss(lambda a, b, w, step=step: step(a, b) * w, reduction),
             lambda a, b, w, function=function: function(a, b, w, reduction=reduction),
-            *tensors,
-            drawn(seed + 3, *shape, low=0.1),
+            *(*tensors, drawn(seed + 3, *shape, low=0.1)),
         )
 
 
@@ -593,50 +566,25 @@ def test_losses_of_elements_backward(shape, seed, reduction, factor):
 def test_losses_of_classes(n, classes, seed, reduction, smoothing):
     x, weight = drawn(seed, n, classes), drawn(seed + 1, classes, low=0.1)
     target = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
-    check_claim(
-        lambda tally, a, t: losses.likelihood(tally, a, t, None, reduction),
-        lambda a, t: F.nll_loss(a, t, reduction=reduction),
-        x,
-        target,
-    )
-    check_claim(
-        lambda tally, a, t, w: losses.likelihood(tally, a, t, w, reduction),
-        lambda a, t, w: F.nll_loss(a, t, w, reduction=reduction),
-        x,
-        target,
-        weight,
-    )
-    check_claim(
-        lambda tally, a, t: losses.cross_entropy(tally, a, t, smoothing, reduction),
-        lambda a, t: F.cross_entropy(a, t, label_smoothing=smoothing, reduction=reduction),
-        x,
-        target,
-    )
-    check_claim(
-        lambda tally, a, t: losses.cross_entropy_of_probabilities(tally, a, t, reduction),
-        lambda a, t: F.cross_entropy(a, t, reduction=reduction),
-        x,
-        drawn(seed + 2, n, classes),
-    )
+    likelihood, nll = (partial(function, reduction=reduction) for function in (losses.likelihood, F.nll_loss))
+    check_claim(lambda tally, a, t: likelihood(tally, a, t, None), nll, x, target)
+    check_claim(likelihood, nll, x, target, weight)
+    smoothed = partial(F.cross_entropy, label_smoothing=smoothing, reduction=reduction)
+    check_claim(lambda tally, a, t: losses.cross_entropy(tally, a, t, smoothing, reduction), smoothed, x, target)
+    soft = partial(losses.cross_entropy_of_probabilities, reduction=reduction)
+    check_claim(soft, partial(F.cross_entropy, reduction=reduction), x, drawn(seed + 2, n, classes))
     # Of an image every pixel has its classes.
     image, labels = drawn(seed + 4, 2, classes, n), target.repeat(2, 1)
     check_claim(
-        lambda tally, a, t: losses.likelihood(
-            tally, np.swapaxes(a, 1, 2).reshape(-1, classes), t.ravel(), None, reduction
-        ),
-        lambda a, t: F.nll_loss(a[..., None], t[..., None], reduction=reduction),
-        image,
-        labels,
+        lambda tally, a, t: likelihood(tally, np.swapaxes(a, 1, 2).reshape(-1, classes), t.ravel(), None),
+        lambda a, t: nll(a[..., None], t[..., None]),
+        *(image, labels),
     )
     g = drawn(seed + 3, *((n,) if reduction == "none" else ()))
-    total = torch.tensor(float(n), dtype=torch.float64)
     check_claim(
         lambda tally, g, a, t, _: losses.likelihood_backward(tally, g, a, t, reduction),
         lambda g, a, t, total: aten.nll_loss_backward(g, a, t, None, REDUCTIONS.index(reduction), -100, total),
-        g,
-        x,
-        target,
-        total,
+        *(g, x, target, torch.tensor(float(n), dtype=torch.float64)),
     )
 
 
@@ -653,28 +601,26 @@ def test_losses_of_rows(n, d, seed, reduction):
     check_claim(triplets, lambda a, b, c: F.triplet_margin_loss(a, b, c, reduction=reduction), x, y, z)
 
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
+decays = st.sampled_from((0.0, 0.1))
+adams = st.builds(
+    partial(optimizers.Adam, lr=0.1, beta1=0.8, beta2=0.9, eps=1e-3),
+    weight_decay=decays,
+    **dict.fromkeys(("amsgrad", "maximize", "decoupled"), st.booleans()),
+)
+sgds = st.builds(
+    partial(optimizers.Sgd, lr=0.1),
+    momentum=st.sampled_from((0.0, 0.9)),
+    dampening=st.sampled_from((0.0, 0.25)),
+    weight_decay=decays,
+    **dict.fromkeys(("nesterov", "maximize"), st.booleans()),
+)
 
 
 @cases
-@given(
-    st.lists(sizes, min_size=1, max_size=3),
-    seeds,
-    st.builds(
-        optimizers.Adam,
-        st.just(0.1),
-        st.just(0.8),
-        st.just(0.9),
-        st.sampled_from((0.0, 0.1)),
-        st.just(1e-3),
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-    ),
-)
+@given(st.lists(sizes, min_size=1, max_size=3), seeds, adams)
 def test_a_step_of_adam(shapes, seed, settings):
     lists = [[drawn(seed + 9 * place + i, *shape, low=0.1) for i, shape in enumerate(shapes)] for place in range(5)]
-    s, step = settings, 3
+    step = 3
 
     def program(tally, *tensors):
         count_ = len(tensors) // 5
@@ -682,44 +628,19 @@ def test_a_step_of_adam(shapes, seed, settings):
         return [each(adam, *tensors[i::count_], results=4)[0] for i in range(count_)]
 
     def fused(*tensors):
-        p, g, mean, square, top = _five(tensors)
-        function = torch._fused_adamw_ if s.decoupled else torch._fused_adam_
+        size = len(tensors) // 5
+        p, g, mean, square, top = (list(tensors[place * size : (place + 1) * size]) for place in range(5))
+        options = asdict(settings)
+        function = torch._fused_adamw_ if options.pop("decoupled") else torch._fused_adam_
         steps = [torch.tensor(float(step)) for _ in p]
-        function(
-            p,
-            g,
-            mean,
-            square,
-            top if s.amsgrad else [],
-            steps,
-            lr=s.lr,
-            beta1=s.beta1,
-            beta2=s.beta2,
-            weight_decay=s.weight_decay,
-            eps=s.eps,
-            amsgrad=s.amsgrad,
-            maximize=s.maximize,
-        )
+        function(p, g, mean, square, top if settings.amsgrad else [], steps, **options)
         return tuple(p)
 
     check_claim(program, fused, *[tensor for each_ in lists for tensor in each_])
 
 
 @cases
-@given(
-    sizes,
-    seeds,
-    st.builds(
-        optimizers.Sgd,
-        st.just(0.1),
-        st.sampled_from((0.0, 0.9)),
-        st.sampled_from((0.0, 0.25)),
-        st.sampled_from((0.0, 0.1)),
-        st.booleans(),
-        st.booleans(),
-    ),
-    st.booleans(),
-)
+@given(sizes, seeds, sgds, st.booleans())
 def test_a_step_of_sgd(shape, seed, settings, first):
     tensors = [drawn(seed + place, *shape) for place in range(3)]
     s = replace(settings, nesterov=settings.nesterov and settings.momentum != 0 and settings.dampening == 0)
@@ -729,25 +650,14 @@ def test_a_step_of_sgd(shape, seed, settings, first):
         return stepped if s.momentum else stepped[:1]
 
     def fused(p, g, buffer):
-        torch._fused_sgd_(
-            [p],
-            [g],
-            [buffer] if s.momentum else [],
-            weight_decay=s.weight_decay,
-            momentum=s.momentum,
-            lr=s.lr,
-            dampening=s.dampening,
-            nesterov=s.nesterov,
-            maximize=s.maximize,
-            is_first_step=first,
-        )
+        torch._fused_sgd_([p], [g], [buffer] if s.momentum else [], is_first_step=first, **asdict(s))
         return (p, buffer) if s.momentum else (p,)
 
     check_claim(program, fused, *tensors)
 
 
 @cases
-@given(sizes, seeds, st.sampled_from((0.0, 0.1)))
+@given(sizes, seeds, decays)
 def test_a_step_of_adagrad(shape, seed, decay):
     tensors = [drawn(seed + place, *shape, low=0.1) for place in range(3)]
 
@@ -755,10 +665,8 @@ def test_a_step_of_adagrad(shape, seed, decay):
         return each(partial(optimizers.adagrad, lr=0.1, weight_decay=decay, eps=1e-3), *grids, results=2)
 
     def fused(p, g, total):
-        step = torch.tensor(1.0)
-        torch._fused_adagrad_(
-            [p], [g], [total], [step], lr=0.1, lr_decay=0.0, weight_decay=decay, eps=1e-3, maximize=False
-        )
+        rates = {"lr": 0.1, "lr_decay": 0.0, "weight_decay": decay, "eps": 1e-3}
+        torch._fused_adagrad_([p], [g], [total], [torch.tensor(1.0)], maximize=False, **rates)
         return p, total
 
     check_claim(program, fused, *tensors)
@@ -822,18 +730,12 @@ def test_lists_of_tensors(shapes, seed, factor):
 def test_quantisation(shape, seed):
     x = drawn(seed, *shape).to(torch.float32)
     scale, zero, low, high = 0.0625, 3, 0, 40
-    rounded = lambda a: clamp(pointwise.rounded(round)(a / scale) + zero, low, high)  # noqa: E731
-    check_each(
-        lambda a: (rounded(a) - zero) * scale,
-        lambda a: torch.fake_quantize_per_tensor_affine(a, scale, zero, low, high),
-        x,
-    )
-    bytes_ = lambda a: clamp(pointwise.rounded(round)(a / scale) + zero, 0, 255)  # noqa: E731
-    check_each(
-        lambda a: (bytes_(a) - zero) * scale,
-        lambda a: torch.quantize_per_tensor(a, scale, zero, torch.quint8).dequantize(),
-        x,
-    )
+    rounded = lambda a, low, high: clamp(pointwise.rounded(round)(a / scale) + zero, low, high)  # noqa: E731
+    for highest, function in {
+        high: lambda a: torch.fake_quantize_per_tensor_affine(a, scale, zero, low, high),
+        255: lambda a: torch.quantize_per_tensor(a, scale, zero, torch.quint8).dequantize(),
+    }.items():
+        check_each(lambda a, highest=highest: (rounded(a, 0, highest) - zero) * scale, function, x)
     if shape:
         scales, zeros = drawn(seed + 1, shape[0], low=0.1).to(torch.float32), torch.full((shape[0],), zero)
 
@@ -841,12 +743,8 @@ def test_quantisation(shape, seed):
             rounded = lambda a, s: clamp(pointwise.rounded(round)(a / s) + zero, low, high)  # noqa: E731
             return each(lambda a, s: (rounded(a, s) - zero) * s, grid, scales.reshape(-1, *[1] * (grid.ndim - 1)))
 
-        check_claim(
-            channelled,
-            lambda a, s: torch.fake_quantize_per_channel_affine(a, s, zeros.to(torch.int32), 0, low, high),
-            x,
-            scales,
-        )
+        function = lambda a, s: torch.fake_quantize_per_channel_affine(a, s, zeros.to(torch.int32), 0, low, high)  # noqa: E731
+        check_claim(channelled, function, x, scales)
 
 
 @cases
@@ -858,9 +756,8 @@ def test_losses_of_margins(n, classes, seed, reduction):
     def cosines(tally, a, b, signs):
         return losses.reduce(tally, losses.cosine_embedding(tally, a, b, signs, 0.25), reduction)
 
-    check_claim(
-        cosines, lambda a, b, s: F.cosine_embedding_loss(a, b, s, margin=0.25, reduction=reduction), x, y, signs
-    )
+    function = partial(F.cosine_embedding_loss, margin=0.25, reduction=reduction)
+    check_claim(cosines, function, x, y, signs)
     target = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
     weight = drawn(seed + 3, classes, low=0.1)
     for order in (1, 2):
@@ -878,16 +775,11 @@ def test_losses_of_margins(n, classes, seed, reduction):
 @cases
 @given(st.integers(2, 6))
 def test_evenly_spaced_numbers(steps):
-    check_claim(
-        lambda tally: [tally.number(step) * 0.5 + 1.5 for step in range(steps)],
-        lambda: torch.linspace(1.5, 1.5 + 0.5 * (steps - 1), steps, dtype=torch.float64),
-    )
-    check_claim(
-        lambda tally: [tally.number(step) * 0.5 + 1.5 for step in range(steps)],
-        lambda: torch.arange(1.5, 1.4 + 0.5 * steps, 0.5, dtype=torch.float64),
-    )
-
-
-def _five(tensors):
-    size = len(tensors) // 5
-    return [list(tensors[place * size : (place + 1) * size]) for place in range(5)]
+    for function in (
+        partial(torch.linspace, 1.5, 1.5 + 0.5 * (steps - 1), steps),
+        partial(torch.arange, 1.5, 1.4 + 0.5 * steps, 0.5),
+    ):
+        check_claim(
+            lambda tally: [tally.number(step) * 0.5 + 1.5 for step in range(steps)],
+            partial(function, dtype=torch.float64),
+        )

@@ -40,9 +40,7 @@ def test_linear_backward(source, m, k, n, mask):
     check_product(
         lambda tally, *tensors: products.linear_backward(tally, *tensors, mask),
         lambda x, grad, weight: aten.linear_backward(x, grad, weight, list(mask)),
-        source(m, k),
-        source(m, n),
-        source(n, k),
+        *(source(m, k), source(m, n), source(n, k)),
         expected=differentiate,
     )
 
@@ -98,12 +96,11 @@ def test_vdot(source, k, dtype):
 @given(sources, betas, factors, dtypes, st.data())
 def test_product_that_is_added(name, source, beta, alpha, dtype, data):
     program, function, terms, own = ADDED[name]
+    drawn = dtype if name == "addmm" else torch.float64
     check_product(
         lambda tally, c, a, b: products.add_product(program(tally, a, b), c, beta, alpha),
         lambda c, a, b: function(c, a, b, beta=beta, alpha=alpha),
-        *draw_operands(
-            source, data, [data.draw(st.sampled_from(own)), *terms.split()], dtype if name == "addmm" else torch.float64
-        ),
+        *draw_operands(source, data, [data.draw(st.sampled_from(own)), *terms.split()], drawn),
         products=name != "addr",
     )
 
@@ -117,13 +114,8 @@ def test_addbmm(source, b, m, k, n, beta, alpha, data):
     def program(tally, c, x, y):
         return products.add_product(matmul(tally, np.concatenate(x, 1), np.concatenate(y)), c, beta, alpha)
 
-    check_product(
-        program,
-        lambda c, x, y: torch.addbmm(c, x, y, beta=beta, alpha=alpha),
-        source(*own),
-        source(b, m, k),
-        source(b, k, n),
-    )
+    operands = source(*own), source(b, m, k), source(b, k, n)
+    check_product(program, lambda c, x, y: torch.addbmm(c, x, y, beta=beta, alpha=alpha), *operands)
 
 
 @cases
@@ -166,9 +158,8 @@ def test_einsum(equation, source, data):
 @cases
 @given(sources, sizes, sizes, sizes, sizes, st.booleans())
 def test_bilinear(source, b, i, j, o, biased):
-    check_product(
-        products.bilinear, F.bilinear, source(b, i), source(b, j), source(o, i, j), *([source(o)] if biased else [])
-    )
+    bias = [source(o)] if biased else []
+    check_product(products.bilinear, F.bilinear, source(b, i), source(b, j), source(o, i, j), *bias)
 
 
 @cases
@@ -177,8 +168,7 @@ def test_cdist(source, m, n, k, p):
     check_product(
         lambda tally, a, b: products.cdist(tally, a, b, p),
         lambda a, b: torch.cdist(a, b, p=p),
-        source(m, k),
-        source(n, k),
+        *(source(m, k), source(n, k)),
         products=p == 2,  # the multiply-adds of `default` stand for any norm's work
     )
 
@@ -197,10 +187,7 @@ def test_cdist_backward(source, m, n, k, p):
     check_product(
         lambda tally, grad, a, b, distances: products.cdist_backward(tally, grad, a, b, p, distances),
         lambda grad, a, b, distances: aten._cdist_backward(grad, a, b, p, distances),
-        source(m, n),
-        left,
-        right,
-        torch.cdist(left, right, p=p),
+        *(source(m, n), left, right, torch.cdist(left, right, p=p)),
     )
 
 
@@ -222,9 +209,7 @@ def test_pdist_backward(source, m, k, p):
     check_product(
         lambda tally, grad, rows, distances: products.pdist_backward(tally, grad, rows, p, distances),
         lambda grad, rows, distances: aten._pdist_backward(grad, rows, p, distances),
-        source(*distances.shape),
-        rows,
-        distances,
+        *(source(*distances.shape), rows, distances),
     )
 
 
@@ -238,8 +223,7 @@ def test_grouped_mm(source, groups, k, n):
     check_product(
         lambda tally, a, b: products.grouped_mm(tally, a, b, ends.tolist()),
         lambda a, b: F.grouped_mm(a, b, offs=ends),
-        rows,
-        matrices,
+        *(rows, matrices),
         tolerance=0.1,
     )
 
@@ -247,15 +231,8 @@ def test_grouped_mm(source, groups, k, n):
 @cases
 @given(sources, st.integers(17, 20), st.integers(1, 2), st.integers(1, 2))
 def test_int_mm(source, m, k, n):
-    def whole(*shape):
-        return source(*shape).mul(20).to(torch.int8)
-
-    check_product(
-        lambda tally, a, b: matmul(tally, tally.numbers(a), tally.numbers(b)),
-        torch._int_mm,
-        whole(m, 8 * k),
-        whole(8 * k, 8 * n),
-    )
+    whole = [source(*shape).mul(20).to(torch.int8) for shape in ((m, 8 * k), (8 * k, 8 * n))]
+    check_product(lambda tally, a, b: matmul(tally, tally.numbers(a), tally.numbers(b)), torch._int_mm, *whole)
 
 
 @cases
@@ -270,8 +247,7 @@ def test_weight_int8pack_mm(source, m, k, n):
     check_product(
         program,
         lambda a, factors: aten._weight_int8pack_mm(a, weight, factors),
-        source(m, 16 * k).bfloat16(),
-        source(16 * n).bfloat16(),
+        *(source(m, 16 * k).bfloat16(), source(16 * n).bfloat16()),
         tolerance=0.1,
     )
 
@@ -291,9 +267,7 @@ def test_addmm_activation(source, m, k, n, gelu):
     check_product(
         lambda tally, c, a, b: each(activate, matmul(tally, a, b) + c),
         lambda c, a, b: aten._addmm_activation(c, a, b, use_gelu=gelu),
-        source(n),
-        source(m, k),
-        source(k, n),
+        *(source(n), source(m, k), source(k, n)),
         expected=expect,
     )
 
@@ -325,42 +299,29 @@ def test_scaled_mm(source, m, n, biased):
     check_product(
         program,
         lambda a, b, one, other, *bias: torch._scaled_mm(a, b.t(), one, other, *bias, out_dtype=torch.float32),
-        a,
-        b,
-        one,
-        other,
-        *([source(16 * n).float()] if biased else []),
+        *(a, b, one, other, *([source(16 * n).float()] if biased else [])),
         tolerance=0.01,
     )
 
 
 @cases
-@given(
-    sources,
-    sizes,
-    st.lists(st.integers(0, 3), min_size=1, max_size=3),
-    st.sampled_from(["sum", "mean", "max"]),
-    st.data(),
-)
-def test_embedding_bag(source, d, lengths, mode, data):
+@given(sources, sizes, st.lists(st.integers(0, 3), min_size=1, max_size=3), st.data())
+def test_embedding_bag(source, d, lengths, data):
+    mode = data.draw(st.sampled_from(["sum", "mean", "max"]))
     indices = [data.draw(st.integers(0, 4)) for _ in range(sum(lengths))]
     offsets = [sum(lengths[:bag]) for bag in range(len(lengths))]
     weights = [source(len(indices))] if mode == "sum" and data.draw(st.booleans()) else []
     if not indices:
         return
-    check_product(
-        lambda tally, table, *weights: products.embedding_bag(tally, table, indices, offsets, mode, *weights),
-        lambda table, *weights: F.embedding_bag(
-            torch.tensor(indices),
-            table,
-            torch.tensor(offsets),
-            mode=mode,
-            per_sample_weights=weights[0] if weights else None,
-        ),
-        source(5, d),
-        *weights,
-        products=False,
-    )
+    bags = torch.tensor(indices), torch.tensor(offsets)
+
+    def function(table, *weights):
+        return F.embedding_bag(bags[0], table, bags[1], mode=mode, per_sample_weights=weights[0] if weights else None)
+
+    def program(tally, table, *weights):
+        return products.embedding_bag(tally, table, indices, offsets, mode, *weights)
+
+    check_product(program, function, source(5, d), *weights, products=False)
 
 
 @cases
@@ -379,20 +340,12 @@ def product_with_one_more_addition(tally, a, b):
     return result
 
 
-def product_that_multiplies_and_adds_apart(tally, a, b):
-    return tally.sum(a[:, None] * b.T, -1)
-
-
-def product_that_is_wrong(tally, a, b):
-    return matmul(tally, a, b[:, ::-1])
-
-
 def test_the_claim_sees_what_is_wrong():
     tensors = (Source(0)(2, 3), Source(1)(3, 2))
     assert check_product(matmul, torch.mm, *tensors).macs == 12
     with pytest.raises(AssertionError, match="exact counts 24"):
         check_product(product_with_one_more_addition, torch.mm, *tensors)
     with pytest.raises(AssertionError, match="default counts 12 multiply-adds"):
-        check_product(product_that_multiplies_and_adds_apart, torch.mm, *tensors)
+        check_product(lambda tally, a, b: tally.sum(a[:, None] * b.T, -1), torch.mm, *tensors)
     with pytest.raises(AssertionError, match="not close"):
-        check_product(product_that_is_wrong, torch.mm, *tensors)
+        check_product(lambda tally, a, b: matmul(tally, a, b[:, ::-1]), torch.mm, *tensors)

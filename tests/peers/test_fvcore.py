@@ -11,7 +11,7 @@ from fvcore.nn import jit_analysis
 from torch import nn
 
 import fvflops
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.models.whole_models import MODELS, build_case
 from tests.support.reports.fvcore_text import print_as_fvcore
 
@@ -154,10 +154,9 @@ def test_handles_of_fvcore_run_unmodified():
         assert len(names) == 2
         return {"mine": sum(value.type().dim() for value in inputs[1].node().inputs())}
 
-    class Net(Parts):
-        def forward(self, x):
-            x = self.conv(x).softmax(-1)
-            return torch.einsum("nchw,ncgw->nhg", x, x + 1)
+    def forward(self, x):
+        x = self.conv(x).softmax(-1)
+        return torch.einsum("nchw,ncgw->nhg", x, x + 1)
 
     handles = {
         "aten::_convolution": jit_handles.generic_activation_jit("counted"),
@@ -166,9 +165,9 @@ def test_handles_of_fvcore_run_unmodified():
     }
     results = []
     for library in (fvflops, fvcore):
-        analysis = library.FlopCountAnalysis(Net(conv=nn.Conv2d(3, 4, 3)), (torch.ones(1, 3, 8, 8),)).set_op_handle(
-            **handles
-        )
+        analysis = library.FlopCountAnalysis(
+            Applied(forward, conv=nn.Conv2d(3, 4, 3)), (torch.ones(1, 3, 8, 8),)
+        ).set_op_handle(**handles)
         results.append(analysis.by_module_and_operator())
     assert results[0] == results[1]
     assert results[0][""] == {"counted": 144, "softmax": 432, "mine": 8}
@@ -184,14 +183,10 @@ def test_an_autograd_function_is_opaque_and_can_have_a_handle():
         def backward(ctx, grad):
             return grad, None
 
-    class Net(Parts):
-        def forward(self, x):
-            return Swish.apply(self.fc(x), self.fc.weight)
-
     def handle(inputs, outputs):
         return sum(torch.Size(value.type().sizes()).numel() for value in inputs if value.isCompleteTensor())
 
-    model, x = Net(fc=nn.Linear(4, 4)), torch.ones(2, 4)
+    model, x = Applied(lambda self, x: Swish.apply(self.fc(x), self.fc.weight), fc=nn.Linear(4, 4)), torch.ones(2, 4)
     ours = fvflops.FlopCountAnalysis(model, x, table="fvcore")
     theirs = fvcore.FlopCountAnalysis(model, x)
     assert ours.total() == theirs.total() == 32
@@ -203,16 +198,12 @@ def test_an_autograd_function_is_opaque_and_can_have_a_handle():
 
 
 def test_ancestor_modes_differ_on_a_shared_module_as_in_fvcore():
-    class Borrower(Parts):
-        def forward(self, x):
-            return self.borrowed[0](x)
-
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
             self.own = nn.Linear(4, 4)
             self.twin = self.own
-            self.borrower = Borrower(borrowed=[self.own])
+            self.borrower = Applied(lambda self, x: self.borrowed[0](x), borrowed=[self.own])
 
         def forward(self, x):
             return self.borrower(self.twin(x))

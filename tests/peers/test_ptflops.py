@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.trace import Status
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.models.peer_cases import build
 from tests.support.models.whole_models import Function
 from tests.support.peer_counts import CASES, REAL, calm, count_case
@@ -115,18 +115,11 @@ FAILURES = {"rnn, packed", "gru, packed", "lstm, packed"}
 AS_AUTOGRAD_CALLS_THEM = {"aten::_prelu_kernel", "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d"}
 
 
-class ByKeyword(Parts):
-    """A model called by keyword, so that ptflops does not divide by the batch what modules count."""
-
-    def forward(self, inputs):
-        return self.model(*inputs)
-
-
 def ask_ptflops(model, inputs):
     """Return ptflops' number of a model with all its inputs, None where it fails; it prints a lot."""
     with redirect_stdout(io.StringIO()):
         macs, _ = ptflops.get_model_complexity_info(
-            ByKeyword(model=model),
+            Applied(lambda self, inputs: self.model(*inputs), model=model),
             (1,),
             input_constructor=lambda size: {"inputs": inputs},
             as_strings=False,

@@ -13,7 +13,7 @@ from fvflops import FlopCountAnalysis
 from fvflops.capture.run import record_call
 from fvflops.formulas import load_table
 from fvflops.trace import TraceError
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import MODELS, build_case
 
 
@@ -27,11 +27,6 @@ class Layers(Parts):
         picture = self.same(self.three(x[:, None, :, :, None].expand(-1, -1, -1, -1, 3)).flatten(3))
         tail = picture.add(1).mul(picture).sub(2).div(3).sum() * mixed.sum()
         return tail + self.bilinear(rows, rows).sum()
-
-
-class Recurrent(Parts):
-    def forward(self, x):
-        return self.gru(x)[0].sum() + self.lstm(x)[0].mean() + self.cell(x[:, 0])[0].sum()
 
 
 CASES = {
@@ -48,7 +43,8 @@ CASES = {
         (torch.ones(2, 4, 9),),
     ),
     "recurrent": lambda: (
-        Recurrent(
+        Applied(
+            lambda self, x: self.gru(x)[0].sum() + self.lstm(x)[0].mean() + self.cell(x[:, 0])[0].sum(),
             gru=nn.GRU(4, 5, bidirectional=True, batch_first=True),
             lstm=nn.LSTM(4, 5, batch_first=True),
             cell=nn.LSTMCell(4, 5),

@@ -79,9 +79,6 @@ def analyse(trace):
     return FlopCountAnalysis.from_trace(trace, table="exact").uncalled_modules_warnings(False)
 
 
-# --- real processes ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_step_counts_the_same(runs, name):
     first, *others = runs[name]
@@ -176,9 +173,6 @@ def test_gather_needs_a_process_group():
     trace = record_call(torch.relu, (torch.ones(2),))
     with pytest.raises(RuntimeError, match="init_process_group first"):
         gather(trace)
-
-
-# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def plan_llama(mesh, rank=0, **options):
@@ -398,9 +392,6 @@ def test_a_program_with_a_process_group_raises():
         plan_llama({"dp": 2})
 
 
-# --- communication ----------------------------------------------------------------------------------------------------
-
-
 def communicate(function, ranks=4):
     with fake_process_group(ranks, 0):
         trace = record_call(function, (torch.ones(8),), execution="real")
@@ -456,9 +447,6 @@ def test_an_op_without_a_rule_is_unsupported():
         without_group.total() == Volume(3, 24, None)
         and next(iter(without_group.by_collective_and_group())).size is None
     )
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_plans(capsys):

@@ -1,14 +1,12 @@
-"""Folders of tests: they mirror the package, share code by tests/support alone, and keep tools/ and tests/ apart.
+"""Folders of tests, GitHub's workflows, and the first commands of README and of the page on installing."""
 
-tools/ may import tests.support, and nothing else of tests/: some tools measure the models that tests count, compare the
-networks that tests draw, or need the schemas without which torchvision cannot be imported. No file of tests/ imports a
-module of tools/: tests start a tool as a program, or load it by `tests.support.tools.load_tool`.
-"""
-
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.checkout import ROOT, TOOLS, imported_names
 from tests.support.long_files import LONG_FILES
@@ -112,3 +110,78 @@ def test_no_folder_holds_more_files_than_a_reader_takes_in(top):
 
 def test_the_files_that_run_first_exist():
     assert all((TESTS / file).is_file() for file in LONG_FILES)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def steps_of(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_the_tools_and_has_no_commands_of_its_own(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"} and workflow["name"]
+    assert True in workflow, "`on`, which YAML reads as a bool"
+    for step in steps_of(workflow):
+        assert ("run" in step) != ("uses" in step), step
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), "a tag can be moved: name a commit"
+            if step["uses"].startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+        else:
+            program = step["run"].split()[0]
+            assert re.fullmatch(r"(tools|\.ci)/\w+", program) and "\n" not in step["run"]
+            assert os.access(ROOT / program, os.X_OK), program
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+    needed = {name for job in workflow["jobs"].values() for name in job.get("needs", "").split()}
+    assert needed <= set(workflow["jobs"])
+
+
+def test_the_workflows_are_tests_docs_and_a_release_by_trusted_publishing():
+    assert [path.stem for path in WORKFLOWS] == ["docs", "release", "tests"]
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    publish = release["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == "build"
+    assert not any("password" in step.get("with", {}) for step in publish["steps"])
+
+
+def test_the_suite_runs_on_each_supported_python():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    versions = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
+    assert workflow["jobs"]["suite"]["strategy"]["matrix"]["python"] == versions
+
+
+CLONE = "git clone https://github.com/fvflops/fvflops && cd fvflops"
+
+
+def first_block(page):
+    """The commands of a page's first block of code, without their comments."""
+    fenced = re.search(
+        r"^```\w*\n(.*?)^```|(?:^    .+\n)+", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    lines = (fenced[1] or fenced[0]).splitlines()
+    return [" ".join(line.split("#")[0].split()) for line in lines]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/install.md"])
+def test_a_page_begins_with_the_commands_that_work_in_a_bare_clone(page):
+    assert first_block(page) == [CLONE, "tools/quickstart", "tools/test"]
+
+
+@pytest.mark.long
+def test_the_first_commands_run_in_a_clone_without_an_environment(tmp_path):
+    """Half an hour: the second is the whole suite."""
+    clone = tmp_path / "fvflops"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    ours = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON", "VIRTUAL_ENV"))
+    }
+    quickstart, test = first_block("README.md")[1:]
+    first = subprocess.run([quickstart], cwd=clone, env=ours, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert re.search(r"^model +25\.6M +4\.\d+G ", first.stdout, re.MULTILINE), first.stdout
+    second = subprocess.run([test], cwd=clone, env=ours, capture_output=True, text=True)
+    assert second.returncode == 0, second.stdout[-3000:]
+    assert re.search(r"\b\d{5} passed", second.stdout)

@@ -49,9 +49,6 @@ def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower()
 
 
-# ---- metadata
-
-
 def test_four_packages_are_needed_and_each_has_a_lower_bound():
     required = items(SETUP["options"]["install_requires"])
     assert sorted(map(name_of, required)) == RUNTIME
@@ -145,9 +142,6 @@ def test_the_page_names_no_version_below_the_lower_bounds():
         assert version < lowest or failed == "0", f"torch {torch} is supported, and {failed} tests failed"
 
 
-# ---- changelog, citation, pages
-
-
 def test_the_changelog_has_this_release_with_date_and_link():
     text = (ROOT / "CHANGELOG.md").read_text()
     releases = re.findall(r"^## \[(\d[^\]]*)\] - (\S+)$", text, re.MULTILINE)
@@ -173,9 +167,6 @@ def test_the_citation_is_of_this_release():
 def test_links_of_the_other_pages_lead_to_files(page):
     found = [target(page, link) for link in links((ROOT / page).read_text())]
     assert all(file.exists() for file, _ in filter(None, found)), page
-
-
-# ---- compatibility
 
 
 def test_a_deprecated_name_warns_with_its_new_name_and_still_works(monkeypatch):

@@ -6,6 +6,7 @@ table of at most 80 columns; of a record, such as a row of a table, that line.
 
 import math
 import re
+from collections import OrderedDict
 from fractions import Fraction
 from functools import partial
 
@@ -32,15 +33,8 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+|object at|<function|<built-in")
 ESCAPE = "line\nbreak" + "x" * 200
 
 
-class Hostile(nn.Module):
+class Hostile(nn.Sequential):
     """A model whose class, modules and ops have long names and line breaks."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_module(ESCAPE, nn.Linear(8, 8))
-
-    def forward(self, x):
-        return getattr(self, ESCAPE)(x)
 
 
 Hostile.__name__ = Hostile.__qualname__ = "Hostile" + ESCAPE
@@ -74,41 +68,29 @@ def shown():
     plain = fvflops.ModelAnalysis(net, x)
     memory = fvflops.predict_memory(step)
     profile = fvflops.ProfileAnalysis(net, x, repeat=2)
-    plan = fvflops.plan_rank(
-        build("llama_tiny", device="meta"), (torch.ones(8, 128, dtype=torch.int64),), mesh={"tp": 2}
-    )
-    pipeline = fvflops.plan_step(
-        build("llama_tiny", device="meta"), torch.ones(8, 128, dtype=torch.int64), mesh={"pp": 2}, microbatches=2
-    )
+    llama, ids = build("llama_tiny", device="meta"), torch.ones(8, 128, dtype=torch.int64)
+    plan = fvflops.plan_rank(llama, (ids,), mesh={"tp": 2})
+    pipeline = fvflops.plan_step(llama, ids, mesh={"pp": 2}, microbatches=2)
     estimate = fvflops.estimate_step(pipeline, device="H100")
-    search = fvflops.search_layouts(
-        build("llama_tiny", device="meta"),
-        torch.ones(1, 16, dtype=torch.int64),
-        gpus=2,
-        global_batch=2,
-        device="H100",
-        choices={"tp": [1], "pp": [1], "micro-batch": [1], "checkpoint": ["none"]},
-    )
+    choices = {"tp": [1], "pp": [1], "micro-batch": [1], "checkpoint": ["none"]}
+    search = fvflops.search_layouts(llama, ids[:1, :16], gpus=2, global_batch=2, device="H100", choices=choices)
     with fvflops.KernelProfile(net) as kernels:
         net(x)
     kernels.count(partial(net, x))
     roof = fvflops.roofline(flops, device="H100")
     cost = fvflops.cost_of(net, lambda batch: torch.ones(batch, 8), vary={"batch": (1, 64)})
-    generation = GenerationCost(
-        "flops", 1, 9, 5, linear_cost("prompt"), linear_cost("cache"), None, 99, counted_up_to=9
-    )
+    parts = linear_cost("prompt"), linear_cost("cache")
+    generation = GenerationCost("flops", 1, 9, 5, *parts, None, 99, counted_up_to=9)
     difference = fvflops.diff(net, make_net()[2:], x)
     comparison = fvflops.compare(net, x)
     summary = meter.summary()
-    hostile = fvflops.FlopCountAnalysis(Hostile(), x, warn=False)
+    hostile = fvflops.FlopCountAnalysis(Hostile(OrderedDict({ESCAPE: nn.Linear(8, 8)})), x, warn=False)
     counts = flops.counts()
     savings = fvflops.memory_savings(step)
     budget = Budget("net", {"flops": Limit("flops", 20, tolerance=Fraction(1, 100))})
     tables = {
-        "serving": fvflops.serve_model(build("llama_tiny", device="meta"), device="H100"),
-        "serving search": fvflops.search_serving(
-            build("llama_tiny", device="meta"), device="H100", gpus=1, precisions=[("bf16", "bf16")]
-        ),
+        "serving": fvflops.serve_model(llama, device="H100"),
+        "serving search": fvflops.search_serving(llama, device="H100", gpus=1, precisions=[("bf16", "bf16")]),
         "flops": flops,
         "activations": fvflops.ActivationCountAnalysis(net, x, warn=False),
         "bytes": fvflops.ByteCountAnalysis(net, x, warn=False),
@@ -195,9 +177,7 @@ def shown():
         "serving load": fvflops.ServingLoad(),
         "latency limits": fvflops.LatencyLimits(),
         "planned step": fvflops.expect_step(estimate),
-        "finding": fvflops.Finding(
-            "copies", "copies take 2 ms", 0.002, ("aten::copy_: 3 calls",), "remove them", "measured"
-        ),
+        "finding": fvflops.Finding("copies", "take 2 ms", 0.002, ("aten::copy_: 3 calls",), "remove them", "measured"),
         "op estimate": fvflops.estimate_op("mm", [(4, 8), (8, 4)], device="H100"),
         "training cost": estimate.cost_to_train(15e12, price=2.5, watts=700),
         "master weights": fvflops.MasterWeights(net.parameters(), torch.optim.AdamW),

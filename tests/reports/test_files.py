@@ -173,9 +173,6 @@ def test_all_six_formats_of_a_saved_summary(net, by):
     assert page.startswith("<!doctype html>") and page.count("</script>") == 2
 
 
-# ---- the ledger
-
-
 def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
     omitted = {f"aten::op{index}": 10 - index for index in range(8)}
     unknown = {f"mylib::op{index}": 1 for index in range(8)}
@@ -202,8 +199,6 @@ def test_the_ledger_takes_statuses_as_they_are_and_leaves_out_what_it_does_not_k
         "Convention: exact (2 FLOPs per multiply-add).\n"
     )
 
-
-# ---- hostile names
 
 NAMES = st.one_of(
     st.sampled_from((*CELLS, "＝1")),

@@ -51,9 +51,6 @@ def compare_with_fvcore(flops, activations, depth, show_param_shapes, summary):
         assert_same_text(fvcore_format.write_parameter_table(summary.modules, depth=depth), theirs)
 
 
-# ---- models
-
-
 class Net(nn.Module):
     """Runs the modules that it is given one after the other, those named `idle...` excepted."""
 
@@ -169,8 +166,6 @@ def test_the_table_is_indented_whatever_tabulate_is_installed():
     )
 
 
-# ---- made-up models and counts
-
 KEYS = ["0", "1", "10", "a", "b", "fc", "conv1", "a_b", "1e3", "é", "=1+1", "x|y", "weight"]
 COUNTS = [0, 0, 0, 1, 20, 20, 100, 101, 1000, 12345, 10**5 + 1, 10**8 + 1, 10**11 + 1, 3 * 10**15]
 REPRS = ["", "", "size=3", "one\ntwo", "\n"]
@@ -238,8 +233,6 @@ def test_made_up_counts_read_as_in_fvcore(data, depth, shapes, with_activations)
     compare_with_fvcore(flops, activations, depth, shapes, summarise(flops, activations))
 
 
-# ---- the pipe table
-
 CELLS = st.one_of(
     st.sampled_from(["", " ", "1", " 20", "  1.5", "1e3", "-3", "1,000", "nan", "inf", "True", "(3,)", "a|b", "é"]),
     st.text(alphabet="ab 1.,é|", max_size=6),
@@ -270,9 +263,6 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
     assert own.PRESERVE_WHITESPACE is True and own is not tabulate and sys.modules["tabulate"] is tabulate
     assert tabulate.PRESERVE_WHITESPACE is False
     assert text.replace(" ", "") == "|a|b|\n|:----|:----|\n|x|y|"
-
-
-# ---- options
 
 
 def test_the_registry_offers_each_report_by_name():
@@ -354,8 +344,6 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
     ]
     assert fvcore_format.write_tree(summary).splitlines()[1] == "  #bytes: 2.05K"
 
-
-# ---- size
 
 RENDERERS = {
     **SUMMARY_REPORTS,

@@ -21,6 +21,7 @@ from fvflops.reports.html import render_comparison
 from fvflops.reports.terminal.op_coverage import TERMS
 from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, MemoryCurve, read_breakdown
 from fvflops.zoo import build
+from tests.support.models.parts import Applied
 from tests.support.reports.breakdowns import (
     break_hostile_down,
     break_net_down,
@@ -222,13 +223,12 @@ def test_profile_command_writes_a_page_with_times(tmp_path, capsys):
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):
     ran = []
 
-    class Net(nn.Module):
-        def forward(self, x):
-            ran.append(1)
-            return x
+    def forward(self, x):
+        ran.append(1)
+        return x
 
     with pytest.raises(OSError, match="cannot be written"):
-        FlopCountAnalysis(Net(), torch.ones(1)).to_html(tmp_path)
+        FlopCountAnalysis(Applied(forward), torch.ones(1)).to_html(tmp_path)
     assert not ran
     missing = tmp_path / "no" / "report.html"
     assert main(["count", "zoo:no_such_model", "--format", "html", "--output", str(missing)]) == 2

@@ -57,17 +57,12 @@ def name_everything(name):
     return replace(summaries.name_everything(name), about={"table": name, "model": name})
 
 
-# ---- the units of papers
-
-
 @given(count=st.integers(-(10**30), 10**30), power=st.sampled_from([6, 9]))
 def test_a_count_in_a_unit_is_right_to_three_figures_and_never_a_made_up_zero(count, power):
     text = format_in(count, power)
     assert abs(float(text.replace(",", "")) * 10**power - count) <= 0.0051 * abs(count)
     assert (text == "0") == (count == 0)
 
-
-# ---- LaTeX
 
 UNESCAPED = {f"\\{mark}": mark for mark in "{}$&#_%"} | {f"{{{mark}}}": mark for mark in "-,*[]"}
 UNESCAPED |= {f"\\text{word}{{}}": mark for word, mark in (("backslash", "\\"), ("less", "<"), ("greater", ">"))}
@@ -199,9 +194,6 @@ def test_latex_compiles(tmp_path):
     subprocess.run(["pdflatex", "-halt-on-error", "table.tex"], cwd=tmp_path, check=True, capture_output=True)
 
 
-# ---- Markdown
-
-
 def test_the_paper_table_in_markdown():
     summary = summarise_net()
     text = REPORTS["paper"](summary)
@@ -248,9 +240,6 @@ def test_the_command_line_writes_both(capsys):
         lines = output_of(capsys, "count", "zoo:lenet5", "--format", name).splitlines()
         assert len([line for line in lines if line.startswith(row)]) == 1
         assert any("default" in line for line in lines)
-
-
-# ---- columns and data frames
 
 
 def list_subjects():
@@ -345,9 +334,6 @@ def test_without_pandas_one_line_says_what_to_do_before_the_model_runs(monkeypat
     message = str(caught.value)
     assert message.startswith("pandas is not installed: pip install 'fvflops[pandas]'") and "\n" not in message
     assert "to_dict()" in message
-
-
-# ---- the schema of the JSON report
 
 
 def read_a_draw_and_a_value(x):

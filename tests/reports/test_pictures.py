@@ -18,6 +18,7 @@ from fvflops.reports.pictures import colours, icicle, picture
 from fvflops.reports.pictures.picture import PlotError
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.views.breakdown import Breakdown, Cell, Measure, read_breakdown
+from tests.support.models.parts import Applied
 
 pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
 
@@ -198,13 +199,12 @@ def test_an_analysis_writes_a_picture_of_its_counts(tmp_path):
     assert "Parameters of Net: 700" in path.read_text()
 
 
-class Unrun(nn.Module):
-    def forward(self, x):
-        raise AssertionError("it was run")
+def unrun(self, x):
+    raise AssertionError("it was run")
 
 
 def test_a_picture_that_cannot_be_written_raises_before_the_model_runs(tmp_path, monkeypatch):
-    analysis = FlopCountAnalysis(Unrun(), torch.ones(1))
+    analysis = FlopCountAnalysis(Applied(unrun), torch.ones(1))
     with pytest.raises(PlotError, match=r"net.pdf: a plot must be an .svg or .png file"):
         analysis.to_picture("net.pdf")
     with pytest.raises(OSError, match=r"/dev/null/net.svg cannot be written"):

@@ -60,9 +60,6 @@ def summarise_stack(*widths):
     return summarise(flops, ActivationCountAnalysis.from_trace(flops.trace()))
 
 
-# ---- the terminal's table
-
-
 NETS_MODULES = replace(
     NET,
     columns={
@@ -161,9 +158,6 @@ def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
     assert wrap("a 层层层 bb", 4) == ["a", "层层", "层", "bb"]
 
 
-# ---- order, cut, collapse
-
-
 def test_rows_are_ordered_and_cut_alike_in_every_list():
     rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, sort="activations", top=3))))
     assert [row["module"] for row in rows] == ["", "fc1", "head"]
@@ -226,9 +220,6 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
         "3 more modules.\n"
         "A row with × N is the sum of N equal modules."
     )
-
-
-# ---- the command line
 
 
 @pytest.mark.parametrize(

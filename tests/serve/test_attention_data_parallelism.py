@@ -1,8 +1,9 @@
-"""Replicas of the attention that share experts: each of different tokens in a step, the experts the tokens of all."""
+"""Replicas of the attention that share experts, and products divided as in the plans of transformers."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fvflops import find_device
 from fvflops.devices.kernel_models.mixtures import Mixture, drawn_rows
@@ -15,6 +16,7 @@ from fvflops.serve.simulation.engine_settings import engine_settings
 from fvflops.serve.simulation.request_simulation import simulate
 from fvflops.serve.simulation.requests import Request
 from fvflops.zoo import build
+from tests.support.serving.language_models import transformers
 
 H100 = find_device("H100")
 KERNELS = EngineKernels.of(H100, assume_network(H100))
@@ -88,3 +90,82 @@ def test_a_step_takes_the_slowest_replica_and_the_experts_of_all(model, prompts)
     assert times.first_token[0] == times.first_token[1] == pytest.approx(first)
     assert times.first_token[3] == pytest.approx(first + second)
     assert times.last_token[0] == pytest.approx(first + second + third, rel=1e-3)
+
+
+# Models whose small configuration needs more than fewer layers, or that do not run by shapes from a cache.
+_OTHERS = {
+    "BailingHybridForCausalLM": "no attention layer among the first layers",
+    "CohereCompassForCausalLM": "layer types without full attention",
+    "DeepseekV4ForCausalLM": "layers of several caches",
+    "DeepseekV2ForCausalLM": "its default configuration has no number of experts a token",
+    "Dots1ForCausalLM": "its default configuration has no number of experts",
+    "Gemma3nForCausalLM": "layers that share a cache",
+    "Gemma3nForConditionalGeneration": "layers that share a cache",
+    "GraniteMoeHybridForCausalLM": "its default configuration has no attention layer",
+    "HrmTextForCausalLM": "layers that run several times",
+    "HunYuanMoEV1ForCausalLM": "its default configuration has no size of a head",
+    "JambaForCausalLM": "no attention layer among the first layers",
+    "KimiLinearForCausalLM": "no attention layer among the first layers",
+    "Lfm2MoeForCausalLM": "its default configuration has no kinds of layers",
+    "LongcatFlashForCausalLM": "data-dependent experts",
+    "MinistralForCausalLM": "its default configuration has no size of a head",
+    "NemotronForCausalLM": "its default configuration has no size of a head",
+    "Qwen4ExpForCausalLM": "its default configuration has no sizes of heads",
+}
+# Products that engines divide otherwise: rows of a gated delta net, which the plan gathers, and Doge's dynamic mask.
+_GATHERED = {"layers.*.linear_attn.out_proj", "layers.*.self_attn.dt_proj"}
+
+
+def _plan(config):
+    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
+    return plan
+
+
+def _names():
+    found = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    classes = (getattr(transformers, name if isinstance(name, str) else name[0], None) for name in found)
+    with_plan = set()
+    for item in classes:
+        config = getattr(item, "config_class", None)
+        text = getattr(config, "sub_configs", {}).get("text_config") or config
+        if item is not None and getattr(text, "base_model_tp_plan", None):
+            with_plan.add(item.__name__)
+    return sorted(with_plan)
+
+
+def _short(name):
+    return name[name.index("layers.*") :] if "layers.*" in name else name
+
+
+def _compare(serving, plan):
+    """Return how many products have an entry in the plan, and those that are divided otherwise."""
+    checked, other = 0, []
+    for item in serving.projections:
+        name = _short(item.name)
+        style = plan.get(name)
+        if style is None or name in _GATHERED:
+            continue
+        checked += 1
+        expected = "columns" if "colwise" in style else "rows" if "rowwise" in style else ""
+        if item.divided != expected:
+            other.append((name, style, item.divided))
+    return checked, other
+
+
+def test_products_are_divided_as_in_the_plans_of_all_architectures():
+    checked = {}
+    for name in _names():
+        if name in _OTHERS:
+            continue
+        model_class = getattr(transformers, name)
+        config = model_class.config_class()
+        config.get_text_config().num_hidden_layers = 4
+        with torch.device("meta"):
+            model = model_class(config).eval()
+        serving = record_serving(model)
+        checked[name], other = _compare(serving, _plan(config))
+        assert not other, name
+        rows = [count for item, count in serving.projections.items() if item.divided == "rows"]
+        if not serving.experts:
+            assert serving.reductions == sum(rows), name
+    assert sum(count > 0 for count in checked.values()) >= 60

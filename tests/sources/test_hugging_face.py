@@ -1,6 +1,7 @@
 """`hf:FOLDER` and `hf:ORG/NAME`: classes, tasks, timm's configurations, the model's own code, the hub's errors."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,9 +72,6 @@ def total(name, **options):
     return FlopCountAnalysis(loaded.model.eval(), loaded.inputs, kwargs=loaded.kwargs, warn=False).total()
 
 
-# --- which class ---
-
-
 def test_the_class_is_the_first_architecture_or_that_of_the_task(tmp_path):
     name = write(tmp_path, BERT)
     assert class_of(name) == "BertForMaskedLM"
@@ -119,11 +117,8 @@ def test_the_preprocessor_sets_the_sizes_that_the_configuration_leaves_open(tmp_
     small = {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
     name = write(tmp_path, {"model_type": "resnet", **small})
     shapes = [load_model(name).kwargs["pixel_values"].shape]
-    write(
-        tmp_path,
-        {"crop_size": {"height": 192, "width": 160}, "size": {"shortest_edge": 256}},
-        "preprocessor_config.json",
-    )
+    sizes = {"crop_size": {"height": 192, "width": 160}, "size": {"shortest_edge": 256}}
+    write(tmp_path, sizes, "preprocessor_config.json")
     shapes += [load_model(name).kwargs["pixel_values"].shape]
     shapes += [load_model(name, SourceOptions(image_size=(64, 32))).kwargs["pixel_values"].shape]
     assert [tuple(shape) for shape in shapes] == [(1, 3, 224, 224), (1, 3, 192, 160), (1, 3, 64, 32)]
@@ -166,16 +161,12 @@ def test_a_class_of_a_part_takes_its_part_of_the_configuration(tmp_path):
     assert model.config.hidden_size == 32 and model.config.model_type == "clip_text_model"
 
 
-# --- the model's own code ---
-
-
 def write_own_code(folder, **settings):
     (folder / "configuration_own.py").write_text(OWN_CONFIGURATION)
     (folder / "modeling_own.py").write_text(OWN_MODEL)
     auto_map = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
-    return write(
-        folder, {"model_type": "own_of_a_repository", "architectures": ["OwnModel"], "auto_map": auto_map, **settings}
-    )
+    own = {"model_type": "own_of_a_repository", "architectures": ["OwnModel"], "auto_map": auto_map}
+    return write(folder, own | settings)
 
 
 def test_code_of_a_repository_runs_only_with_the_flag(tmp_path, monkeypatch):
@@ -201,9 +192,6 @@ def test_an_architecture_in_the_repository_s_code_names_the_flag(tmp_path):
     ):
         load_model(name)
     assert class_of(name, task="fill-mask") == "BertForMaskedLM"  # transformers' own class needs no code
-
-
-# --- errors ---
 
 
 @pytest.mark.parametrize(
@@ -279,20 +267,8 @@ def test_options_that_do_not_fit_the_model(name, options, message):
         load_model(name, SourceOptions(**options))
 
 
-# --- the hub ---
-
-
-class Response:
-    """What the hub's errors read of a response."""
-
-    def __init__(self):
-        self.status_code = 403
-        self.headers = {}
-        self.request = None
-        self.url = ""
-
-    def json(self):
-        return {}
+# What the hub's errors read of a response.
+RESPONSE = SimpleNamespace(status_code=403, headers={}, request=None, url="", json=dict)
 
 
 def raise_error(kind):
@@ -305,7 +281,7 @@ def raise_error(kind):
         if error_class is None:
             raise ConnectionError("no route to host")
         if issubclass(error_class, errors.HfHubHTTPError):
-            raise error_class("from the hub", response=Response())
+            raise error_class("from the hub", response=RESPONSE)
         raise error_class("from the hub")
 
     return download

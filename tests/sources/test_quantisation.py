@@ -209,9 +209,6 @@ def test_a_plan_says_that_shards_are_not_packed(tmp_path, capsys):
     assert "Not included: packed weights" in capsys.readouterr().out
 
 
-# --- the tensor -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format", ["int3", "int4", "int8", "nf4", "float4_e2m1fn", "float8_e4m3fn"])
 def test_products_are_those_of_the_unpacked_weight(format):
     """Codes drawn at random: the kernels, the gradient and every other op agree with the weight itself."""

@@ -20,5 +20,5 @@ LONG_FILES = (
     "capture/shapes/test_opinfo.py",
     "capture/restore/test_restore.py",
     "cli/test_settings.py",
-    "sweep/test_local_pool.py",
+    "sweep/test_sweep.py",
 )

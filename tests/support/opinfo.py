@@ -18,7 +18,7 @@ from fvflops.capture.instrument import modules as instrumented
 from fvflops.capture.real_mode import RecordingMode
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.trace import StopsAt, Trace
+from fvflops.trace import Trace
 
 STOPS = load_table("default").stops_at
 REFUSALS = (ExecutionError, RuntimeError, NotImplementedError, IndexError, ValueError, TypeError)
@@ -119,9 +119,7 @@ def calls_noted() -> Iterator[list[Any]]:
         for mode in (RecordingMode, ShapeMode):
             dispatch = mode.__torch_dispatch__
 
-            def noting(
-                self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None, dispatch: Any = dispatch
-            ) -> Any:
+            def noting(self, func, types, args=(), kwargs=None, dispatch=dispatch):
                 noted, events = len(notes), len(self.recorder.events)
                 result = dispatch(self, func, types, args, kwargs)
                 if len(notes) == noted and len(self.recorder.events) == events + 1:
@@ -150,16 +148,7 @@ def storage_table(trace: Trace) -> list[Any]:
     return found
 
 
-def run(
-    op: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    execution: str,
-    *,
-    stops_at: StopsAt = STOPS,
-    loss: Any = None,
-    **options: Any,
-) -> Run:
+def run(op, args, kwargs, execution, *, stops_at=STOPS, loss=None, **options):
     results: SimpleQueue[Any] = SimpleQueue()  # a list of the model's would be restored where a tensor was cached
 
     def model(*args: Any, **kwargs: Any) -> Any:
@@ -203,15 +192,7 @@ class Checked(NamedTuple):
     refused: str
 
 
-def check_op(
-    info: Any,
-    dtype: torch.dtype,
-    memory_format: str,
-    most: int | None = None,
-    *,
-    backward: bool = False,
-    **options: Any,
-) -> Iterator[Checked]:
+def check_op(info, dtype, memory_format, most=None, *, backward=False, **options):
     """Yield the comparison of each sample of an op, at most so many, that real execution runs."""
     if backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
         return

@@ -1,7 +1,6 @@
 """Compare two traces call by call."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,13 +93,7 @@ def text_of(value: Value) -> str:
     return f"({', '.join(map(text_of, value))})" if isinstance(value, tuple) else str(value)
 
 
-def differences(
-    shapes: Trace,
-    real: Trace,
-    *,
-    other_ways: frozenset[str] = frozenset(),
-    about: Sequence[str] = ("vocabulary", "torch", "inputs"),
-) -> list[str]:
+def differences(shapes, real, *, other_ways=frozenset(), about=("vocabulary", "torch", "inputs")):
     """Return one line for each thing that two traces do not agree in; calls of `other_ways` need only be free."""
     lines = []
     for name, one, other in (("shapes", shapes, real), ("real", real, shapes)):

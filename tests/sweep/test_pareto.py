@@ -47,9 +47,6 @@ def test_nan_has_no_place():
         pareto_front([(1.0, float("nan"))])
 
 
-# ---- The plot
-
-
 def make_table(rows):
     columns = (
         text_column("model"),

@@ -1,9 +1,13 @@
-"""Memory that users published: the prediction of some is near."""
+"""Memory that users published: the prediction of some is near, and runs under ZeRO-1 did or did not fit a GPU."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
+from fvflops import plan_rank
+from fvflops.zoo import build
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
 from tests.support.tools import load_tool
 
@@ -42,3 +46,39 @@ def test_a_run_out_of_memory_is_said_not_to_fit_and_a_shorter_one_to_fit(librari
 def test_a_verdict_is_judged_with_the_reserve():
     for needed, right in ((80, 1), (85, 0)):
         assert f"{right} of 1 verdicts" in field.write_table([field.Compared(CASES[-1], needed)])
+
+
+layouts = load_tool("training_runs.layout_memory")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return layouts.read_layouts()
+
+
+def test_layouts_ran_or_did_not_fit(rows):
+    assert (len(rows), sum(not layouts.has_run(row) for row in rows)) == (371, 220)
+
+
+def test_zero_1_divides_the_optimizer_and_nothing_else():
+    tokens = torch.ones(1, 16, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    timeline = plan_rank(model, tokens, mesh={"dp": 1}, optimizer=torch.optim.AdamW).memory(granularity=1)
+    whole, divided = timeline.at_peak(), layouts.shard_optimizer(timeline, 4)
+    last = len(timeline.trace.events) - 1
+    before, after = timeline.at(last).by_kind, divided.at(last).by_kind
+    assert after["gradient"] == before["gradient"] > 0
+    assert after["parameter"] == before["parameter"] > 0
+    assert after["optimizer state"] == pytest.approx(before["optimizer state"] / 4, rel=1e-3)
+    assert divided.peak < whole.nbytes
+
+
+def test_the_best_layout_of_13b_on_32_gpus_fits_and_twice_its_batch_does_not(rows):
+    group = [row for row in rows if (row.name, row.sequence, row.gpus) == ("llama-13B", 2048, 32)]
+    best = min(group, key=lambda row: row.seconds)
+    (fits,) = layouts.judge_layouts([best])
+    (larger,) = layouts.judge_layouts([replace(best, micro_batch=2, microbatches=32, seconds=math.inf)])
+    assert (fits.fits, fits.is_right, larger.fits, larger.is_right) == (True, True, False, True)
+    text = layouts.describe_verdicts([fits, larger._replace(fits=True)])
+    assert "llama-13B" in text and "50.0%" in text and "refused: none" in text
+    assert "micro batch 1, tp 1" in layouts.describe_verdicts([fits._replace(fits=False)]).partition("refused")[2]

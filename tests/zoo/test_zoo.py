@@ -293,11 +293,8 @@ def test_vit_b_16_refuses_another_image_size():
 @torch.no_grad()
 def test_gpt2_computes_what_transformers_computes(transformers):
     c = TINY_GPT2
-    theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=c.vocab_size, n_positions=c.positions, n_embd=c.width, n_layer=c.layers, n_head=c.heads
-        )
-    ).eval()
+    sizes = {"n_positions": c.positions, "n_embd": c.width, "n_layer": c.layers, "n_head": c.heads}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=c.vocab_size, **sizes)).eval()
     scatter(theirs)
     # transformers keeps these as (in, out)
     transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -353,16 +350,8 @@ def test_llama_has_the_parameters_of_transformers(transformers, name):
 @pytest.mark.parametrize(("kv_heads", "tied", "theta"), [(1, False, 10_000.0), (2, True, 500_000.0), (4, False, 100.0)])
 @torch.no_grad()
 def test_llama_computes_what_transformers_computes(transformers, kv_heads, tied, theta):
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=96,
-        layers=2,
-        heads=4,
-        kv_heads=kv_heads,
-        rope_theta=theta,
-        tie_embeddings=tied,
-    )
+    options = {"kv_heads": kv_heads, "rope_theta": theta, "tie_embeddings": tied}
+    config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, layers=2, heads=4, **options)
     theirs = build_llama_of_transformers(transformers, config).eval()
     scatter(theirs)
     ours = Llama(config).eval()
@@ -385,8 +374,6 @@ def test_llama_config_refuses_sizes_that_do_not_divide(sizes):
     with pytest.raises(ValueError, match=r"LlamaConfig.*heads"):
         dataclasses.replace(CONFIGS["llama_tiny"], **sizes)
 
-
-# --- Megatron GPT and MPT ---------------------------------------------------------------------------------------------
 
 TINY = ("llama_tiny", "megatron_gpt_tiny", "mpt_tiny")
 DROPOUTS = {"megatron_gpt_tiny": {"hidden_dropout": 0.0, "attention_dropout": 0.0}, "mpt_tiny": {}}

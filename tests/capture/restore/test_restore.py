@@ -5,7 +5,9 @@ import random
 import threading
 import weakref
 from collections import Counter, deque
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import StopsAt
 from tests.support.interruptions import describe, describe_process, differences, reachable
 from tests.support.models.kept_tensors import KINDS, picture, seed, twin
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.models.whole_models import build_case
 from tests.support.trace_comparison import add_up
 
@@ -212,9 +214,6 @@ def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
     assert "ShapeTensor" in repr(tensor)
 
 
-# ---- gradients
-
-
 @pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
 def test_gradients_are_as_before(has_gradients, on_meta):
@@ -229,27 +228,23 @@ def test_gradients_are_as_before(has_gradients, on_meta):
     assert any(phase == "backward" for _, _, phase in trace.calls)
 
 
-# ---- inputs and caches
-
-
 class State:
     def __init__(self):
         self.layers, self.length, self.items = [torch.zeros(1, 3, 4)], 3, [torch.ones(1)]
 
 
-class Attends(Parts):
-    def forward(self, x, cache):
-        x.mul_(2)
-        cache["k"][:, 2:5] = self.fc(x)
-        cache["v"] = torch.cat([cache["v"], self.fc(x)], 1)
-        cache["new"] = x
-        cache["list"].append(self.fc(x))
-        cache["length"] += 3
-        state = cache["state"]
-        state.layers[0] = torch.cat([state.layers[0], x], 1)
-        state.length += state.items.pop().numel()
-        state.seen = True
-        return F.scaled_dot_product_attention(x, cache["k"], cache["k"])
+def attends(self, x, cache):
+    x.mul_(2)
+    cache["k"][:, 2:5] = self.fc(x)
+    cache["v"] = torch.cat([cache["v"], self.fc(x)], 1)
+    cache["new"] = x
+    cache["list"].append(self.fc(x))
+    cache["length"] += 3
+    state = cache["state"]
+    state.layers[0] = torch.cat([state.layers[0], x], 1)
+    state.length += state.items.pop().numel()
+    state.seen = True
+    return F.scaled_dot_product_attention(x, cache["k"], cache["k"])
 
 
 @LOSSES
@@ -257,7 +252,7 @@ class Attends(Parts):
 def test_a_cache_of_tensors_is_as_before(loss, execution):
     x = torch.randn(1, 3, 4)
     cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2, "state": State()}
-    model = Attends(fc=nn.Linear(4, 4))
+    model = Applied(attends, fc=nn.Linear(4, 4))
     with Untouched(model, x, cache):
         record_call(model, (x, cache), execution=execution, loss=loss)
         record_call(model, (x,), {"cache": cache}, execution=execution, loss=loss)
@@ -268,9 +263,8 @@ def test_a_cache_of_tensors_is_as_before(loss, execution):
 def test_a_cache_of_transformers_is_as_before(loss, static):
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
-    config = LlamaConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = LlamaConfig(**sizes, vocab_size=50)
     model = LlamaForCausalLM(config).eval()
     cache = StaticCache(config=config, max_cache_len=16) if static else DynamicCache(config=config)
     ids = torch.randint(50, (1, 5))
@@ -322,9 +316,6 @@ def test_integers_that_are_computed_on_the_way_are_as_before():
         assert record_call(model, (ids, mask), execution="shapes").about["execution"] == "shapes"
 
 
-# ---- the next run
-
-
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:mobilevit_xxs", "transformers:LlamaModel"])
 @LOSSES
 @TRAININGS
@@ -350,9 +341,6 @@ def test_the_next_real_run_gives_what_it_would_have_given(name, loss, training):
     assert any(parameter.grad is not None for parameter in model.parameters())
 
 
-# ---- recordings inside recordings, and beside each other
-
-
 def calls_of(trace):
     return Counter(
         {
@@ -370,16 +358,15 @@ def test_a_recording_inside_a_recorded_model(outer, inner, loss):
     layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     traces = []
 
-    class Analyses(Parts):
-        def forward(self, x, *, analyses):
-            y = self.layer(x)
-            if analyses:
-                traces.append(record_call(layer, (x,), execution=inner))
-                if not (outer != "real" and inner == "real"):
-                    traces.append(record_call(layer, (y,), execution=inner))
-            return self.layer(y)
+    def forward(self, x, *, analyses):
+        y = self.layer(x)
+        if analyses:
+            traces.append(record_call(layer, (x,), execution=inner))
+            if not (outer != "real" and inner == "real"):
+                traces.append(record_call(layer, (y,), execution=inner))
+        return self.layer(y)
 
-    model, x = Analyses(layer=layer), torch.randn(3, 4)
+    model, x = Applied(forward, layer=layer), torch.randn(3, 4)
     alone = record_call(layer, (x,), execution="shapes")
     plain = record_call(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
     with Untouched(model, x):
@@ -409,32 +396,18 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution, lo
                 calls.append("caught")
             return self.second(x)
 
-    def scale(module, args):
-        calls.append("before")
-        return (args[0].sin(),)
-
-    def keyword(module, args, kwargs):
-        calls.append("before, with keywords")
-        return (args[0][:2].tan(),), kwargs
-
-    def after(module, args, out):
-        calls.append("after")
-        return out.cos()
-
-    def always(module, args, out):
-        calls.append("always")
-
-    def backward(module, grad_input, grad_output):
-        calls.append("backward")
-        return tuple(grad.tanh() for grad in grad_input)
+    def watch(name, change=lambda *_: None):
+        return lambda *args: (calls.append(name), change(*args))[1]
 
     model, x = Net(first=nn.Linear(4, 4), second=nn.Linear(4, 4), fails=Fails()), torch.randn(3, 4, requires_grad=True)
-    model.first.register_forward_pre_hook(scale)
+    model.first.register_forward_pre_hook(watch("before", lambda module, args: (args[0].sin(),)))
+    keyword = watch("before, with keywords", lambda module, args, kwargs: ((args[0][:2].tan(),), kwargs))
     model.register_forward_pre_hook(keyword, with_kwargs=True)
-    model.first.register_forward_hook(after)
-    model.fails.register_forward_hook(always, always_call=True)
+    model.first.register_forward_hook(watch("after", lambda module, args, out: out.cos()))
+    model.fails.register_forward_hook(watch("always"), always_call=True)
+    backward = watch("backward", lambda module, grads, _: tuple(grad.tanh() for grad in grads))
     model.second.register_full_backward_hook(backward)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: calls.append("global"))
+    handle = nn.modules.module.register_module_forward_hook(watch("global"))
     try:
         with Untouched(model, x):
             trace = record_call(model, (x,), execution=execution, loss=loss)
@@ -447,10 +420,9 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution, lo
         if op in ("aten::sin", "aten::cos", "aten::tan") and phase == "forward"
     }
     assert owners == {"sin": "first", "cos": "first", "tan": ""}
-    assert calls.count("before") == calls.count("after") == calls.count("always") == calls.count("caught") == 1
-    assert calls.count("before, with keywords") == 1
-    assert calls.count("global") == 3  # for each module that returned
-    assert calls.count("backward") == (1 if loss else 0)
+    once = ("before", "before, with keywords", "after", "always", "caught")
+    # "global" is for each module that returned.
+    assert Counter(calls) == Counter({**dict.fromkeys(once, 1), "global": 3, "backward": 1 if loss else 0})
     linears = [item for item in trace.signatures if item.packet == "aten::addmm"]
     assert {item.outputs[0].shape for item in linears} == {(2, 4)}
     if loss:
@@ -462,42 +434,28 @@ def test_threads_that_record_and_one_that_trains_do_not_meet(loss):
     """Recordings take turns; a bare run of another model beside them is neither seen nor disturbed."""
     models = [nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)) for width in (3, 5)]
     x = torch.randn(6, 4)
-    expected = [calls_of(record_call(model, (x,), execution="shapes", loss=loss)) for model in models]
-    seen = [[], []]
-    problems = []
     bystander = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     wanted = bystander(x).detach().clone()
     done = threading.Event()
 
-    def analyse(index):
-        try:
-            for _ in range(10):
-                seen[index].append(calls_of(record_call(models[index], (x,), execution="shapes", loss=loss)))
-        except BaseException as error:
-            problems.append(error)
+    def analyse(model):
+        return calls_of(record_call(model, (x,), execution="shapes", loss=loss))
 
     def run():
-        try:
-            while not done.is_set():
-                out = bystander(x)
-                assert type(out) is torch.Tensor and torch.equal(out.detach(), wanted)
-                out.sum().backward()
-        except BaseException as error:
-            problems.append(error)
+        while not done.is_set():
+            out = bystander(x)
+            assert type(out) is torch.Tensor and torch.equal(out.detach(), wanted)
+            out.sum().backward()
 
-    analysts = [threading.Thread(target=analyse, args=(index,)) for index in (0, 1)]
-    with Untouched(*models, x):
-        beside = threading.Thread(target=run)
-        for thread in (beside, *analysts):
-            thread.start()
-        for thread in analysts:
-            thread.join()
-        done.set()
-        beside.join()
-    assert not problems, problems
-    assert [len(items) for items in seen] == [10, 10]
-    for index in (0, 1):
-        assert all(item == expected[index] for item in seen[index])
+    expected = [analyse(model) for model in models]
+    with Untouched(*models, x), ThreadPoolExecutor(3) as pool:
+        beside = pool.submit(run)
+        try:
+            seen = list(pool.map(lambda model: [analyse(model) for _ in range(10)], models))
+        finally:
+            done.set()
+        beside.result()
+    assert seen == [[calls] * 10 for calls in expected]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -520,17 +478,13 @@ def test_data_that_a_model_on_meta_assigns_is_restored(device):
         assert (bias.dtype, bias.device.type, type(bias)) == (torch.float32, "meta", nn.Parameter)
 
 
-# ---- what models do
-
-
 def test_gradients_that_the_model_makes_are_taken_back():
-    class Backward(Parts):
-        def forward(self, x):
-            y = self.fc(x)
-            y.sum().backward()
-            return y
+    def forward(self, x):
+        y = self.fc(x)
+        y.sum().backward()
+        return y
 
-    model, x = Backward(fc=nn.Linear(2, 2)), torch.ones(1, 2)
+    model, x = Applied(forward, fc=nn.Linear(2, 2)), torch.ones(1, 2)
     for gradient in (None, torch.full((2, 2), 5.0)):
         model.fc.weight.grad = gradient
         with Untouched(model, x):
@@ -549,17 +503,16 @@ def test_a_raising_fused_layer_leaves_no_function_mode(error):
 
 
 def test_a_second_attempt_sees_the_inputs_of_the_first():
-    class Pops(Parts):
-        def forward(self, items):
-            y = 0
-            while items:
-                y = y + self.fc(items.pop())
-            with torch.enable_grad():
-                t = torch.ones(1, requires_grad=True)
-                torch.autograd.grad(t * 2, t)
-            return y
+    def forward(self, items):
+        y = 0
+        while items:
+            y = y + self.fc(items.pop())
+        with torch.enable_grad():
+            t = torch.ones(1, requires_grad=True)
+            torch.autograd.grad(t * 2, t)
+        return y
 
-    trace = record_call(Pops(fc=nn.Linear(4, 4)), ([torch.ones(1, 4), torch.ones(1, 4)],))
+    trace = record_call(Applied(forward, fc=nn.Linear(4, 4)), ([torch.ones(1, 4), torch.ones(1, 4)],))
     assert sum(n for key, n in trace.calls.items() if trace.signatures[key[0]].op == "aten::addmm") == 2
 
 
@@ -631,28 +584,27 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
     flags = torch.backends.flags_frozen.__globals__
     monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
 
-    class Net(Parts):
-        def forward(self, x):
-            torch.set_float32_matmul_precision("medium")
-            torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
-            torch.backends.mkldnn.deterministic = True
-            torch.backends.cuda.enable_flash_sdp(False)
-            torch.backends.opt_einsum.enabled = False
-            torch.autograd.set_detect_anomaly(True)
-            torch.set_num_threads(torch.get_num_threads() + 1)
-            torch.set_autocast_enabled("cpu", False)
-            torch.set_autocast_dtype("cpu", torch.float16)
-            torch.set_warn_always(True)
-            torch.set_printoptions(precision=9)
-            np.seterr(all="raise")
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            out = self.fc(x)
-            torch.set_default_device("meta")
-            torch.set_default_dtype(torch.float64)
-            torch.set_grad_enabled(False)
-            return out
+    def forward(self, x):
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+        torch.backends.mkldnn.deterministic = True
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.opt_einsum.enabled = False
+        torch.autograd.set_detect_anomaly(True)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        torch.set_warn_always(True)
+        torch.set_printoptions(precision=9)
+        np.seterr(all="raise")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        out = self.fc(x)
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        return out
 
-    model, x = Net(fc=nn.Linear(4, 4)), torch.ones(2, 4)
+    model, x = Applied(forward, fc=nn.Linear(4, 4)), torch.ones(2, 4)
     for execution in ("shapes", "real"):
         with Untouched(model, x):
             record_call(model, (x,), execution=execution)
@@ -701,49 +653,37 @@ def test_a_generator_that_keeps_tensors_is_named(caplog):
     """A generator cannot be turned back: the line says what refers to shape tensors."""
 
     def add_up():
-        total = None
+        total = 0
         while True:
-            y = yield total
-            total = y if total is None else total + y
+            total = (yield total) + total
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            self.adding = add_up()
-            next(self.adding)
-
+    class Net(nn.Linear):
         def forward(self, x):
-            return self.adding.send(self.fc(x))
+            return self.adding.send(super().forward(x))
 
-    record_call(Net(), (torch.ones(1, 4),), execution="shapes")
+    net = Net(4, 4)
+    net.adding = add_up()
+    next(net.adding)
+    record_call(net, (torch.ones(1, 4),), execution="shapes")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fvflops"]
     assert line.startswith("shape tensors (no values) are still referenced by") and "Net.adding (the generator" in line
 
 
 def test_a_tensor_in_an_object_of_a_generator_is_removed(caplog):
-    class Kept:
-        pass
-
     def keep():
-        kept = Kept()
+        kept = SimpleNamespace()
         while True:
-            kept.last = yield kept
+            kept.last = yield
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            self.keeping = keep()
-            self.kept = next(self.keeping)
-
+    class Net(nn.Linear):
         def forward(self, x):
-            y = self.fc(x)
+            y = super().forward(x)
             self.keeping.send(y)
             return y
 
-    net = Net()
-    del net.kept
+    net = Net(4, 4)
+    net.keeping = keep()
+    next(net.keeping)
     record_call(net, (torch.ones(1, 4),), execution="shapes")
     assert not [record for record in caplog.records if record.name == "fvflops"]
     assert not vars(net.keeping.gi_frame.f_locals["kept"])
@@ -751,13 +691,12 @@ def test_a_tensor_in_an_object_of_a_generator_is_removed(caplog):
 
 @pytest.mark.parametrize("execution", ["auto", "real"])
 def test_a_model_is_freed_by_reference_counting(execution):
-    class Net(Parts):
-        def forward(self, x):
-            y = self.inner(x)
-            return y if y.sum() != 0 else -y  # needs a number
+    def forward(self, x):
+        y = self.inner(x)
+        return y if y.sum() != 0 else -y  # needs a number
 
     def analyse():
-        model, x = Net(inner=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), torch.ones(2, 4)
+        model, x = Applied(forward, inner=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), torch.ones(2, 4)
         record_call(model, (x,), execution=execution)
         record_call(model.inner, (x,), execution=execution, loss=lambda y: y.sum())
         return [weakref.ref(model), weakref.ref(model.inner[0].weight), weakref.ref(x)]
@@ -771,8 +710,6 @@ def test_a_model_is_freed_by_reference_counting(execution):
         gc.enable()
 
 
-# ---- a model that was counted behaves as its twin that was not
-
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
@@ -780,18 +717,13 @@ def count(model, **options):
     assert FlopCountAnalysis(model, X, **options).total() >= 48
 
 
-def count_step(model):
-    assert TrainingStepAnalysis(model, X, loss=lambda y: y.sum()).total() >= 3 * 48 - 48
+def count_step(model, **options):
+    assert TrainingStepAnalysis(model, X, loss=lambda y: y.sum(), **options).total() >= 3 * 48 - 48
 
 
-def fail(model, **options):
+def fail(model, how=count, **options):
     with pytest.raises(LookupError, match="in the middle"):
-        FlopCountAnalysis(model, X, kwargs={"fails": True}, **options).total()
-
-
-def fail_in_step(model):
-    with pytest.raises(LookupError, match="in the middle"):
-        TrainingStepAnalysis(model, X, kwargs={"fails": True}, loss=lambda y: y.sum()).total()
+        how(model, kwargs={"fails": True}, **options)
 
 
 WAYS = {
@@ -799,7 +731,7 @@ WAYS = {
     "step": count_step,
     "real": lambda model: count(model, execution="real"),
     "error": fail,
-    "error in a step": fail_in_step,
+    "error in a step": lambda model: fail(model, count_step),
     "error in a real run": lambda model: fail(model, execution="real"),
 }
 
@@ -832,9 +764,9 @@ def test_a_counted_model_is_as_its_twin(kind, way):
 @pytest.mark.parametrize(
     "analyse",
     [
-        lambda model, inputs: FlopCountAnalysis(model, inputs, execution="shapes").total(),
-        lambda model, inputs: FlopCountAnalysis(model, inputs, execution="real").total(),
-        lambda model, inputs: ProfileAnalysis(model, inputs, repeat=1).total(),
+        partial(FlopCountAnalysis, execution="shapes"),
+        partial(FlopCountAnalysis, execution="real"),
+        partial(ProfileAnalysis, repeat=1),
     ],
     ids=["shapes", "real", "profile"],
 )
@@ -855,6 +787,6 @@ def test_a_backward_pass_that_waits_accepts_the_tensors_that_a_count_wrote_to(an
 
     model, x, state = Moving(), torch.ones(2, 4), torch.ones(4)
     waiting = (x * model.weight * model.mean * state).sum()
-    analyse(model, (x, state))
+    analyse(model, (x, state)).total()
     waiting.backward()
     assert model.weight.grad.tolist() == [2.0] * 4

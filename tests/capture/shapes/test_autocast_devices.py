@@ -1,4 +1,4 @@
-"""Autocast casts weights and inputs that are not on the run's device, such as those on the meta device."""
+"""Autocast of missing devices, and calls that wait for one or ask it something."""
 
 from collections import Counter
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, TrainingStepAnalysis, plan_rank
-from tests.support.models.parts import Parts
+from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis, plan_rank
+from fvflops.cli import format_error
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import needs
 
 
@@ -57,12 +58,11 @@ def test_cross_entropy_in_autocast_for_cuda_has_log_probabilities_in_bfloat16_an
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.bfloat16])
 def test_autocast_for_cuda_sums_in_float32_what_is_of_a_lower_precision(dtype):
-    class Sums(nn.Module):
-        def forward(self, x):
-            with torch.autocast("cuda", torch.bfloat16):
-                return x.sum(), x.sum(0), x.cumsum(0), x.cumprod(0)
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return x.sum(), x.sum(0), x.cumsum(0), x.cumprod(0)
 
-    calls = FlopCountAnalysis(Sums(), torch.ones(4, dtype=dtype), device="cuda").op_calls()
+    calls = FlopCountAnalysis(Applied(forward), torch.ones(4, dtype=dtype), device="cuda").op_calls()
     expected = {torch.bool: torch.int64, torch.bfloat16: torch.float32}.get(dtype, dtype)
     found = [call.outputs[0].partition("[")[0] for call in calls]
     assert found == [str(expected).removeprefix("torch.")] * 4
@@ -81,3 +81,68 @@ def test_a_rank_computes_in_the_autocast_of_its_device(mesh):
         for analysis in (step, FlopCountAnalysis.from_trace(plan.recorded))
     ]
     assert found[0] == found[1]
+
+
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+SKIPPED = {
+    "synchronize": lambda: torch.cuda.synchronize(),
+    "accelerator": lambda: torch.accelerator.synchronize(),
+    "set_device": lambda: torch.cuda.set_device(0),
+    "statistics": lambda: torch.cuda.reset_peak_memory_stats(),
+    "nvtx": lambda: (torch.cuda.nvtx.range_push("layer"), torch.cuda.nvtx.mark("x"), torch.cuda.nvtx.range_pop()),
+}
+QUERIES = {
+    "capability": lambda: torch.cuda.get_device_capability(),
+    "stream": lambda: torch.cuda.Stream(),
+    "event": lambda: torch.cuda.Event(),
+    "index": lambda: torch.cuda.current_device(),
+    "tensor": lambda: torch.ones(2, device="cuda"),
+}
+
+
+def error_of(call):
+    try:
+        call()
+    except (AssertionError, RuntimeError, AttributeError) as error:
+        return type(error)
+    return None
+
+
+class Net(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.layer, self.call = nn.Linear(4, 2), call
+
+    def forward(self, x):
+        self.call()
+        return self.layer(x)
+
+
+@WITHOUT_CUDA
+@pytest.mark.parametrize(
+    "options", [{}, {"device": "cuda"}, {"execution": "real"}], ids=["shapes", "as on CUDA", "real"]
+)
+@pytest.mark.parametrize("name", SKIPPED)
+def test_waiting_for_a_missing_device_is_skipped_while_a_model_is_counted(name, options):
+    before = error_of(SKIPPED[name])
+    assert before or torch.version.cuda  # CUDA's builds of torch have NVTX without a GPU
+    assert FlopCountAnalysis(Net(SKIPPED[name]), torch.ones(1, 4), **options).total() == 8
+    assert error_of(SKIPPED[name]) is before
+
+
+@WITHOUT_CUDA
+@pytest.mark.parametrize("name", QUERIES)
+def test_asking_a_missing_device_is_an_error_that_says_what_to_do(name, caplog):
+    if name == "event" and torch.version.cuda:
+        pytest.skip("CUDA's builds of torch make an event without a GPU")
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        FlopCountAnalysis(Net(QUERIES[name]), torch.ones(1, 4)).total()
+    (note,) = getattr(caught.value, "__notes__", None) or [record.getMessage() for record in caplog.records]
+    assert note.startswith('fvflops: raised by Net on float32[1, 4]; this machine has no CUDA: device="cuda" simulates')
+    assert "; this machine has no CUDA: --device cuda simulates tensors" in format_error(caught.value)
+
+
+@WITHOUT_CUDA
+def test_a_measured_run_skips_no_call():
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA driver"):
+        ProfileAnalysis(Net(torch.cuda.synchronize), torch.ones(1, 4)).total()

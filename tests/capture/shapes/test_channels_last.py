@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, FlopCountAnalysis
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.opinfo import compare, run
 
 timm = pytest.importorskip("timm")
@@ -49,19 +49,17 @@ def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name):
     assert_same(name)
 
 
-class Branching(Parts):
+def branching(self, x):
     """A model that branches on the memory format of its images."""
-
-    def forward(self, x):
-        x = self.conv(x)
-        if x.is_contiguous(memory_format=torch.channels_last):
-            return self.head(x.permute(0, 2, 3, 1).view(-1, 8))
-        return x.view(len(x), -1)
+    x = self.conv(x)
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return self.head(x.permute(0, 2, 3, 1).view(-1, 8))
+    return x.view(len(x), -1)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format):
-    model = Branching(conv=nn.Conv2d(3, 8, 3, padding=1), head=nn.Linear(8, 8)).to(memory_format=memory_format)
+    model = Applied(branching, conv=nn.Conv2d(3, 8, 3, padding=1), head=nn.Linear(8, 8)).to(memory_format=memory_format)
     x = torch.rand(2, 3, 6, 6).to(memory_format=memory_format)
     assert compare(model, (x,)) == ""
     calls = [call[0] for call in run(model, (x,), {}, "shapes").storages]

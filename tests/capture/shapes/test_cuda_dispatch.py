@@ -12,7 +12,7 @@ from fvflops import TrainingStepAnalysis, predict_memory
 from fvflops.plan.memory.workspaces import OWN_KERNELS
 from fvflops.torch_internals import has_kernel_for_key
 from fvflops.trace.spec import TensorSpec
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.old_torch import OLDER, VERSION
 
 # A composite op with kernels for these dispatch keys only is decomposed on dense tensors of the CPU and CUDA.
@@ -149,12 +149,13 @@ def test_rms_norm_keeps_its_input_and_a_scale_for_each_row_on_cuda(dtype):
 
 
 def test_rms_norm_with_a_weight_of_another_dtype_is_decomposed_as_in_torch():
-    class Mixed(Parts):
-        def forward(self, x):
-            return F.rms_norm(x.bfloat16(), (8,), self.weight)
-
     trace = predict_memory(
-        TrainingStepAnalysis(Mixed(weight=nn.Parameter(torch.ones(8))), torch.ones(4, 8), loss=torch.sum, device="cuda")
+        TrainingStepAnalysis(
+            Applied(lambda self, x: F.rms_norm(x.bfloat16(), (8,), self.weight), weight=nn.Parameter(torch.ones(8))),
+            torch.ones(4, 8),
+            loss=torch.sum,
+            device="cuda",
+        )
     ).trace
     ops = {signature.packet for signature in trace.signatures}
     assert "aten::rsqrt" in ops and "aten::_fused_rms_norm" not in ops

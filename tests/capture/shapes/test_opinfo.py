@@ -87,8 +87,6 @@ def test_samples_of_common_ops_have_the_layouts_of_real_execution():
     assert min(compared[variant] for variant in VARIANTS) > 10, compared
 
 
-# --- the long sweep ----------------------------------------------------------------------------------------------
-
 # Ops that shape execution does not support in any format; it raises, and execution="auto" uses real execution.
 UNSUPPORTED = {
     "corrcoef": "it checks whether its weights are positive",

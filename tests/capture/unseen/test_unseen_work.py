@@ -12,7 +12,7 @@ from fvflops.analysis.fvcore_text import summarise
 from fvflops.cli import main
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 
 PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
@@ -163,11 +163,6 @@ class _Scale(torch.autograd.Function):
         return grad * 2
 
 
-class _WithTable(Parts):
-    def forward(self, x):
-        return x * self.table
-
-
 DISPATCHED = {
     "a constant of the program": lambda x: x + CONSTANT,
     "a constant of NumPy": lambda x: x + torch.from_numpy(np.linspace(0, 1, 8, dtype=np.float32)),
@@ -181,7 +176,7 @@ DISPATCHED = {
     "random numbers in place": lambda x: x * x.new_empty(x.shape[0], 1).bernoulli_(0.5),
     "an identity": _Identity.apply,
     "a copy": _Scale.apply,
-    "a tensor of the module": _WithTable(table=torch.linspace(0, 1, 8)),
+    "a tensor of the module": Applied(lambda self, x: x * self.table, table=torch.linspace(0, 1, 8)),
     "training batch norm": nn.Sequential(nn.BatchNorm1d(8), nn.Dropout()),
     "a recurrent layer": lambda x: RECURRENT(x)[0],
     "a scripted constant": torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.GELU())),

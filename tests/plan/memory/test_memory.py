@@ -19,7 +19,7 @@ from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_forward, compare_steps
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import VERSION
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -50,9 +50,6 @@ def first_op(timeline, phase):
 
 def made(timeline, kind):
     return sum(block.nbytes for block in timeline.blocks if block.kind == kind)
-
-
-# --- By hand -------------------------------------------------------------------------------------------------------
 
 
 def test_a_forward_pass_holds_what_a_layer_reads_and_what_it_makes():
@@ -183,17 +180,9 @@ def test_views_share_their_storage():
 
 
 def test_a_tied_weight_is_there_once():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words = nn.Embedding(10, 6)
-            self.head = nn.Linear(6, 10, bias=False)
-            self.head.weight = self.words.weight
-
-        def forward(self, words):
-            return self.head(self.words(words))
-
-    timeline = predict_step(Tied(), torch.ones(2, 3, dtype=torch.int64))
+    model = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10, bias=False))
+    model[1].weight = model[0].weight
+    timeline = predict_step(model, torch.ones(2, 3, dtype=torch.int64))
     assert made(timeline, "parameter") == made(timeline, "gradient") == ITEM * 60
     assert made(timeline, "input") == 8 * 6
 
@@ -221,11 +210,10 @@ def test_a_checkpoint_keeps_what_goes_in():
 
 
 def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
-    class Residual(Parts):
-        def forward(self, x):
-            return x + self.inner(x).relu()
-
-    model, inputs = nn.Sequential(nn.Linear(8, 8), Residual(inner=nn.Linear(8, 8))), torch.ones(BATCH, 8)
+    model, inputs = (
+        nn.Sequential(nn.Linear(8, 8), Applied(lambda self, x: x + self.inner(x).relu(), inner=nn.Linear(8, 8))),
+        torch.ones(BATCH, 8),
+    )
     timeline = predict_memory(TrainingStepAnalysis(model, inputs, loss=lambda result: (result * result).sum()))
     events, totals = timeline.trace.events, timeline.curve()
     sums = {
@@ -241,14 +229,13 @@ def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
 
 
 def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
-    class Autocast(Parts):
-        def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                for _ in range(3):
-                    x = self.layer(x)
-            return x
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                x = self.layer(x)
+        return x
 
-    timeline = predict_step(Autocast(layer=nn.Linear(8, 8, bias=False)), torch.ones(BATCH, 8), optimizer=SGD)
+    timeline = predict_step(Applied(forward, layer=nn.Linear(8, 8, bias=False)), torch.ones(BATCH, 8), optimizer=SGD)
     moment = timeline.at(first_op(timeline, "backward"))
     half = ITEM // 2
     # One copy of the weight for three calls, one of the input, two saved results, the loss and its gradient.
@@ -348,9 +335,6 @@ def test_memory_on_cuda_is_handed_out_in_blocks():
         assert 0 <= rounded.nbytes - block.nbytes < 512 and rounded.nbytes % 512 == 0
 
 
-# --- What it must obey ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["llama_tiny", "lenet5"])
 def test_kinds_and_modules_add_up_at_every_event(name):
     inputs = torch.ones(2, 1, 28, 28) if name == "lenet5" else torch.ones(2, 9, dtype=torch.int64)
@@ -366,11 +350,7 @@ def test_kinds_and_modules_add_up_at_every_event(name):
 def test_a_model_without_weights_needs_as_much():
     tokens = torch.ones(2, 9, dtype=torch.int64)
     here, meta = (
-        predict_memory(
-            TrainingStepAnalysis(
-                build("llama_tiny", device=device), tokens, loss=torch.sum, optimizer=torch.optim.AdamW
-            )
-        )
+        predict_step(build("llama_tiny", device=device), tokens, optimizer=torch.optim.AdamW)
         for device in ("cpu", "meta")
     )
     assert here.curve() == meta.curve()
@@ -390,9 +370,6 @@ def test_what_a_composite_op_hides_is_told_or_looked_into():
     looked_into = predict_memory(analysis)
     assert not looked_into.unseen
     assert looked_into.peak - hidden.peak == ITEM * 6 * 50 + ITEM  # the logarithms, and the loss' total weight
-
-
-# --- Errors --------------------------------------------------------------------------------------------------------
 
 
 def test_refusals():
@@ -424,9 +401,6 @@ def test_of_a_recording_of_steps_each_has_its_memory():
     assert second.baseline >= first.baseline + PARAMETERS
 
 
-# --- Kernels' own memory -------------------------------------------------------------------------------------------
-
-
 def convolution(batch, inner, outer, size, kernel, **more):
     image, weight = TensorSpec((batch, inner, size, size)), TensorSpec((outer, inner, kernel, kernel))
     values = {"input": image, "weight": weight, "groups": 1, "transposed": False, **more}
@@ -449,14 +423,6 @@ def test_kernels_that_no_rule_knows_are_named():
     timeline = predict_step(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten()), torch.ones(1, 4, 8, 8))
     assert timeline.unseen == {"aten::convolution": 1, "aten::convolution_backward": 1}
     assert not predict_step().unseen
-
-
-# --- Beside the allocator ------------------------------------------------------------------------------------------
-
-
-class Recurrent(Parts):
-    def forward(self, tokens):
-        return self.head(self.layers(self.embedding(tokens))[0])
 
 
 class Block(nn.Module):
@@ -505,7 +471,12 @@ MODELS = {
         torch.randn(256, 64),
     ),
     "GRU": lambda: (
-        Recurrent(embedding=nn.Embedding(200, 32), layers=nn.GRU(32, 48, 2, batch_first=True), head=nn.Linear(48, 200)),
+        Applied(
+            lambda self, tokens: self.head(self.layers(self.embedding(tokens))[0]),
+            embedding=nn.Embedding(200, 32),
+            layers=nn.GRU(32, 48, 2, batch_first=True),
+            head=nn.Linear(48, 200),
+        ),
         torch.randint(0, 200, (16, 24)),
     ),
     "transformer encoder": encoder,
@@ -534,9 +505,7 @@ def test_a_real_recording_tells_what_a_prediction_does():
     model, inputs = MODELS["GRU"]()
     optimizer = SGD(model.parameters())
 
-    def loss(result):
-        return result.exp().sum()
-
+    loss = lambda result: result.exp().sum()  # noqa: E731
     predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD), first_step=True)
     with record(model) as run:
         loss(model(inputs)).backward()
@@ -546,27 +515,22 @@ def test_a_real_recording_tells_what_a_prediction_does():
 
 
 def test_a_forward_pass_leaves_what_it_gets_as_it_was():
-    class Caching(nn.Module):
-        def forward(self, x, cache):
-            cache["seen"] = x * 2
-            return cache["seen"].add_(x)
+    def forward(self, x, cache):
+        cache["seen"] = x * 2
+        return cache["seen"].add_(x)
 
     cache = {}
-    timeline = predict_memory(FlopCountAnalysis(Caching(), (torch.ones(3), cache)))
+    timeline = predict_memory(FlopCountAnalysis(Applied(forward), (torch.ones(3), cache)))
     assert cache == {} and timeline.peak == 2 * ITEM * 3
 
 
-class NeedsValues(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
+class NeedsValues(nn.Linear):
     def forward(self, x):
-        return self.linear(x).view(-1).tolist()
+        return super().forward(x).view(-1).tolist()
 
 
 def test_a_model_that_needs_values_is_freed_afterwards():
-    model = NeedsValues()
+    model = NeedsValues(4, 4)
     freed = weakref.ref(model)
     analysis = FlopCountAnalysis(model, torch.ones(2, 4), warn=False)
     assert predict_memory(analysis).peak > 0
@@ -583,7 +547,7 @@ def test_what_needed_values_to_be_counted_runs_once_more_for_its_memory():
             runs.append(x)
             return super().forward(x)
 
-    analysis = FlopCountAnalysis(Counted(), torch.ones(2, 4), warn=False)
+    analysis = FlopCountAnalysis(Counted(4, 4), torch.ones(2, 4), warn=False)
     expected = predict_memory(analysis).peak
     assert analysis.trace().info.execution == "real"
     runs.clear()

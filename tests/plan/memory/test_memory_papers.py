@@ -10,7 +10,6 @@ from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
 from tests.support.models.transformer_layer import make_layers
 
-# --- Activations ---------------------------------------------------------------------------------------------------
 # "Reducing Activation Recomputation in Large Transformer Models", equations 1, 2, 4 and 6; the paper's letters.
 
 S, B, H, A = 64, 2, 64, 4
@@ -73,7 +72,6 @@ def test_tensor_parallelism_divides_what_the_paper_says(ranks):
     assert kept(sequence=True, selective=True) == both + statistics // ranks
 
 
-# --- ZeRO ----------------------------------------------------------------------------------------------------------
 # "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5 and figure 1: 16 bytes a parameter
 # with Adam in mixed precision, 2 each for parameter and gradient, K = 12 for the optimizer's state.
 

@@ -9,7 +9,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory, record, record_call
 from fvflops.plan.memory.memory_report import MemorySaving, MemorySavings
 from fvflops.reports.formats import FORMATS, write_document
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 from tests.support.reports.hostile_names import NAMES
 from tests.support.reports.report_formats import check_report
 
@@ -56,13 +56,10 @@ def test_layers_that_are_equal_at_the_peak_are_one_row_with_their_sum():
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": torch.optim.AdamW}, {"checkpoint": ["body.0"]}])
 def test_rows_of_modules_add_up_to_that_of_the_model(options):
-    class Wide(Parts):
-        """A model with work of its own beside its submodules', and a loss of many bytes."""
-
-        def forward(self, x):
-            return (self.head(self.body(x).sin())).exp()
-
-    timeline = predict(Wide(body=layers(), head=nn.Linear(2, WIDTH)), **options)
+    timeline = predict(
+        Applied(lambda self, x: (self.head(self.body(x).sin())).exp(), body=layers(), head=nn.Linear(2, WIDTH)),
+        **options,
+    )
     report = timeline.report()
     rows = {row["module"]: row for row in rows_of(report, "modules")}
     for key in ("bytes", *(kind.replace(" ", "_") for kind, nbytes in timeline.at_peak().by_kind.items() if nbytes)):

@@ -1,19 +1,34 @@
-"""What lowers the peak memory of a step: beside real steps, separate predictions, and counts by hand."""
+"""What lowers the peak memory of a step, tensors on the host among it, and whether memory fits a device."""
 
+import json
 import signal
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import FlopCountAnalysis, TrainingStepAnalysis, memory_savings, predict_memory
+from fvflops import (
+    FlopCountAnalysis,
+    TrainingStepAnalysis,
+    find_device,
+    memory_savings,
+    plan_rank,
+    predict_memory,
+    search_layouts,
+)
+from fvflops.cli import main
+from fvflops.plan.added_optimizers import MasterWeights
+from fvflops.plan.memory.offload import host_gradients
+from fvflops.plan.memory.step_settings import Verdict
 from fvflops.plan.plans import plan_savings
+from fvflops.plan.step_time.step_time_report import judge
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import measure_steps
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied, Parts
 from tests.support.old_torch import needs
 
 ROWS, WIDTH, HIDDEN, BLOCKS = 1024, 32, 128, 4
@@ -181,16 +196,15 @@ class Joins(Parts):
         return self.fc(torch.cat(results, 1))
 
 
-class Dense(Parts):
-    def forward(self, x):
-        results = [x]
-        for join in self.joins:
-            results.append(join(results))
-        return results[-1]
+def dense(self, x):
+    results = [x]
+    for join in self.joins:
+        results.append(join(results))
+    return results[-1]
 
 
 def test_what_torch_refuses_is_listed_with_its_error():
-    model = Dense(joins=nn.ModuleList(Joins(fc=nn.Linear(8 * number, 8)) for number in (1, 2, 3)))
+    model = Applied(dense, joins=nn.ModuleList(Joins(fc=nn.Linear(8 * number, 8)) for number in (1, 2, 3)))
     savings = memory_savings(step_of(model, torch.ones(2, 8)))
     for join in model.joins:
         join.forward = partial(checkpoint, join.forward, use_reentrant=False)
@@ -241,3 +255,159 @@ def test_a_rank_of_a_mesh_has_savings_too():
     assert saving.modules == ("layers.0", "layers.1") and saving.saved > 0 and saving.flops > 0
     checkpointed = plan_savings(model, tokens, checkpoint=saving.modules, **options)
     assert (checkpointed.peak, checkpointed.flops) == (saving.peak, savings.flops + saving.flops)
+
+
+BOTH = ("optimizer", "gradients")
+
+
+def adamw(parameters):
+    return MasterWeights(parameters, torch.optim.AdamW)
+
+
+def plan(**options):
+    tokens = torch.ones(1, 16, dtype=torch.int64)
+    return plan_rank(build("llama_tiny", device="meta").bfloat16(), tokens, optimizer=adamw, **options)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_states_are_those_of_deepspeeds_formulas(ranks):
+    """ZeRO-2 with offload: 2 bytes a parameter on each GPU, 16 a parameter of the rank's share on the host."""
+    zero = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    mesh = {"fsdp": ranks} if ranks > 1 else {"dp": 1}
+    kept, sent = (plan(mesh=mesh, offload=offload) for offload in ((), BOTH))
+    plain, offloaded = kept.memory(granularity=1), sent.memory(granularity=1)
+    parameters = kept.model_parameters
+    host, gpu = zero.estimate_zero2_model_states_mem_needs(
+        parameters, num_gpus_per_node=ranks, cpu_offload=True, additional_buffer_factor=1
+    )
+    by_kind = offloaded.at(-1).by_kind
+    share = 1 / ranks if ranks > 1 else 1
+    assert by_kind["parameter"] == pytest.approx(gpu * share, rel=0.01)  # FSDP2 shards what ZeRO-2 keeps whole
+    assert set(by_kind) <= {"parameter", "buffer", "input", "communication"}
+    recorded = kept.recorded_memory()
+    state = sum(block.nbytes for block in plain.blocks if block.kind == "optimizer state" and block.end is None)
+    on_host = state + host_gradients(recorded)
+    assert on_host * ranks == pytest.approx(host, rel=0.01)
+    assert plain.peak - offloaded.peak > 0.9 * state
+
+
+def perceptron():
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def test_activations_are_on_the_device_as_with_save_on_cpu():
+    def forward(self, x):
+        with save_on_cpu():
+            return self.body(x)
+
+    def predict(model, *offload):
+        step = TrainingStepAnalysis(model.to("meta"), torch.ones(512, 64), loss=torch.sum, device="cuda")
+        return predict_memory(step, granularity=1, offload=offload)
+
+    def first(timeline, phase):
+        return next(index for index, event in enumerate(timeline.trace.events) if event.phase == phase)
+
+    plain, offloaded, recorded = (
+        predict(perceptron()),
+        predict(perceptron(), "activations"),
+        predict(Applied(forward, body=perceptron())),
+    )
+    before = [timeline.at(first(timeline, "backward")).by_kind["activation"] for timeline in (offloaded, recorded)]
+    assert before[1] - 4 <= before[0] <= before[1] < plain.at(first(plain, "backward")).by_kind["activation"] / 100
+    # torch brings back the weights that it has saved, too; they are parameters, which are on the device anyway.
+    assert recorded.peak - 64 * 64 * 4 <= offloaded.peak <= recorded.peak < plain.peak
+
+
+def test_checkpoints_offloaded_are_on_the_device_one_layer_at_a_time():
+    options = {"mesh": {"dp": 1}, "checkpoint": "full"}
+    peaks = [
+        plan(**options, offload=offload).memory().peak for offload in ((), ("activations",), (*BOTH, "activations"))
+    ]
+    assert peaks[0] >= peaks[1] > peaks[2]
+
+
+def test_the_commands_say_what_is_where(capsys):
+    model = ("zoo:llama_tiny", "--input", "1,16:int64", "--device", "H100")
+    for command in (("memory", *model, "--no-savings"), ("plan", *model, "--mesh", "fsdp=2")):
+        assert main([*command, "--offload", "optimizer", "--offload", "gradients"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "offload: optimizer, gradients" in text and "n the host: " in text and "of transfers to the host" in text
+        assert main([*command, "--offload", "gradients"]) == 2
+        assert "gradients are offloaded with the optimizer" in capsys.readouterr().err
+    needed = []
+    for offload in ((), ("--offload", "optimizer")):
+        assert main(["plan", *model, "--mesh", "fsdp=2", *offload, "--format", "json"]) == 0
+        needed.append(json.loads(capsys.readouterr().out)["ranks"][0]["peak_memory"])
+    assert needed[1] < needed[0]
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("needed", "memory", "reserve", "fits", "expected"),
+    [
+        (80 * GB, 80e9, 0, True, "Fits: 80 GB of 80 GB. 0 B are left on a card."),
+        (60 * GB, 80e9, GB, True, "Fits: 60 GB of 80 GB. 19 GB are left on a card, where 1 GB are set aside for NCCL"),
+        (80 * GB, 80e9, GB, False, "Does not fit: 80 GB of 80 GB. That is 1 GB too much for a card, where 1 GB are "),
+        (81 * GB, 80e9, 0, False, "Does not fit: 81 GB of 80 GB. That is 1 GB too much for a card. Try less."),
+        (81 * GB, None, 0, None, "Needs 81 GB: the memory of a card is not known. Try less."),
+    ],
+)
+def test_a_verdict(needed, memory, reserve, fits, expected):
+    verdict = Verdict(needed, "a card", memory, reserve, "NCCL" if reserve else "", "Try less.")
+    assert verdict.fits is fits and str(verdict).startswith(expected)
+    data = verdict.encode()
+    assert (data["text"], data["fits"], data["needed"], data["memory"]) == (str(verdict), fits, needed, memory)
+    assert str(Verdict(81 * GB)) == "Needs 81 GB: no device is named."
+
+
+def test_a_device_of_unknown_memory_says_in_which_sizes_it_is_made():
+    text = str(judge(GB, find_device("V100"), {}))
+    assert text.endswith("is not known. It is made with 16 and with 32 GB, which have names of their own.")
+    assert str(judge(GB, find_device("V100 16GB"), {}, advice="Try less.")).startswith("Fits: 1 GB of 16.9 GB.")
+
+
+def test_tensors_that_fit_without_cached_blocks_are_said():
+    text = str(Verdict(81 * GB, "a card", 80e9, GB, tensors=79 * GB))
+    assert "The tensors alone, 79 GB, fit: if torch's allocator frees cached blocks in time, the step" in text
+    assert "tensors" not in str(Verdict(81 * GB, "a card", 80e9, 2 * GB, tensors=79 * GB))
+
+
+class _Rerun(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "expected"),
+    [(_Rerun(), [], "the model's own"), (_Rerun().layer, [], "none"), (_Rerun().layer, ["0"], "Linear × 1")],
+)
+def test_checkpoints_of_the_model_itself_are_named(model, checkpoint, expected):
+    x = torch.ones(2, 8, requires_grad=True)
+    step = TrainingStepAnalysis(model, x, loss=torch.sum, checkpoint=checkpoint)
+    assert predict_memory(step).settings["checkpointing"] == expected
+    plan = plan_rank(model, x, mesh={"dp": 2}, loss=torch.sum, checkpoint=checkpoint)
+    assert plan.memory().settings["checkpointing"] == expected
+
+
+@pytest.mark.parametrize(("model", "expected"), [(_Rerun(), "the model's own"), (_Rerun().layer, "none")])
+def test_a_search_names_checkpoints_of_the_model_itself(model, expected):
+    few = {"tp": [1], "pp": [1], "micro-batch": [1], "dp": [1], "checkpoint": ["full", "none"]}
+    search = search_layouts(
+        model, torch.ones(1, 8), gpus=2, global_batch=2, device="H100", loss=torch.sum, choices=few, jobs=1
+    )
+    settings = {result.candidate.checkpoint: search.settings_of(result.candidate) for result in search.results}
+    assert {name: found["checkpointing"] for name, found in settings.items()} == {"none": expected, "full": "full"}
+    assert ("checkpointing: the model's own" in " ".join(str(search).split())) is (expected != "none")
+
+
+def test_a_plan_without_an_optimizer_says_so(capsys):
+    for options, expected in ((["--optimizer", "none"], True), ([], False)):
+        assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", *options]) == 0
+        assert ("No optimizer is included." in capsys.readouterr().out) is expected

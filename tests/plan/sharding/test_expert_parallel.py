@@ -17,8 +17,6 @@ FLOAT = 4  # bytes of a float32
 define_torchvision_schemas()
 
 
-# --- tensor parallelism of transformers' models -----------------------------------------------------------------------
-
 BATCH, LENGTH = TOKENS.shape
 PROJECTIONS = 2 * sizes.WIDTH * sizes.HEAD_WIDTH * (sizes.HEADS + sizes.KEY_HEADS)
 DENSE, EXPERT, ROUTER, HEAD = (
@@ -72,8 +70,6 @@ def test_tied_embeddings_of_transformers_stay_tied():
     assert untied.parameters - tied.parameters == sizes.VOCABULARY * sizes.WIDTH // 2
     assert tied.flops().macs() == untied.flops().macs()
 
-
-# --- expert parallelism -----------------------------------------------------------------------------------------------
 
 # The tiny Mixtral: a token's row of the hidden state, its two experts, and the parameters of one expert.
 ROW, TWO, EXPERT_OF_ZOO = FLOAT * 64, 2, 3 * 64 * 96

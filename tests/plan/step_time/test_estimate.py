@@ -11,6 +11,7 @@ from fvflops import Efficiency, MasterWeights, estimate_step, find_device, model
 from fvflops.plan.step_time.calibration import PEAK
 from fvflops.trace import PHASES
 from fvflops.zoo import build
+from tests.support.models.parts import Applied
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 # Slow enough that kernels, the host and collectives all take part of a step.
@@ -99,12 +100,15 @@ def test_recomputation_costs_time_but_is_no_work_of_the_model():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_kernels_that_skip_masked_pairs_may_exceed_the_peak_for_all_pairs(dtype):
-    class Attention(nn.Module):
-        def forward(self, x):
-            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-
     x = torch.ones(1, 16, 65536, 128, dtype=dtype, device="meta", requires_grad=True)
-    step = plan_step(Attention(), x, mesh={"dp": 1}, loss=torch.sum, optimizer=None, device="cuda")
+    step = plan_step(
+        Applied(lambda self, x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)),
+        x,
+        mesh={"dp": 1},
+        loss=torch.sum,
+        optimizer=None,
+        device="cuda",
+    )
     estimated = estimate_step(step, device="H20", efficiency=PEAK)
     assert estimated.hfu > estimated.mfu > 1 > estimated.mfu_of_unmasked > 0.4
 

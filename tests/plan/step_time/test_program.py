@@ -1,22 +1,37 @@
-"""Recorded passes as programs: their kernels, fused modules, and what waits for which collective."""
+"""Recorded passes as programs: kernels, fused modules, what waits for which collective, and work of unknown time."""
 
 import itertools
+import json
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fvflops import MasterWeights, find_device, find_efficiency, plan_rank, record_call
+from fvflops import (
+    Efficiency,
+    MasterWeights,
+    estimate_step,
+    find_device,
+    find_efficiency,
+    plan_rank,
+    plan_step,
+    record_call,
+)
 from fvflops.devices.kernel_models.products import Product
 from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import KernelTimer
-from fvflops.plan.step_time.kernel_times import kernel_of
+from fvflops.plan.step_time.kernel_times import UNKNOWN, kernel_of
 from fvflops.plan.step_time.pass_program import Collective, Run, StreamRun, Wait, read_program
-from fvflops.trace import TraceError
+from fvflops.plan.step_time.step_program import read_step
+from fvflops.plan.step_time.step_time_report import estimate_report
+from fvflops.reports.formats import write_document
+from fvflops.trace import Signature, TraceError
 from fvflops.zoo import build
-from tests.support.models.parts import Parts
+from tests.support.models.parts import Applied
 
 TOKENS = torch.ones(1, 16, dtype=torch.int64)
 
@@ -24,11 +39,6 @@ TOKENS = torch.ones(1, 16, dtype=torch.int64)
 class Norm(nn.Module):
     def forward(self, x):
         return x * (x * x).mean(-1, keepdim=True).rsqrt()
-
-
-class Net(Parts):
-    def forward(self, x):
-        return self.down(self.norm(self.up(x)))
 
 
 def kernels_of(call, *inputs):
@@ -86,7 +96,12 @@ def test_attention_computes_the_pairs_that_its_kernel_does_not_skip(keys, option
 
 
 def test_the_ops_of_a_fused_module_are_one_kernel():
-    trace = record_call(Net(up=nn.Linear(16, 64), norm=Norm(), down=nn.Linear(64, 16)), (torch.ones(4, 16),))
+    trace = record_call(
+        Applied(
+            lambda self, x: self.down(self.norm(self.up(x))), up=nn.Linear(16, 64), norm=Norm(), down=nn.Linear(64, 16)
+        ),
+        (torch.ones(4, 16),),
+    )
     name = f"{Norm.__module__}.{Norm.__qualname__}"
     plain, fused = read_program(trace), read_program(trace, fused=[name])
     assert Counter(launch.module for launch in launches(plain))["norm"] > 1
@@ -204,3 +219,66 @@ def test_torchaos_float8_linears_take_the_float8_peak_and_casts_of_the_module_on
         times.append(max(products))
     assert {launch.op for launch in launches if launch.module == "0"} == {"aten::_scaled_mm", "fused"}
     assert 0.5 < times[1] / times[0] < 0.65
+
+
+EFFICIENCY = Efficiency(source="a test")
+# A custom op without a formula, and one that communicates without a rule.
+OPS = ("fvflops_step::scan", "symm_mem::fvflops_reduce")
+
+
+def net(self, x):
+    hidden = self.layer(x)
+    scanned = torch.ops.fvflops_step.scan(hidden.detach())
+    reduced = torch.ops.symm_mem.fvflops_reduce(hidden.detach())
+    return (hidden + scanned + reduced).view(-1)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Plan of a step with two microbatches, in each of which both ops run."""
+    with ExitStack() as stack:
+        for op in OPS:
+            space, _, name = op.partition("::")
+            library = stack.enter_context(torch.library._scoped_library(space, "FRAGMENT"))
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, torch.clone, "CompositeExplicitAutograd")
+        yield plan_step(
+            Applied(net, layer=nn.Linear(8, 8)),
+            torch.ones(4, 8),
+            mesh={"dp": 2},
+            microbatches=2,
+            optimizer=torch.optim.AdamW,
+        )
+
+
+def test_a_step_names_what_it_has_no_time_for(step):
+    estimate = estimate_step(step, device="H100", efficiency=EFFICIENCY)
+    assert estimate.unknown == {"symm_mem::fvflops_reduce": 2}
+    assert estimate.bytes_only == {"fvflops_step::scan": 2}
+    document = estimate_report(estimate)
+    text = " ".join(write_document(document).split())
+    assert "Of unknown time, so not in the step: symm_mem::fvflops_reduce (2 calls)." in text
+    assert "Of unknown FLOPs, so in the step with the time of their bytes: fvflops_step::scan (2 calls)." in text
+    data = json.loads(write_document(document, "json"))
+    assert data["unknown_time"] == {"symm_mem::fvflops_reduce": 2}
+    assert data["time_of_bytes_only"] == {"fvflops_step::scan": 2}
+
+
+def test_calls_that_were_not_run_are_named_too(step):
+    opaque = Signature("mylib::fused", (), (), (), "mylib::fused(...)")
+    assert kernel_of(opaque) == UNKNOWN
+    (rank,) = step.ranks
+    passes = {
+        action: replace(item, added=((opaque, "optimizer", 3),)) if action.kind == "optimizer" else item
+        for action, item in rank.step.passes.items()
+    }
+    program = read_step([replace(rank, step=replace(rank.step, passes=passes))])
+    assert program.count("unknown") == {"symm_mem::fvflops_reduce": 2, "mylib::fused": 3}
+
+
+def test_all_work_of_a_model_has_a_time():
+    step = plan_step(
+        build("llama_tiny", device="meta"), torch.ones(2, 16, dtype=torch.int64), mesh={"fsdp": 2, "tp": 2}
+    )
+    program = read_step(step.ranks)
+    assert not program.count("unknown") and not program.count("bytes_only")

@@ -1,14 +1,21 @@
-"""A rank's host, compute stream and communication streams: what overlaps, and what waits for what."""
+"""A rank's host and streams: what overlaps and what waits for what; simulated pipelines against theory."""
 
 from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
 
 from fvflops.devices.devices import Device
 from fvflops.plan.communication import CollectiveCall
+from fvflops.plan.pipeline_schedules import ScheduleError, order_actions, rank_of_stage
 from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import PEAK, KernelTimer, Link, Network
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.plan.step_time.pass_program import Collective, Launch, Program, Run, Wait
 from fvflops.plan.step_time.schedule_simulation import Clocks, simulate, time_program
+from fvflops.plan.step_time.step_estimate import StepEstimate
+from fvflops.plan.step_time.step_program import StepProgram
 from fvflops.trace.process_group import ProcessGroupSpec
 
 DEVICE = Device("unit", matrix={"bf16": 1.0}, bandwidth=1.0)
@@ -77,3 +84,90 @@ def test_short_kernels_wait_for_the_host():
     clocks = replay(RUN, RUN, launch=15.0)
     assert (clocks.compute, clocks.starved, clocks.host) == (15 + 15 + 10, 20, 30)
     assert replay(RUN, RUN, RUN, launch=1.0).compute == 31  # of which the first launch alone is seen
+
+
+# A byte takes a second.
+
+FREE = Network(name="free", gpus_per_node=1, inside=Link(1.0, 0.0), between=Link(1.0, 0.0))
+# 1 s a link: the time of a send.
+SLOW = Network(name="slow", gpus_per_node=1, inside=Link(1.0, 1.0), between=Link(1.0, 1.0))
+FORWARD, BACKWARD = 4, 8  # divisible by stages per rank
+
+
+def program(seconds):
+    launch = Launch(Kernel("memory", 0, seconds, "bfloat16"), "forward", "", "op")
+    return Program((Run((0,)),), (launch,)) if seconds else Program((), ())
+
+
+def run(schedule, ranks, microbatches, stages_per_rank=1, network=FREE):
+    """Return the simulation, in which all stages of a rank together take FORWARD and BACKWARD for a microbatch."""
+    seconds = {
+        "forward": FORWARD // stages_per_rank,
+        "backward": BACKWARD // stages_per_rank,
+        "input_backward": BACKWARD // stages_per_rank // 2,
+        "weight_backward": BACKWARD // stages_per_rank // 2,
+    }
+    kinds = {kind: index for index, kind in enumerate(seconds, start=1)}
+    orders = order_actions(schedule, ranks, microbatches, stages_per_rank)
+    stages = ranks * stages_per_rank
+    step = StepProgram(
+        tuple(tuple((action, kinds.get(action.kind, 0)) for action in order) for order in orders),
+        (program(0), *map(program, seconds.values())),
+        {stage: rank_of_stage(schedule, stage, ranks) for stage in range(stages)},
+        dict.fromkeys(range(stages), 0),
+    )
+    return step.simulate(KernelTimer(DEVICE, PEAK), network)
+
+
+def bubble_share(simulation):
+    return StepEstimate.bubble_share.fget(SimpleNamespace(simulation=simulation))
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 1), (4, 8), (8, 5)])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_bubble_of_1f1b_and_gpipe(schedule, ranks, microbatches):
+    simulation = run(schedule, ranks, microbatches)
+    assert simulation.seconds == (microbatches + ranks - 1) * (FORWARD + BACKWARD)
+    assert bubble_share(simulation) == pytest.approx(float(Fraction(ranks - 1, microbatches + ranks - 1)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 8, 4)])
+def test_the_bubble_of_interleaved_stages(ranks, microbatches, chunks):
+    simulation = run("interleaved", ranks, microbatches, chunks)
+    bubble = Fraction((ranks - 1) * (FORWARD + BACKWARD), chunks)
+    assert simulation.seconds == microbatches * (FORWARD + BACKWARD) + bubble
+
+
+def test_zero_bubble_schedules_wait_less_than_1f1b():
+    plain = run("1f1b", 4, 8).seconds
+    assert run("zbv", 4, 8, 2).seconds < run("interleaved", 4, 8, 2).seconds < plain
+    work = 8 * (FORWARD + BACKWARD)
+    assert run("zbv", 4, 8, 2).seconds >= work
+
+
+def test_a_send_delays_the_receiver_and_occupies_the_sender():
+    simulation = run("gpipe", 2, 1, network=SLOW)
+    (forward, backward), (other_forward, other_backward) = (spans[:2] for spans in simulation.spans)
+    assert other_forward.start == forward.end + 1
+    assert backward.start == other_backward.end + 1 == 2 * (FORWARD + 1) + BACKWARD
+    assert simulation.clocks[0].idle == backward.start - (forward.end + 1)
+
+
+def test_ranks_that_wait_for_each_other_are_an_error():
+    orders = ((Action("backward", 0, 0), Action("forward", 0, 0)), (Action("forward", 1, 0), Action("backward", 1, 0)))
+    step = StepProgram(
+        tuple(tuple((action, 0) for action in order) for order in orders), (program(0),), {0: 0, 1: 1}, {0: 0, 1: 0}
+    )
+    with pytest.raises(ScheduleError, match="rank 0 waits forever for the input of backward of stage 0, microbatch 0"):
+        step.simulate(KernelTimer(DEVICE, PEAK), FREE)
+    with pytest.raises(ValueError, match="hidden states over a network"):
+        run("1f1b", 2, 1, network=None)
+
+
+def test_ranks_that_send_shares_gather_them():
+    step = StepProgram((), (), {0: 0, 1: 8, 2: 8}, {0: 801, 1: 8, 2: 0})
+    link = ProcessGroupSpec("", 2, "pp", 0, 8)
+    assert step.messages(0, 1) == step.messages(1, 0) == (("send", 801, link),)
+    assert step.messages(1, 2) == ()  # on one rank
+    group = ProcessGroupSpec("", 8, "tp", 0, 1)
+    assert replace(step, scattered=group).messages(0, 1) == (("send", 101, link), ("all_gather", 801, group))

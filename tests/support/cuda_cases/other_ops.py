@@ -192,15 +192,8 @@ def _clip(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _small_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(8, 16, 3),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(1600, 8),
-        nn.LayerNorm(8),
-        nn.Softmax(-1),
-    )
+    convolution = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*convolution, nn.Linear(1600, 8), nn.LayerNorm(8), nn.Softmax(-1))
 
 
 def _autocast(dtype: torch.dtype) -> Callable[..., Any]:

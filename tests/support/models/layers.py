@@ -38,12 +38,8 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-class Packed(nn.Module):
+class Packed(Parts):
     """A recurrent layer on three sequences, of 5, 3 and 2 steps."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(pack_padded_sequence(x, torch.tensor([5, 3, 2])))[0].data
@@ -176,9 +172,9 @@ LAYERS: dict[str, Callable[[], Case]] = {
     "lstm without biases": lambda: _case(nn.LSTM(6, 7, num_layers=2, bias=False), 5, 2, 6),
     "lstm without a batch": lambda: _case(nn.LSTM(6, 7), 5, 6),
     "lstm with a projection": lambda: _case(nn.LSTM(6, 7, num_layers=2, proj_size=3, bidirectional=True), 5, 2, 6),
-    "lstm, packed": lambda: _case(Packed(nn.LSTM(6, 7)), 5, 3, 6),
-    "gru, packed": lambda: _case(Packed(nn.GRU(6, 7, num_layers=2, bidirectional=True)), 5, 3, 6),
-    "rnn, packed": lambda: _case(Packed(nn.RNN(6, 7)), 5, 3, 6),
+    "lstm, packed": lambda: _case(Packed(layer=nn.LSTM(6, 7)), 5, 3, 6),
+    "gru, packed": lambda: _case(Packed(layer=nn.GRU(6, 7, num_layers=2, bidirectional=True)), 5, 3, 6),
+    "rnn, packed": lambda: _case(Packed(layer=nn.RNN(6, 7)), 5, 3, 6),
     "rnn cell": lambda: _case(nn.RNNCell(6, 7), 2, 6),
     "gru cell": lambda: _case(nn.GRUCell(6, 7), 2, 6),
     "gru cell without biases": lambda: _case(nn.GRUCell(6, 7, bias=False), 2, 6),

@@ -106,6 +106,54 @@ if np.from_dlpack(torch.zeros(1)).flags.writeable:  # an older torch exports ten
     WRITES["dlpack_into_zeros"] = into(lambda y: np.copyto(np.from_dlpack(y), WAVE))
 
 
+def behind(make: Callable[[], Any], write: Callable[[Any], Any], of: Callable[[Any], torch.Tensor]) -> Any:
+    """Return a function that writes to the memory that a tensor was made of, after an op on the tensor."""
+
+    def written(scan: Scan, x: torch.Tensor) -> Any:
+        memory = make()
+        y = of(memory)
+        z = y + 1
+        write(memory)
+        return scan.layer(y + z)
+
+    return written
+
+
+def _of_buffer(memory):
+    return torch.frombuffer(memory, dtype=torch.float32).view(SHAPE)
+
+
+BLOCKS = []
+
+
+def _make_block():
+    block = shared_memory.SharedMemory(create=True, size=128)
+    block.unlink()
+    BLOCKS.append(block)  # exported memory cannot be closed
+    return block.buf
+
+
+def _write_bytes(memory):
+    memory[:] = WAVE.tobytes()
+
+
+def _write_numbers(memory):
+    for index in range(32):
+        memory[index] = 2.0 * index
+
+
+array_of_a_tensor = behind(
+    lambda: np.zeros(SHAPE, dtype=np.float32), lambda memory: np.sin(WAVE, out=memory), torch.from_numpy
+)
+BEHIND = {
+    "bytearray_of_a_tensor": behind(
+        lambda: bytearray(128), lambda memory: struct.pack_into("32f", memory, 0, *range(32)), _of_buffer
+    ),
+    "python_array_of_a_tensor": behind(lambda: array.array("f", [0.0] * 32), _write_numbers, _of_buffer),
+    "shared_memory_of_a_tensor": behind(_make_block, _write_bytes, _of_buffer),
+}
+
+
 def numpy_into_ones(scan: Scan, x: torch.Tensor) -> Any:
     y = torch.ones(SHAPE)
     y.numpy()[:] *= WAVE
@@ -117,67 +165,15 @@ def numpy_into_a_buffer(scan: Scan, x: torch.Tensor) -> Any:
     return scan.layer(x + scan.table)
 
 
-def numpy_into_the_input(scan: Scan, x: torch.Tensor) -> Any:
-    x.numpy()[:] = np.abs(np.fft.fft(x.numpy()))
-    return scan.layer(x)
-
-
 def numpy_into_the_result(scan: Scan, x: torch.Tensor) -> Any:
     y = torch.zeros(SHAPE)
     y.numpy()[:] = WAVE
     return y
 
 
-def python_apply(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(torch.ones(SHAPE).apply_(lambda value: value * 2))
-
-
-def python_map(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(torch.ones(SHAPE).map_(torch.ones(SHAPE), lambda a, b: a * 2 + b))
-
-
-def array_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
-    memory = np.zeros(SHAPE, dtype=np.float32)
-    y = torch.from_numpy(memory)
-    z = y + 1
-    np.sin(WAVE, out=memory)
-    return scan.layer(y + z)
-
-
 def array_of_a_buffer(scan: Scan, x: torch.Tensor) -> Any:
     np.sin(WAVE, out=scan.array)
     return scan.layer(x + scan.table)
-
-
-def bytearray_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
-    memory = bytearray(128)
-    y = torch.frombuffer(memory, dtype=torch.float32).view(SHAPE)
-    z = y + 1
-    struct.pack_into("32f", memory, 0, *[2.0 * value for value in range(32)])
-    return scan.layer(y + z)
-
-
-def python_array_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
-    memory = array.array("f", [0.0] * 32)
-    y = torch.frombuffer(memory, dtype=torch.float32).view(SHAPE)
-    z = y + 1
-    for index in range(32):
-        memory[index] = 2.0 * index
-    return scan.layer(y + z)
-
-
-def shared_memory_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
-    block = shared_memory.SharedMemory(create=True, size=128)
-    y = torch.frombuffer(block.buf, dtype=torch.float32).view(SHAPE)
-    z = y + 1
-    block.buf[:] = WAVE.tobytes()
-    result = scan.layer(y + z)
-    block.unlink()
-    BLOCKS.append(block)  # exported memory cannot be closed
-    return result
-
-
-BLOCKS = []
 
 
 def array_in_another_module(scan: Scan, x: torch.Tensor) -> Any:
@@ -193,14 +189,6 @@ def pillow_filter(scan: Scan, x: torch.Tensor) -> Any:
     return scan.layer(torch.from_numpy(np.asarray(image, dtype=np.float32)))
 
 
-def numpy_result(scan: Scan, x: torch.Tensor) -> Any:
-    return {"loss": np.tanh(x.numpy())}
-
-
-def numpy_number(scan: Scan, x: torch.Tensor) -> Any:
-    return float(np.tanh(x.numpy()).sum())
-
-
 # Threads.
 
 EXECUTOR = ThreadPoolExecutor(2)
@@ -211,12 +199,19 @@ def _tanh(x):
     return torch.from_numpy(np.tanh(x.numpy()))
 
 
-def numpy_in_a_thread(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE)
-    thread = threading.Thread(target=lambda: np.tanh(WAVE, out=y.numpy()))
-    thread.start()
-    thread.join()
-    return scan.layer(y)
+def beside(start: Callable[[Scan, torch.Tensor], Any]) -> Any:
+    """Return a function that starts work and calls the layer."""
+
+    def started(scan: Scan, x: torch.Tensor) -> Any:
+        start(scan, x)
+        return scan.layer(x)
+
+    return started
+
+
+def _finish(worker: threading.Thread | multiprocessing.process.BaseProcess) -> None:
+    worker.start()
+    worker.join()
 
 
 def numpy_beside_an_op(scan: Scan, x: torch.Tensor) -> Any:
@@ -241,41 +236,11 @@ def _work_later(scan: Scan, x: torch.Tensor) -> None:
     scan.layer(x)
 
 
-def thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    threading.Thread(target=_work_later, args=(scan, x)).start()
-    return scan.layer(x)
-
-
-def future_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    EXECUTOR.submit(_work_later, scan, x)
-    return scan.layer(x)
-
-
-def pool_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    POOL.imap_unordered(functools.partial(_work_later, scan), [x, x])
-    return scan.layer(x)
-
-
-def raw_thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
-    _thread.start_new_thread(_work_later, (scan, x))
-    return scan.layer(x)
-
-
-def timer(scan: Scan, x: torch.Tensor) -> Any:
-    threading.Timer(0.05, scan.layer, (x,)).start()
-    return scan.layer(x)
-
-
 RELEASED = threading.Event()
 
 
 def wait_for_release():
     RELEASED.wait(60)
-
-
-def thread_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
-    threading.Thread(target=wait_for_release, daemon=True).start()
-    return scan.layer(x)
 
 
 class _Worker(Executor):
@@ -312,10 +277,6 @@ async def _tanh_later() -> np.ndarray:
     return np.tanh(WAVE)
 
 
-def event_loop_of_another_thread(scan: Scan, x: torch.Tensor) -> Any:
-    return asyncio.run_coroutine_threadsafe(_tanh_later(), LOOP).result(30)
-
-
 def dispatch_disabled(scan: Scan, x: torch.Tensor) -> Any:
     with torch.utils._python_dispatch._disable_current_modes():
         y = x * 2
@@ -347,30 +308,9 @@ def _fill(y):
     y.numpy()[:] = WAVE
 
 
-def process(scan: Scan, x: torch.Tensor) -> Any:
-    y = torch.zeros(SHAPE).share_memory_()
-    child = _FORK.Process(target=_fill, args=(y,))
-    child.start()
-    child.join()
-    return scan.layer(y)
-
-
 def program(scan: Scan, x: torch.Tensor) -> Any:
-    return scan.layer(torch.frombuffer(bytearray(_copy(x.numpy().tobytes())), dtype=torch.float32).view(SHAPE))
-
-
-def _copy(data: bytes) -> bytes:
-    return subprocess.run(["cat"], input=data, stdout=subprocess.PIPE, check=True).stdout
-
-
-def program_without_a_result(scan: Scan, x: torch.Tensor) -> Any:
-    subprocess.run(["true"], check=True)
-    return scan.layer(x)
-
-
-def shell(scan: Scan, x: torch.Tensor) -> Any:
-    os.system("true")
-    return scan.layer(x)
+    done = subprocess.run(["cat"], input=x.numpy().tobytes(), stdout=subprocess.PIPE, check=True)
+    return scan.layer(_of_buffer(bytearray(done.stdout)))
 
 
 def fork(scan: Scan, x: torch.Tensor) -> Any:
@@ -421,8 +361,7 @@ class _Steps(Iterator[torch.Tensor]):
         if not self.left:
             raise StopIteration
         self.left -= 1
-        result = self.scan.layer(self.x)
-        return result
+        return self.scan.layer(self.x)
 
 
 async def coroutine(scan: Scan, x: torch.Tensor) -> Any:
@@ -462,8 +401,7 @@ class _AsyncSteps:
         if not self.left:
             raise StopAsyncIteration
         self.left -= 1
-        result = self.scan.layer(self.x)
-        return result
+        return self.scan.layer(self.x)
 
 
 async def coroutine_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
@@ -477,29 +415,39 @@ class _Lazy:
 
     @functools.cached_property
     def result(self):
-        result = self.scan.layer(self.x)
-        return result
+        return self.scan.layer(self.x)
 
 
 _UNSEEN = (
-    *(numpy_into_ones, numpy_into_a_buffer, numpy_into_the_input, python_apply, python_map, array_of_a_tensor),
-    *(bytearray_of_a_tensor, python_array_of_a_tensor, shared_memory_of_a_tensor, array_in_another_module),
-    *(pillow_filter, dispatch_disabled, process_pool, process, program, program_without_a_result, shell, fork),
+    *(numpy_into_ones, numpy_into_a_buffer, array_in_another_module, pillow_filter),
+    *(dispatch_disabled, process_pool, fork),
 )
-_WITHOUT_THE_LAYER = (
-    *(numpy_into_the_result, numpy_result, numpy_number, event_loop_of_another_thread, process_pool_executor),
-    pipe_to_a_process,
-)
+_WITHOUT_THE_LAYER = (numpy_into_the_result, process_pool_executor, pipe_to_a_process)
 # Name → work during the call, or in threads and processes that it starts.
 KINDS = {
     **{function.__name__: Kind(function, 1, f"unseen::{function.__name__}") for function in _UNSEEN},
     **{function.__name__: Kind(function, 0, f"unseen::{function.__name__}") for function in _WITHOUT_THE_LAYER},
     **{name: Kind(compute, 1, "unseen::lambda") for name, compute in WRITES.items()},
+    **{name: Kind(compute, 1, "unseen::_of_buffer") for name, compute in BEHIND.items()},
+    "array_of_a_tensor": Kind(array_of_a_tensor, 1, "unseen::written"),
     "array_of_a_buffer": Kind(array_of_a_buffer, 1, "unseen::ndarray"),
+    "numpy_into_the_input": Kind(
+        beside(lambda scan, x: np.copyto(x.numpy(), np.abs(np.fft.fft(x.numpy())))), 1, "unseen::lambda"
+    ),
+    "numpy_result": Kind(lambda scan, x: {"loss": np.tanh(x.numpy())}, 0, "unseen::lambda"),
+    "numpy_number": Kind(lambda scan, x: float(np.tanh(x.numpy()).sum()), 0, "unseen::lambda"),
+    "python_apply": Kind(
+        lambda scan, x: scan.layer(torch.ones(SHAPE).apply_(lambda value: value * 2)), 1, "unseen::lambda"
+    ),
+    "python_map": Kind(
+        lambda scan, x: scan.layer(torch.ones(SHAPE).map_(torch.ones(SHAPE), lambda a, b: a * 2 + b)),
+        1,
+        "unseen::lambda",
+    ),
     "storage_items": Kind(into(_write_items), 1),
     "numpy_in_an_executor": Kind(lambda scan, x: scan.layer(EXECUTOR.submit(_tanh, x).result()), 1, "unseen::_tanh"),
     "numpy_in_a_pool": Kind(lambda scan, x: scan.layer(POOL.map(_tanh, [x])[0]), 1, "unseen::_tanh"),
-    "numpy_in_a_thread": Kind(numpy_in_a_thread, 1, "unseen::lambda"),
+    "numpy_in_a_thread": Kind(into(lambda y: _finish(threading.Thread(target=_fill, args=(y,)))), 1, "unseen::_fill"),
     "numpy_in_to_thread": Kind(
         lambda scan, x: scan.layer(asyncio.run(asyncio.to_thread(_tanh, x))), 1, "unseen::_tanh"
     ),
@@ -507,13 +455,24 @@ KINDS = {
     "executor_of_another_library": Kind(
         lambda scan, x: WORKER.submit(np.tanh, WAVE).result(30), 0, "unseen::_Worker.submit"
     ),
+    "event_loop_of_another_thread": Kind(
+        lambda scan, x: asyncio.run_coroutine_threadsafe(_tanh_later(), LOOP).result(30), 0, "unseen::lambda"
+    ),
     "raw_thread": Kind(raw_thread, 1),
-    "thread_that_ends_later": Kind(thread_that_ends_later, 2),
-    "future_that_ends_later": Kind(future_that_ends_later, 2),
-    "pool_that_ends_later": Kind(pool_that_ends_later, 3),
-    "raw_thread_that_ends_later": Kind(raw_thread_that_ends_later, 2),
-    "timer": Kind(timer, 2),
+    "thread_that_ends_later": Kind(beside(lambda *args: threading.Thread(target=_work_later, args=args).start()), 2),
+    "future_that_ends_later": Kind(beside(lambda *args: EXECUTOR.submit(_work_later, *args)), 2),
+    "pool_that_ends_later": Kind(
+        beside(lambda scan, x: POOL.imap_unordered(functools.partial(_work_later, scan), [x, x])), 3
+    ),
+    "raw_thread_that_ends_later": Kind(beside(lambda *args: _thread.start_new_thread(_work_later, args)), 2),
+    "timer": Kind(beside(lambda scan, x: threading.Timer(0.05, scan.layer, (x,)).start()), 2),
     "forked_by_torch": Kind(lambda scan, x: torch.jit.fork(scan.layer, x), 1),
+    "process": Kind(
+        into(lambda y: _finish(_FORK.Process(target=_fill, args=(y.share_memory_(),)))), 1, "unseen::lambda"
+    ),
+    "program": Kind(program, 1, "unseen::_of_buffer"),
+    "program_without_a_result": Kind(beside(lambda scan, x: subprocess.run(["true"], check=True)), 1, "unseen::lambda"),
+    "shell": Kind(beside(lambda scan, x: os.system("true")), 1, "unseen::lambda"),
 }
 # Name → lazy result: the calls that are counted if it is used, the unseen op if it is not.
 RESULTS = {
@@ -539,7 +498,10 @@ RESULTS = {
 }
 # Name → work that cannot be run to its end.
 ENDLESS = {
-    "thread_that_does_not_end": Kind(thread_that_does_not_end, 1, "unseen::wait_for_release"),
+    "thread_that_does_not_end": Kind(
+        beside(lambda scan, x: threading.Thread(target=wait_for_release, daemon=True).start()),
+        *(1, "unseen::wait_for_release"),
+    ),
     "endless_generator": Kind(lambda scan, x: (scan.layer(x) for _ in itertools.count()), 4096, "unseen::genexpr"),
     "coroutine_that_does_not_end": Kind(coroutine_that_does_not_end, 0, "unseen::coroutine_that_does_not_end"),
     "returned_function": Kind(lambda scan, x: lambda: scan.layer(x), 0, "unseen::lambda"),

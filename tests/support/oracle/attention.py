@@ -31,24 +31,12 @@ def shown_pairs(shape: tuple[int, ...], mask: Any, causal: bool) -> Any:
     return shown & mask if mask is not None and mask.dtype == bool else shown
 
 
-def attend(
-    tally: Tally, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
-) -> Any:
+def attend(tally, q, k, v, mask=None, causal=False, scale=None):
     """Return the attention of one head or of several: softmax(q k^T * scale + mask) v."""
     return matmul(tally, softmax(tally, scores_of(tally, q, k, mask, causal, scale)), v)
 
 
-def attention(
-    tally: Tally,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    *,
-    skip: bool = False,
-) -> Any:
+def attention(tally, query, key, value, mask=None, causal=False, scale=None, *, skip=False):
     """Return scaled dot product attention of [batch, heads, tokens, size]; query heads share key heads evenly.
 
     With `skip` hidden pairs cost nothing.
@@ -104,9 +92,7 @@ def _joined(heads: Any, share: int) -> Any:
     return heads.reshape(batch, count // share, share * rows, size)
 
 
-def math_attention_backward(
-    tally: Tally, grad: Any, query: Any, key: Any, value: Any, weights: Any, scale: float | None = None
-) -> tuple[Any, Any, Any]:
+def math_attention_backward(tally, grad, query, key, value, weights, scale=None):
     """Return the gradients of query, key and value where single ops run: the softmax's weights were kept.
 
     Query and key were both multiplied by the root of the scale, and so their gradients are.
@@ -155,9 +141,7 @@ def multi_head_attention(
     return linear(tally, joined, out_weight, out_bias), average
 
 
-def encoder_layer(
-    tally: Tally, source: Any, parameters: dict[str, Any], heads: int, norm_first: bool, eps: float
-) -> Any:
+def encoder_layer(tally, source, parameters, heads, norm_first, eps):
     """Return the output of nn.TransformerEncoderLayer in evaluation: attention, two linears, and sums and norms."""
 
     def of(name: str) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """The claim: a program computes what an op computes, and the tables count what the program does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fvflops import FlopCountAnalysis, FormulaTable, load_table, record_call
+from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.formulas.rows import COMPLEX_MULTIPLY_ADD
 from fvflops.trace import Signature
 from tests.support.models.parts import Applied
@@ -48,15 +48,7 @@ class Source:
 sources = st.builds(Source, st.integers(0, 9999))
 
 
-def check_claim(
-    program: Callable[..., Any],
-    function: Callable[..., Any],
-    *tensors: torch.Tensor,
-    expected: Callable[..., Any] | None = None,
-    compare: bool = True,
-    products: bool = False,
-    tolerance: float = 1e-7,
-) -> Tally:
+def check_claim(program, function, *tensors, expected=None, compare=True, products=False, tolerance=1e-07):
     """Assert that a program's result is torch's, and its tally what the table `exact` counts; return the tally.
 
     The program takes a tally and the tensors; floating-point and complex ones are arrays of counting numbers.
@@ -98,14 +90,7 @@ def check_results(mine: Any, expected: Any, tolerance: float = 1e-7) -> None:
         torch.testing.assert_close(own, other.detach(), rtol=tolerance, atol=tolerance / 100)
 
 
-def check_counts(
-    tally: Tally,
-    function: Callable[..., Any],
-    *inputs: Any,
-    products: bool = True,
-    default: FormulaTable = DEFAULT,
-    exact: Sequence[FormulaTable] = (EXACT, WEIGHTED),
-) -> None:
+def check_counts(tally, function, *inputs, products=True, default=DEFAULT, exact=(EXACT, WEIGHTED)):
     """Assert that `exact`, also at other prices, counts a tally and every op, and `default` its multiply-adds."""
     if products:
         macs = sum(entry.macs for entry in FlopCountAnalysis(function, inputs, table=default).counts().entries)
@@ -128,13 +113,7 @@ def check_price(signature: Signature, tally: Tally, *, products: bool = True) ->
     assert not products or DEFAULT.price(signature).macs == tally.macs
 
 
-def check_gradients(
-    program: Callable[[Tally, Any], Sequence[Any]],
-    function: Callable[..., torch.Tensor],
-    *tensors: torch.Tensor,
-    wanted: Sequence[bool] | None = None,
-    products: bool = True,
-) -> None:
+def check_gradients(program, function, *tensors, wanted=None, products=True):
     """Assert that a program's gradients are autograd's, and that the tables count what it did, by shapes and for real.
 
     It takes a tally and the gradient of the result; what the forward run left, it gets free of cost. `wanted` says

@@ -119,9 +119,7 @@ def transposed_convolution(tally: Tally, images: Any, weight: Any, bias: Any, wi
     return add_bias(crop(write(tally, images, weight, full, window), window.padding, sizes), bias)
 
 
-def convolution_backward(
-    tally: Tally, grad: Any, images: Any, weight: Any, window: Window, transposed: bool, mask: Sequence[bool]
-) -> tuple[Any, Any, Any]:
+def convolution_backward(tally, grad, images, weight, window, transposed, mask):
     """Return the gradients of a convolution's input, weight and bias, where `mask` asks for them.
 
     Each pair of the forward run is met again, once for the input and once for the weight; the bias's gradient is a sum.
@@ -155,9 +153,7 @@ def sampled(offsets: Any, sizes: Places, kernel: Places, window: Window, offset_
         yield (b, g, n, i), [offsets[(b, first + axis, *p)] + (at - more) for axis, (at, more) in enumerate(starts)]
 
 
-def deformable_convolution(
-    tally: Tally, images: Any, weight: Any, offsets: Any, masks: Any, bias: Any, window: Window, offset_groups: int
-) -> Any:
+def deformable_convolution(tally, images, weight, offsets, masks, bias, window, offset_groups):
     """Return a convolution over values that are interpolated where the offsets say, times the mask.
 
     For each position, kernel place and offset group: two coordinates, their whole parts, the distances from these and
@@ -197,9 +193,7 @@ def _interpolate(tally: Tally, channels: Any, corners: list[Corner]) -> Any:
     return parts[0] + parts[1] + parts[2] + parts[3]
 
 
-def deformable_convolution_backward(
-    tally: Tally, grad: Any, images: Any, weight: Any, offsets: Any, masks: Any, window: Window, offset_groups: int
-) -> tuple[Any, Any, Any, Any, Any]:
+def deformable_convolution_backward(tally, grad, images, weight, offsets, masks, window, offset_groups):
     """Return the gradients of a deformable convolution's input, weight, offsets, mask (or None) and bias.
 
     Two products, of the columns and of the weight, for which the values are interpolated again. Each column's gradient

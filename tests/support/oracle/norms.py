@@ -77,9 +77,7 @@ def normalise_backward(tally: Tally, gradient: Any, normal: Any, inverse: Any) -
     return (gradient - average - normal * slope) * np.expand_dims(inverse, -1)
 
 
-def groups_backward(
-    tally: Tally, gradient: Any, x: Any, mean: Any, inverse: Any, weight: Any, places: Any, mask: Mask
-) -> tuple[Any, Any, Any]:
+def groups_backward(tally, gradient, x, mean, inverse, weight, places, mask):
     """Return the gradients of groups, of the weight and of the bias, those that `mask` asks for.
 
     `places` says which number of the weight each number meets.
@@ -112,9 +110,7 @@ def rms_norm_backward(tally: Tally, gradient: Any, x: Any, inverse: Any, weight:
     return (own - normal * np.expand_dims(mean_of(tally, own * normal), -1)) * inverse, of_weight
 
 
-def batch_norm_backward(
-    tally: Tally, gradient: Any, x: Any, mean: Any, inverse: Any, weight: Any, mask: Mask
-) -> tuple[Any, Any, Any]:
+def batch_norm_backward(tally, gradient, x, mean, inverse, weight, mask):
     """Return the gradients of channels, of the weight and of the bias; the two sums serve the first too.
 
     (g − mean(g) − normal*mean(g*normal))*(inverse*weight)
@@ -129,9 +125,7 @@ def batch_norm_backward(
     return (gradient - average - normal * slope) * factor, inner, total
 
 
-def batch_norm_eval_backward(
-    tally: Tally, gradient: Any, x: Any, mean: Any, variance: Any, weight: Any, eps: float, mask: Mask
-) -> tuple[Any, Any, Any]:
+def batch_norm_eval_backward(tally, gradient, x, mean, variance, weight, eps, mask):
     """Return the gradients of channels that running statistics normalised, of the weight and of the bias."""
     inverse = 1 / np.sqrt(variance + eps) if mask[0] or mask[1] else None
     own = gradient * np.expand_dims(scale_and_shift(inverse, weight, None), -1) if mask[0] else None

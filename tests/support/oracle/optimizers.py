@@ -20,9 +20,7 @@ class Adam:
     decoupled: bool
 
 
-def adam(
-    p: Number, g: Number, mean: Number, square: Number, top: Number, step: int, settings: Adam
-) -> tuple[Number, Number, Number, Number]:
+def adam(p, g, mean, square, top, step, settings):
     s = settings
     if s.maximize:
         g = -g

@@ -25,9 +25,7 @@ def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
-def windows(
-    sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes | None = None, ceil: bool = False
-) -> tuple[tuple[int, ...], list[Slices], Slices, Sizes]:
+def windows(sizes, kernel, stride, padding, dilation=None, ceil=False):
     """Return the sizes of the result and each window, as slices of a grid with borders; the inside, and its sizes."""
     steps = dilation or (1,) * len(sizes)
     results = [pooled_size(*each, ceil) for each in zip(sizes, kernel, stride, padding, steps, strict=True)]
@@ -81,9 +79,7 @@ def max_pool_backward(tally: Tally, gradient: Any, chosen: Any, sizes: Sizes) ->
     return result.reshape(*lead, *sizes)
 
 
-def divisors(
-    sizes: Sizes, results: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, counts_padding: bool, given: int | None
-) -> Any:
+def divisors(sizes, results, kernel, stride, padding, counts_padding, given):
     """Return what the sums over windows are divided by: their numbers within the padding, or within the grid."""
     if given is not None:
         return given
@@ -95,16 +91,7 @@ def divisors(
     return math.prod(np.ix_(*along))
 
 
-def avg_pool(
-    tally: Tally,
-    grid: Any,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil: bool,
-    counts_padding: bool,
-    divisor: int | None = None,
-) -> Any:
+def avg_pool(tally, grid, kernel, stride, padding, ceil, counts_padding, divisor=None):
     """Return the mean of each window."""
     sizes = grid.shape[-len(kernel) :]
     results, found, inside, wide = windows(sizes, kernel, stride, padding, ceil=ceil)
@@ -112,17 +99,7 @@ def avg_pool(
     return sums / divisors(sizes, results, kernel, stride, padding, counts_padding, divisor)
 
 
-def avg_pool_backward(
-    tally: Tally,
-    gradient: Any,
-    sizes: Sizes,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil: bool,
-    counts_padding: bool,
-    divisor: int | None = None,
-) -> Any:
+def avg_pool_backward(tally, gradient, sizes, kernel, stride, padding, ceil, counts_padding, divisor=None):
     """Return zeros to which each gradient over its divisor was added, all over its window."""
     results, found, inside, wide = windows(sizes, kernel, stride, padding, ceil=ceil)
     shares = gradient / divisors(sizes, results, kernel, stride, padding, counts_padding, divisor)

@@ -177,9 +177,7 @@ def grouped_mm(tally: Tally, rows: Any, matrices: Any, ends: Sequence[int]) -> A
     return np.concatenate([matmul(tally, group, matrix) for group, matrix in groups])
 
 
-def embedding_bag(
-    tally: Tally, table: Any, indices: Sequence[int], offsets: Sequence[int], mode: str, weights: Any = None
-) -> Any:
+def embedding_bag(tally, table, indices, offsets, mode, weights=None):
     """Return a sum, mean or maximum of the rows of a table that each bag names; weights multiply rows of a sum."""
     bags = []
     for bag in np.split(np.arange(len(indices)), offsets[1:]):

@@ -51,14 +51,7 @@ def step(tally: Tally, kind: str, x: Any, state: State, weights: Weights) -> tup
     return (tanh(sums) if kind == "tanh" else each(lambda number: number.max(0.0), sums),)
 
 
-def run(
-    tally: Tally,
-    kind: str,
-    sequences: Sequence[Any],
-    states: Sequence[Sequence[State]],
-    weights: Sequence[Weights],
-    bidirectional: bool,
-) -> tuple[list[Any], list[list[State]]]:
+def run(tally, kind, sequences, states, weights, bidirectional):
     """Return the outputs of each sequence and the last states, after layers that may run in two directions.
 
     `sequences` holds for each sample its rows, which may differ in number; `states` for each layer and direction the
@@ -110,9 +103,7 @@ def gru_slopes(grad_h: Any, gates: Sequence[Any], hidden: Any, side: Any) -> tup
     return np.concatenate((*both, to_new), -1), np.concatenate((*both, to_new * r), -1), grad_h * z
 
 
-def layer_backward(
-    tally: Tally, kind: str, xs: Any, state: State, weights: Weights, grads: Any, last: State
-) -> Gradients:
+def layer_backward(tally, kind, xs, state, weights, grads, last):
     """Return the gradients of a layer's input, of its two weights and, if there are any, biases and projection.
 
     It is one sample's; `grads` are of the outputs, `last` of the last state. The gates are there from the forward run,
@@ -158,17 +149,7 @@ def layer_backward(
     return gradients
 
 
-def layers_backward(
-    tally: Tally,
-    kind: str,
-    xs: Any,
-    states: Sequence[State],
-    weights: Sequence[Weights],
-    grads: Any,
-    last: Sequence[State],
-    bidirectional: bool,
-    dropped: Sequence[tuple[Any, float]] = (),
-) -> tuple[Any, list[Gradients]]:
+def layers_backward(tally, kind, xs, states, weights, grads, last, bidirectional, dropped=()):
     """Return the gradients of the input of a stack of layers, and of the weights of each layer and direction.
 
     One sample's, as `layer_backward`; `states` and `last` have one entry for each layer and direction. Gradients of

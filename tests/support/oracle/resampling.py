@@ -65,9 +65,7 @@ def resample(tally: Tally, grid: Any, results: Sizes, taps: Callable[..., Taps],
     return result
 
 
-def joint_taps(
-    place: Position, sizes: Sizes, results: Sizes, taps: Callable[..., Taps], align_corners: bool
-) -> list[tuple[Position, float | None]]:
+def joint_taps(place, sizes, results, taps, align_corners):
     """Return the points that an output reads with their weights, the products of those along the dimensions."""
     along = [taps(p, size, result, align_corners) for p, size, result in zip(place, sizes, results, strict=True)]
     if all(len(each) == 1 for each in along):
@@ -212,9 +210,7 @@ def corners(along: Sequence[Sequence[tuple[int, Number]]]) -> Points:
     ]
 
 
-def sample_backward(
-    tally: Tally, gradient: Any, images: Any, places: Any, mode: str, padding: str, align_corners: bool
-) -> tuple[Any, Any]:
+def sample_backward(tally, gradient, images, places, mode, padding, align_corners):
     """Return the gradients of [batch, channels, *space] and of the places at which it was read, nearest or bilinear.
 
     A corner adds to its pixel the gradient times its weight, and to the place, for each dimension, the gradient times
@@ -256,9 +252,7 @@ def through(x: Number, size: int, padding: str, align_corners: bool) -> float:
     return scale * round((shifted[1] - shifted[0]) / (2 * step))
 
 
-def roi_align(
-    tally: Tally, images: Any, rois: Any, pooled: tuple[int, int], scale: float, sampling: int, aligned: bool
-) -> Any:
+def roi_align(tally, images, rois, pooled, scale, sampling, aligned):
     """Return [rois, channels, *pooled]: the means over `sampling` squared points in each bin (arXiv 1703.06870)."""
     sizes, result = images.shape[2:], np.empty((len(rois), images.shape[1], *pooled), dtype=object)
     for number, (image, *roi) in enumerate(rois):

@@ -201,9 +201,8 @@ def _compile(rows: Iterable[int]) -> Maker:
 
     def make() -> Step:
         torch._dynamo.reset()
-        model = torch.compile(
-            nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256)), backend="aot_eager", dynamic=False
-        )
+        layers = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256))
+        model = torch.compile(layers, backend="aot_eager", dynamic=False)
         numbers = iter(rows)
         return lambda: model(torch.ones(next(numbers), 256)).sum().backward()
 
@@ -257,11 +256,9 @@ def _adam(**options: bool) -> Callable[[Sequence[nn.Parameter]], torch.optim.Opt
 
 def _heads(loop: bool) -> Step:
     weights, x = torch.randn(64, 64, 64), torch.randn(64, 64, 64)
-    return infer(
-        lambda: (
-            [[x[i] @ weights[i] for i in range(64)] for _ in range(30)] if loop else [x @ weights for _ in range(300)]
-        )
-    )
+    if loop:
+        return infer(lambda: [[x[i] @ weights[i] for i in range(64)] for _ in range(30)])
+    return infer(lambda: [x @ weights for _ in range(300)])
 
 
 def _save(model):

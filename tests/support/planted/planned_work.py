@@ -1,7 +1,7 @@
 """The work of a planned step as a GPU's trace shows it: kernels with their names, shapes and times, and collectives."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -9,10 +9,10 @@ import torch
 
 from fvflops import estimate_step, plan_step
 from fvflops.plan.rank_plan import RankPlan
-from fvflops.plan.step_time.calibration import KernelTimer, Network
+from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.plan.step_time.pass_program import Collective as PlannedCollective
-from fvflops.plan.step_time.pass_program import Item, Launch, Run, StreamRun
+from fvflops.plan.step_time.pass_program import Launch, Run, StreamRun
 from fvflops.plan.step_time.schedule_simulation import time_collective
 from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_program import StepProgram, read_step
@@ -125,15 +125,7 @@ def _signatures(rank: RankPlan, action: Any) -> dict[tuple[Any, ...], Signature]
     return found
 
 
-def _convert(
-    item: Item,
-    launches: tuple[Launch, ...],
-    signatures: Mapping[tuple[Any, ...], Signature],
-    timer: KernelTimer,
-    network: Network | None,
-    first: int,
-    launch: float,
-) -> Iterator[Work]:
+def _convert(item, launches, signatures, timer, network, first, launch):
     if isinstance(item, Run):
         for number in item.items:
             yield _op(launches[number], signatures, timer, launch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -196,9 +196,7 @@ class _Layout:
         elif work.phase == "optimizer" and not work.around:
             self.add("user_annotation", "Optimizer.step#AdamW.step", start, end, thread)
 
-    def _kernel(
-        self, work: Op, name: str, seconds: float, number: int, thread: int, called: float, calling: float
-    ) -> None:
+    def _kernel(self, work, name, seconds, number, thread, called, calling):
         correlation = self.next()
         is_copy = work.category == "gpu_memcpy"
         call = "cudaMemcpyAsync" if is_copy else "cudaMemsetAsync" if "set" in work.category else "cudaLaunchKernel"
@@ -251,15 +249,7 @@ def _corr(number: int) -> dict[str, int]:
     return {"correlation": number}
 
 
-def lay_out(
-    work: Sequence[Work],
-    *,
-    steps: int = 2,
-    rank: int = 0,
-    world: int = 1,
-    gpu: str = "H100",
-    modules: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+def lay_out(work, *, steps=2, rank=0, world=1, gpu="H100", modules=None):
     """Return a trace of some equal steps; after each the host reads the loss, so that it waits for the GPU.
 
     `modules` are the names that stacks give to modules.
