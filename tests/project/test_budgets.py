@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3311, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (70868, 423),
+    "tests": (69309, 399),
     "tools": (9160, 80),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
