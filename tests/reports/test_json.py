@@ -114,7 +114,7 @@ def test_damaged_json_is_refused_or_read_but_never_crashes(data):
         ({"uncalled": {"flops": [1]}}, "uncalled, 'flops' is .* instead of a list of strings"),
         ({"about": {"model": 3}}, "about is"),
         ({"modules": []}, "the root is missing"),
-        ({"modules": [{"name": ""}]}, "its modules: KeyError: 'canonical'"),
+        ({"modules": [{"name": ""}]}, "its modules: KeyError: 'classes'"),
         ({"modules": 3}, "its modules: TypeError"),
         (None, "lacks 'about'"),
     ],
