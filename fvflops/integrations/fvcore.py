@@ -35,7 +35,7 @@ def generic_activation_jit(op_name: str | None = None) -> Handle:
 
 
 def elementwise_flop_counter(input_scale: float = 1, output_scale: float = 0) -> Handle:
-    """Return a handle that counts so many FLOPs for each element of the first input and of the first output.
+    """Return a handle that counts given FLOPs for each element of the first input and of the first output.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis

@@ -15,9 +15,9 @@ class CacheLayer(NamedTuple):
     """The cache of one sequence in each of some layers.
 
     `token` are elements that each token adds, in `heads` heads, up to `window` tokens, 0 without a limit (engines keep
-    so many; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all heads;
-    "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and `shape` is
-    the largest state's: heads, keys, values.
+    `window`; transformers one less after a step). A "latent" layer keeps one compressed vector of a token for all
+    heads; "cross attention" keeps tokens of the encoder. `state` are bytes that do not depend on the length, and
+    `shape` is the largest state's: heads, keys, values.
     """
 
     kind: str

@@ -24,7 +24,7 @@ from fvflops.serve.serving_model import ServingError
 from fvflops.text import suggest
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# Engines reduce payloads of up to so many bytes themselves, larger ones by NCCL.
+# Engines reduce payloads of up to 8 MiB themselves, larger ones by NCCL.
 _PEERS = 8 * 2**20
 _DTYPES = {item.dtype for item in WEIGHTS.values()}
 _HOPPER = 9  # CUDA's compute capability
@@ -124,7 +124,7 @@ class EngineKernels:
         return decode_seconds(shape, *self._attention(self._decoding(shape, dtype), dtype))
 
     def _attention_bound(self, shape: Attention, pairs: float, keys: float) -> float:
-        """Return the bound of attention with so many pairs of a query and a key, which reads so many keys."""
+        """Return the bound of attention, given its pairs of a query and a key and the number of keys that it reads."""
         gpu = self.processor("bf16")
         work = 2 * shape.batch * shape.heads * pairs * (shape.size + shape.values)
         return max(work / gpu.peak, shape.batch * keys * shape.token_bytes / gpu.bandwidth)
@@ -168,7 +168,7 @@ class EngineKernels:
         return recurrent_seconds(shape, gpu, self.figures.of("recurrent", ""))
 
     def moved(self, nbytes: float) -> float:
-        """Return the time of a kernel that reads and writes so many bytes, 0 as a bound."""
+        """Return the time of a kernel that reads and writes a number of bytes, 0 as a bound."""
         if self.figures is None:
             return 0.0
         return memory_seconds(nbytes, self.processor("bf16").bandwidth, self.figures.of("memory", ""))
@@ -237,7 +237,7 @@ class EngineFigures:
                 raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
 
     def server(self, tokens: int) -> float:
-        """Return the seconds that the server takes for a request with a prompt of so many tokens."""
+        """Return the seconds that the server takes for a request with a prompt of this length."""
         return self.request + self.token * tokens
 
     def host(self, *, is_asynchronous: bool) -> tuple[float, float]:

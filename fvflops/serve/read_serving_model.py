@@ -218,7 +218,7 @@ def _read_attention(
 ) -> tuple[tuple[CacheLayer, ...], dict[str, AttentionLayer]]:
     """Return the layers of the cache, and module → the attention to one of them, from the step of one token.
 
-    Products with `keys` cached tokens, or a full window of them, are attention. A product of so many rows with a weight
+    Products with `keys` cached tokens, or a full window of them, are attention. A product of as many rows with a weight
     expands a latent cache.
     """
     expanded = {call.module.rpartition(".")[0] for call in steps if call.is_weight and call.rows == keys}

@@ -208,7 +208,7 @@ class ServingEstimate(Displayed):
     def cost_of_tokens(
         self, tokens: float = 1e6, *, price: float | None = None, watts: float | None = None
     ) -> TokenCost:
-        """Return the cost of so many output tokens under the load: `price` of a GPU hour, `watts`, the power of a GPU.
+        """Return the cost of `tokens` output tokens under the load: `price` of a GPU hour, `watts`, the power of a GPU.
 
         Without a load it raises ServingError.
         """

@@ -150,6 +150,6 @@ class ServingModel:
 
 
 def attention_macs(layers: Mapping[AttentionLayer, int], queries: int, keys: int) -> int:
-    """Return the multiply-adds of all pairs of so many queries and keys."""
+    """Return the multiply-adds of all pairs of queries and keys, given their numbers."""
     pairs = queries * keys
     return sum(count * pairs * layer.heads * (layer.key_size + layer.value_size) for layer, count in layers.items())

@@ -141,7 +141,7 @@ def test_a_causal_mask_counts_on_request(tables, op, queries, keys):
 def test_the_mask_types_of_xformers_count_on_request(tables, queries, keys, kind, size, backward):
     op = f"aten::_efficient_attention_{'backward' if backward else 'forward'}"
     signature = call_of(op, THIRD, queries, keys, custom_mask_type=kind, window_size=size)
-    left = size - 1 if size else None  # a window of so many keys, the query's own included
+    left = size - 1 if size else None  # the window's keys, the query's own included
     mask = band(queries, keys, left, 0 if kind else None, lower=kind == 2)
     check_pairs(tables, signature, mask)
 

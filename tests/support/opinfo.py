@@ -193,7 +193,7 @@ class Checked(NamedTuple):
 
 
 def check_op(info, dtype, memory_format, most=None, *, backward=False, **options):
-    """Yield the comparison of each sample of an op, at most so many, that real execution runs."""
+    """Yield the comparison of each sample of an op, up to a maximum number, that real execution runs."""
     if backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
         return
     torch.default_generator.manual_seed(0)

@@ -14,7 +14,7 @@ _DEALS = 9
 
 @lru_cache(maxsize=1024)
 def expert_rows(tokens: int, experts: int, topk: int, ranks: int = 1, skew: float = 0.0) -> tuple[tuple[int, int], ...]:
-    """Return pairs of rows and how many experts of the busiest of `ranks` ranks get so many of `tokens` tokens.
+    """Return pairs of a number of rows and how many experts of the busiest of `ranks` ranks get it.
 
     Each token goes to `topk` experts; `skew` is the exponent of a power law of experts' loads, 0 for equal ones. The
     heaviest load is 0.8 of the tokens before loads are scaled to their sum, as in NVIDIA's AIConfigurator.

@@ -168,7 +168,7 @@ _SMALL, _LARGE = 4 << 20, 64 << 20
 
 
 def _read_collective(row: Row) -> Collective | None:
-    """Return a collective of NCCL; of an engine, one of so many bytes that it is like NCCL's own."""
+    """Return a collective of NCCL; of an engine, one of enough bytes to be like NCCL's own."""
     is_engine = "allreduce_dtype" in row
     dtype = row["allreduce_dtype" if is_engine else "nccl_dtype"]
     kind = row.get("op_name", "all_reduce")

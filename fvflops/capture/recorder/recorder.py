@@ -78,7 +78,7 @@ class Recorder(RecordedStorages):
         return self._folded_events + len(self._saved_events or ()) + len(self.events)
 
     def has_ops_since(self, length: int) -> bool:
-        """Return whether an op was recorded after so many events."""
+        """Return whether an op was recorded after the first `length` events."""
         first = length - self._folded_events
         return first < 0 or any(event[0] == "op" for event in self._all_events()[first:])
 

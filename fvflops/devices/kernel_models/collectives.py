@@ -30,7 +30,7 @@ class Collective(NamedTuple):
 class Fabric(NamedTuple):
     """The links inside a node: bytes/s of a GPU's in one direction, and whether their switch can add (NVLink SHARP).
 
-    Without a switch a GPU has `links`, one to each of so many others, which share the bandwidth.
+    Without a switch a GPU has `links`, one to each of as many others, which share the bandwidth.
     """
 
     bandwidth: float
@@ -111,7 +111,7 @@ class NodeLink:
         return self.figures.step
 
     def among(self, ranks: int) -> tuple[float, float]:
-        """Return the bytes/s of a ring's link of so many GPUs of the node, and the seconds of its steps."""
+        """Return the bytes/s of a ring's link among a number of GPUs of the node, and the seconds of its steps."""
         return _speed(self.fabric, ranks, self.figures.sharing) * self.figures.fenced, self.figures.step
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:

@@ -39,5 +39,5 @@ def moving_seconds(nbytes: float, bandwidth: float, cached: float, cache: float)
 
 
 def missed_part(nbytes: float, cache: float) -> float:
-    """Return the part of so many bytes that a cache does not hold."""
+    """Return the part of a number of bytes that a cache does not hold."""
     return 1 / (1 + (cache / nbytes) ** _SHARPNESS) if nbytes else 1.0

@@ -22,9 +22,9 @@ _GROUPS = 5
 class Mixture(NamedTuple):
     """The part of a mixture of experts that one rank computes, of `tokens` that each go to `topk` experts of all ranks.
 
-    `rows` are pairs of tokens and how many of the rank's experts get so many, as `drawn_rows` returns them. Experts
-    have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are of an
-    element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
+    `rows` are pairs of a number of tokens and how many of the rank's experts get it, as `drawn_rows` returns them.
+    Experts have matrices of `hidden` by `inner` elements: two up, one of which is the gate, and one down. Bytes are of
+    an element of the weights, and of the activations that are multiplied with them. `is_repeated` says whether the same
     weights were used just before, as in a benchmark, and are in the cache if they fit.
     """
 
@@ -72,7 +72,7 @@ def mixture_seconds(mixture: Mixture, gpu: Processor, figures: MixtureFigures) -
 def drawn_rows(
     tokens: int, experts: int, topk: int, ranks: int = 1, spread: float = 0.0
 ) -> tuple[tuple[int, float], ...]:
-    """Return pairs of rows and how many of one rank's experts get so many, on average, if tokens choose at random.
+    """Return pairs of a number of rows and how many of one rank's experts get it, on average, in random routing.
 
     Experts are not chosen equally often: the logarithms of their probabilities have the standard deviation `spread`.
 

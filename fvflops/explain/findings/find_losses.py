@@ -77,7 +77,7 @@ _NONE = "none over 2 % of the step"
 def losses_parts(
     found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None, step: float
 ) -> list[Part]:
-    """Return the findings of a step of so many seconds, and with a plan the comparisons and their picture."""
+    """Return the findings of a step that took `step` seconds, and with a plan the comparisons and their picture."""
     lines = [
         f"{format_seconds(row.seconds)}: {row.text}. To do: {row.advice}. Seen in {'; '.join(row.evidence[:2])}."
         for row in found

@@ -124,7 +124,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The searched space: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch of so many samples.
+    """The searched space: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch, in samples.
 
     `layers` is the number of layers that can be divided among pipeline stages, 0 for none; `sequence_parallel` is
     whether tp can divide the sequence. `choices` is a key of `CHOICES` → its values instead of the default.

@@ -178,7 +178,7 @@ def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
     return Product(math.prod(shape[:-1]), columns, inner, 1, size, result_size, alignment, stored)
 
 
-# A convolution's kernels take the channels of one position of the window in whole steps of so many bytes.
+# A convolution's kernels take the channels of one position of the window in whole steps of 64 bytes.
 _CHANNEL_BYTES = 64
 _WEIGHTS = ("mat2", "weight")
 # Products with weights that are stored in fewer bits than the dtype of their multiply-adds.

@@ -121,7 +121,7 @@ class Engine:
         return prompts + self.settings.decode_tokens * decoding if len(self.schedulers) > 1 else None
 
     def _end_run(self, count: int) -> None:
-        """Take so many steps of the run and forget the others."""
+        """Take the first `count` steps of the run and forget the others."""
         if not self._planned:
             return
         planned, ends = self._planned, self._ends

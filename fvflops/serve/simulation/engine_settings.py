@@ -101,7 +101,7 @@ _ENGINES: dict[str, dict[str, Any]] = {
 
 
 def engine_settings(engine: str, cache_tokens: int, **changes: Any) -> EngineSettings:
-    """Return the usual settings of an engine with a cache of so many tokens, with changes to its fields.
+    """Return the usual settings of an engine with a cache of a number of tokens, with changes to its fields.
 
     >>> settings = engine_settings("sglang", 100_000, max_sequences=64)
     >>> settings.pages, settings.max_sequences, settings.mixed

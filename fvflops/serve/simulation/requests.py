@@ -138,7 +138,7 @@ class Sequence:
         return 1 if self.steps == self.remaining else self.remaining / self.steps
 
     def tokens_after(self, steps: int) -> int:
-        """Return the tokens that so many decode steps yielded."""
+        """Return the tokens that a number of decode steps yielded."""
         return steps * self.remaining // self.steps
 
     def page_steps(self, page_size: int, draft_tokens: int) -> Series[int]:
