@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import zipimport
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,10 +29,14 @@ from fvflops.torch_internals import (
 _stance = ExitStack()
 # The process-wide stance of torch's compiler.
 _EAGER = Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
-# The functions that run the bodies of modules.
-_BODIES = tuple(
-    Patch(loader, "exec_module")
-    for loader in (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader, zipimport.zipimporter)
+# The functions that run the bodies of modules: of imports by any loader, and of Python's loaders, which may be called
+# later or by a program.
+_BODIES = (
+    Patch(sys.modules["_frozen_importlib"], "_load_unlocked"),
+    *(
+        Patch(loader, "exec_module")
+        for loader in (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader, zipimport.zipimporter)
+    ),
 )
 
 
@@ -55,15 +60,14 @@ def compiler_disabled() -> Iterator[None]:
                 is_forced = True
                 stack.enter_context(_EAGER.used())
 
-        def run_body(original: Callable[..., Any], *args: Any) -> None:
+        def run_body(original: Callable[..., Any], *args: Any) -> Any:
             thread = get_ident()
             if thread in importing:
-                original(*args)
-                return
+                return original(*args)
             importing.add(thread)
             try:
                 with modes_removed():
-                    original(*args)
+                    return original(*args)
             finally:
                 importing.discard(thread)
                 with interrupts.deferred():

@@ -52,6 +52,25 @@ def test_a_body_is_not_recorded_and_its_constants_have_values(folder, execution)
     assert "exec_module" not in vars(Loader)
 
 
+def test_a_body_that_another_loader_runs_is_not_recorded(folder, monkeypatch):
+    class Rewriting(Loader):
+        def exec_module(self, module):  # as pytest's loader, which does not call Python's
+            exec(self.get_code(module.__name__), vars(module))
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            file = folder / f"{name}.py"
+            loader = Rewriting(name, str(file))
+            return importlib.util.spec_from_file_location(name, file, loader=loader) if file.exists() else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    (folder / "imported_rewritten.py").write_text(VALUE)
+    before = vars(importlib._bootstrap)["_load_unlocked"]
+    counted = count_ops(lambda x: importlib.import_module("imported_rewritten").VALUE * x, torch.ones(3))
+    assert counted == [("aten::mul.Tensor", 1)] and (sys.modules["imported_rewritten"].VALUE == 1).all()
+    assert vars(importlib._bootstrap)["_load_unlocked"] is before
+
+
 def test_an_import_that_fails_is_the_models_error_and_leaves_nothing(folder):
     (folder / "imported_wrong.py").write_text("import torch\nx = torch.ones(3)\nraise KeyError('wrong')\n")
     for _ in range(2):
