@@ -61,7 +61,7 @@ def test_a_body_that_another_loader_runs_is_not_recorded(folder, monkeypatch):
         def find_spec(self, name, path, target=None):
             file = folder / f"{name}.py"
             loader = Rewriting(name, str(file))
-            return importlib.util.spec_from_file_location(name, file, loader=loader) if file.exists() else None
+            return importlib.machinery.ModuleSpec(name, loader) if file.exists() else None
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     (folder / "imported_rewritten.py").write_text(VALUE)
