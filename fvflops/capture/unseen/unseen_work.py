@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, source_line_of
-from fvflops.capture.recorder.tensor_specs import OpSchema, describe_tensor, tensors_of
+from fvflops.capture.recorder.tensor_specs import PLAIN_TENSORS, OpSchema, describe_tensor, tensors_of
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
 from fvflops.capture.unseen.exported_memory import (
     MEMORY,
-    PLAIN_TENSORS,
     SAMPLE_BYTES,
     ExportedMemory,
     Sample,
