@@ -7,8 +7,10 @@ import shlex
 
 import pytest
 
+from fvflops.cli import main, outputs
 from fvflops.devices.devices import load_devices
 from fvflops.plan.memory.step_settings import describe_settings, name_of, show
+from fvflops.reports.formats import write_document
 from tests.support.reports.report_formats import output_of
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
@@ -36,25 +38,35 @@ COMMANDS = {
 }
 
 
-_WRITTEN = {}  # name → the JSON of its command, which several tests read
+_DOCUMENTS = {}  # command line → its report; it runs once
 
 
-def write_json(capsys, name):
-    if name not in _WRITTEN:
-        _WRITTEN[name] = output_of(capsys, *COMMANDS[name], "--format", "json")
-    return _WRITTEN[name]
+def write(name, format="json"):
+    """Return a command's report in a format; data has more than text in the reports of `memory` alone."""
+    data = format == "json" and name.startswith("memory")
+    line = (*COMMANDS[name], *(("--format", "json") if data else ()))
+
+    def keep(document, *options, **more):
+        _DOCUMENTS[line] = document
+        return write_document(document, *options, **more)
+
+    if line not in _DOCUMENTS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outputs, "write_document", keep)
+            assert main(line) == 0
+    return write_document(_DOCUMENTS[line], format, width=80)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
-    data = json.loads(write_json(capsys, name))
+def test_every_format_begins_with_the_verdict_and_all_settings(name):
+    data = json.loads(write(name))
     lead = data["verdict"]["text"], describe_settings(data["settings"])
     assert lead[0].startswith(("Fits: ", "Does not fit: ", "Needs ")) and None not in data["settings"].values()
-    _, *paragraphs = output_of(capsys, *COMMANDS[name]).split("\n\n")
+    _, *paragraphs = write(name, "text").split("\n\n")
     assert [" ".join(part.split()) for part in paragraphs[:2]] == list(lead)
-    markdown = output_of(capsys, *COMMANDS[name], "--format", "markdown").split("\n\n")
+    markdown = write(name, "markdown").split("\n\n")
     assert [re.sub(r"\\(.)", r"\1", part) for part in markdown[1:3]] == list(lead)
-    page = html.unescape(re.sub(r"<[^>]*>", "\n", output_of(capsys, *COMMANDS[name], "--format", "html")))
+    page = html.unescape(re.sub(r"<[^>]*>", "\n", write(name, "html")))
     assert page.index(lead[0]) < page.index(lead[1]) < page.index("Assumes: ") + len(lead[1])
     fields = re.sub(r"^Assumes: |\.$", "", lead[1]).split("; ")
     assert fields == [f"{name_of(key)}: {show(value)}" for key, value in data["settings"].items()]
@@ -66,7 +78,7 @@ def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "search"])
 def test_the_command_of_a_report_repeats_it(capsys, name):
-    first = write_json(capsys, name)
+    first = write(name)
     command = shlex.split(json.loads(first)["command"])
     assert command[0] == "fvflops"
     again = json.loads(output_of(capsys, *command[1:], "--format=json"))
@@ -74,7 +86,7 @@ def test_the_command_of_a_report_repeats_it(capsys, name):
     assert shlex.split(again["command"]) == command
 
 
-@pytest.mark.parametrize("device", [(), ("--device", "H100")])
+@pytest.mark.parametrize("device", [pytest.param((), marks=pytest.mark.long), ("--device", "H100")])
 @pytest.mark.parametrize("mesh", ["fsdp=2", "dp=2,tp=2", "pp=2"])
 def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
     shared = (*TINY, "--mesh", mesh, "--microbatches", "2", *device, "--format", "json")
@@ -88,7 +100,7 @@ def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
 
 
 def test_each_layout_of_a_search_has_its_settings(capsys):
-    data = json.loads(write_json(capsys, "search"))
+    data = json.loads(write("search"))
     for layout in data["layouts"]:
         chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
         chosen += ["--optimizer-sharding", "dp"] * (layout["optimizer_sharding"] != "none")
@@ -133,9 +145,9 @@ def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
         assert differ <= {"mesh", "mode"}, differ
 
 
-def test_the_host_bounds_a_forward_pass(capsys):
-    text = " ".join(output_of(capsys, *COMMANDS["plan"]).split())
-    data = json.loads(write_json(capsys, "plan"))["host_bound"]
+def test_the_host_bounds_a_forward_pass():
+    text = " ".join(write("plan", "text").split())
+    data = json.loads(write("plan"))["host_bound"]
     share = data["share_waiting"]["forward"]
     assert data["forward_is_bound"] and 0.5 < share < 1
     assert f"The host bounds the forward pass: {share:.1%} of it waits for the host. Launch overhead: 50 µs an" in text
