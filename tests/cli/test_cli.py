@@ -305,27 +305,6 @@ def test_an_error_shows_what_a_terminal_would_obey(capsys):
     assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()
 
 
-WITHOUT_NUMPY = """
-import sys, warnings
-sys.modules["numpy"] = None
-from fvflops.cli import main
-main(["count", "zoo:lenet5"])
-warnings.simplefilter("ignore")
-import torch
-from fvflops import plan_step
-from fvflops.zoo import build
-tokens = torch.ones(1, 16, dtype=torch.int64)
-mesh = {"pp": 2, "fsdp": 2, "tp": 2}
-print(len(plan_step(build("llama_tiny", device="meta"), tokens, mesh=mesh, microbatches=2).ranks))
-"""
-
-
-def test_a_count_without_numpy_warns_of_nothing_and_ranks_are_planned():
-    result = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True)
-    assert "417K" in result.stdout and result.stderr == ""
-    assert result.stdout.endswith("\n2\n")
-
-
 def test_device_is_where_the_model_would_run_and_build_on_where_it_is_built(capsys):
     def attention(*options):
         argv = [
