@@ -7,11 +7,9 @@ import shlex
 
 import pytest
 
-from fvflops.cli import main, outputs
 from fvflops.devices.devices import load_devices
 from fvflops.plan.memory.step_settings import describe_settings, name_of, show
-from fvflops.reports.formats import write_document
-from tests.support.reports.report_formats import output_of
+from tests.support.reports.report_formats import output_of, write_as
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
 FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")
@@ -38,23 +36,10 @@ COMMANDS = {
 }
 
 
-_DOCUMENTS = {}  # command line → its report; it runs once
-
-
 def write(name, format="json"):
     """Return a command's report in a format; data has more than text in the reports of `memory` alone."""
     data = format == "json" and name.startswith("memory")
-    line = (*COMMANDS[name], *(("--format", "json") if data else ()))
-
-    def keep(document, *options, **more):
-        _DOCUMENTS[line] = document
-        return write_document(document, *options, **more)
-
-    if line not in _DOCUMENTS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outputs, "write_document", keep)
-            assert main(line) == 0
-    return write_document(_DOCUMENTS[line], format, width=80)
+    return write_as(format, *COMMANDS[name], *(("--format", "json") if data else ()))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -6,15 +6,17 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fvflops.cli import main
+from fvflops.cli import main, outputs
 from fvflops.reports.display_width import display_width
-from fvflops.reports.formats import FORMATS
+from fvflops.reports.document import Document
+from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
@@ -35,6 +37,27 @@ def output_of(capsys, *argv):
     code, out, err = run(capsys, *argv)
     assert code == 0, err
     return out
+
+
+def write_as(format: str, *argv: str) -> str:
+    """Return the report of a command in a format; a command line without `--format` runs once."""
+    text = write_document(_run_once(argv), format, width=WIDTH)
+    return text + "\n" * (format != "csv")
+
+
+@cache
+def _run_once(argv: tuple[str, ...]) -> Document:
+    kept = []
+
+    def keep(document, *args, **options):
+        kept.append(document)
+        return write_document(document, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outputs, "write_document", keep)
+        assert main(argv) == 0
+    (document,) = kept
+    return document
 
 
 def write_all_formats(command: Sequence[str], folder: Path, module: Any, name: str) -> dict[str, str]:
