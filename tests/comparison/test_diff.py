@@ -316,20 +316,6 @@ def test_another_measure_sorts():
     assert "1 more row: difference +48." in write_document(difference_report(difference).ranked(top=1))
 
 
-def test_a_git_revision_is_compared_with_the_working_tree(repository, capsys):
-    before = state_of(repository)
-    assert main(["diff", "HEAD:models/net.py:build", "models/net.py:build", "--format", "json"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert written["total"]["flops"] == {"before": 144, "after": 288, "difference": 144, "ratio": 2.0}
-    assert [(module["after_name"], module["flops"]["difference"]) for module in written["modules"]] == [
-        ("0", 96),
-        ("2", 48),
-    ]
-    assert state_of(repository) == before
-    for name in ("net", "width"):
-        sys.modules.pop(name, None)
-
-
 def test_a_mistake_in_a_revision_is_reported(repository, capsys):
     for name, message in {
         "HAED:models/net.py:build": "this git repository has no revision HAED",
