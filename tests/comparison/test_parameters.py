@@ -105,7 +105,17 @@ def elements_of_experts(summary):
     return sum(count.total for name, count in summary.items() if name.endswith(".experts"))
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, *WITHOUT_EMBEDDING])
+# One model of each class; others of the class are long.
+_LONG = ("Qwen3-235B-A22B", "gpt-oss-120b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in _LONG else name
+        for name in (*PUBLISHED, *WITHOUT_EMBEDDING)
+    ],
+)
 def test_the_published_sizes(name):
     family, config, (experts_there, met), (total, active) = (PUBLISHED | WITHOUT_EMBEDDING)[name]
     summary = parameter_summary(run_language_model(family, config))
