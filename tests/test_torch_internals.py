@@ -254,7 +254,7 @@ def private_names(source):
 def private_attributes(source):
     """Yield the private attributes that a file asks of any object but `self`, `cls` and what torch.ops holds."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+        if isinstance(node, ast.Attribute) and node.attr[0] == "_" != node.attr[1:2]:
             base = ast.unparse(node.value)
             if base not in ("self", "cls", "_ATEN") and not base.startswith("torch.ops."):
                 yield node.attr
@@ -268,12 +268,9 @@ def own_attributes():
             if isinstance(node, ast.ClassDef):
                 members = [getattr(item, "name", None) or getattr(item, "target", None) for item in node.body]
                 found |= {getattr(member, "id", member) for member in members if member is not None}
-            elif (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
-                found.add(node.attr)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    found.add(node.attr)
     return found
 
 

@@ -1,8 +1,8 @@
 """Commands, Python blocks and files that the README and the pages under docs show: they run, print and draw that."""
 
 import doctest
+import importlib
 import re
-import runpy
 import shlex
 import sys
 
@@ -122,6 +122,7 @@ def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch
     page = PAGES["docs/guides/train.md"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
     for name, content in shown_files(page).items():
         (tmp_path / name).write_text(content)
     (tmp_path / "mine.yaml").rename(tmp_path / "peaks.yaml")
@@ -132,7 +133,9 @@ def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch
     script = shown_files(page)["train.py"].replace("128, 4, 128, 8\n", "128, 4, 16, 8\n")
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "train.py").write_text(script)
-    runpy.run_path("small/train.py", run_name="__main__")
+    monkeypatch.syspath_prepend("small")
+    importlib.import_module("train").main()
+    del sys.modules["train"]
     printed = capsys.readouterr()
     number = re.compile(r"<?[\d.,]+(?: ms| s|%)?")
     assert (number.sub("", printed.out), printed.err) == (number.sub("", shown), "")
