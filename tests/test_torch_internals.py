@@ -269,8 +269,7 @@ def own_attributes():
                 members = [getattr(item, "name", None) or getattr(item, "target", None) for item in node.body]
                 found |= {getattr(member, "id", member) for member in members if member is not None}
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                if isinstance(node.value, ast.Name) and node.value.id == "self":
-                    found.add(node.attr)
+                found |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
     return found
 
 

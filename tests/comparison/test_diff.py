@@ -25,7 +25,7 @@ from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
-from tests.support.git_repository import FACTORY, state_of
+from tests.support.git_repository import FACTORY
 from tests.support.git_repository import repository as repository
 from tests.support.models.parts import Applied
 from tests.support.reports.report_formats import check_report, output_of, run

@@ -336,7 +336,12 @@ def test_axes_are_read():
 
 def language_model(name):
     transformers = pytest.importorskip("transformers", reason="the language models are transformers'")
-    sizes = {"num_hidden_layers": 1 + (name == "LlamaForCausalLM"), "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64}
+    sizes = {
+        "num_hidden_layers": 1 + (name == "LlamaForCausalLM"),
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
     tokens = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
     kind = getattr(transformers, name)
     more = {

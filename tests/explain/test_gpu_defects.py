@@ -2,8 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,10 +19,9 @@ def _explain(work, case, folder):
     return explain_trace(write(lay_out(work, world=8, gpu=gpu), folder / "trace.json"))
 
 
-@cache
-def _clean(case):
-    with TemporaryDirectory() as folder:
-        return _explain(work_of(case), case, Path(folder))
+@pytest.fixture(scope="module")
+def explain_clean(tmp_path_factory):
+    return cache(lambda case: _explain(work_of(case), case, tmp_path_factory.mktemp("clean")))
 
 
 @cache
@@ -48,8 +45,8 @@ def test_planted_defect_is_found_first(defect, tmp_path):
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_clean_step_has_no_findings(case):
-    assert find_losses(_clean(case)) == []
+def test_clean_step_has_no_findings(case, explain_clean):
+    assert find_losses(explain_clean(case)) == []
 
 
 @pytest.mark.parametrize("defect", AGAINST_PLAN, ids=lambda defect: defect.name)
@@ -59,8 +56,8 @@ def test_planted_defect_is_found_against_the_plan(defect, tmp_path):
 
 
 @pytest.mark.parametrize("case", CLEAN_WITH_PLAN)
-def test_clean_step_is_as_planned(case):
-    trace, planned = _clean(case), _planned(case)
+def test_clean_step_is_as_planned(case, explain_clean):
+    trace, planned = explain_clean(case), _planned(case)
     assert find_losses(trace, planned) == []
     # The rows add up to the measured step, and to the planned one.
     rows = compare_step(trace, planned)

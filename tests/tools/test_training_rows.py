@@ -70,7 +70,12 @@ def test_models_have_the_parameters_of_their_names():
     for name, expected in stated.items():
         config = by_name[name].config
         one, two = (
-            sum(map(torch.numel, replace(by_name[name], config=replace(config, layers=layers)).build_model().parameters()))
+            sum(
+                map(
+                    torch.numel,
+                    replace(by_name[name], config=replace(config, layers=layers)).build_model().parameters(),
+                )
+            )
             for layers in (1, 2)
         )
         assert one + (config.layers - 1) * (two - one) == pytest.approx(expected, rel=5e-3), name

@@ -49,5 +49,9 @@ CASES = {
 }
 
 
+def prepare() -> None:
+    import torch._dynamo  # noqa: F401  which an optimizer imports at its first use
+
+
 def main(rank: int, folder: str, case: str) -> None:
     run(CASES[case][1], Path(folder, f"rank{rank}.json"))

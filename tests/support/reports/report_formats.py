@@ -5,10 +5,8 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from fvflops.cli import main, outputs
 from fvflops.reports.display_width import display_width
 from fvflops.reports.document import Document
-from fvflops.reports.formats import FORMATS, write_document
+from fvflops.reports.formats import write_document
 from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
@@ -58,22 +56,6 @@ def _run_once(argv: tuple[str, ...]) -> Document:
         assert main(argv) == 0
     (document,) = kept
     return document
-
-
-def write_all_formats(command: Sequence[str], folder: Path, module: Any, name: str) -> dict[str, str]:
-    """Return format → the report of a command, whose function `name` of a module runs once."""
-    function, results = getattr(module, name), []
-
-    def compute(*args, **kwargs):
-        if not results:
-            results.append(function(*args, **kwargs))
-        return results[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, compute)
-        for format in FORMATS:
-            assert main([*command, "--format", format, "--output", str(folder / format)]) == 0
-    return {format: (folder / format).read_text() for format in FORMATS}
 
 
 def take_cells(text: str) -> int:
