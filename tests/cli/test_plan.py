@@ -151,25 +151,24 @@ def test_a_measured_step_of_one_device_agrees_with_python(capsys):
     assert measured == pytest.approx(expected, rel=0.02)
 
 
-def test_buckets_of_gradients_are_reduced_beside_the_backward_pass(capsys):
-    default, small, after = (
-        json.loads(output_of(capsys, *STEP, "--mesh", "dp=2", *cap, "--format", "json"))
-        for cap in ([], ["--bucket-cap-mb", "0.02"], ["--bucket-cap-mb", "0"])
-    )
+def figures_of(*options):
+    return json.loads(write_as("json", *STEP, *options))
+
+
+def test_buckets_of_gradients_are_reduced_beside_the_backward_pass():
+    caps = ([], ["--bucket-cap-mb", "0.02"], ["--bucket-cap-mb", "0"])
+    default, small, after = (figures_of("--mesh", "dp=2", *cap) for cap in caps)
     for data, text in ((default, "25 MiB (the first: 1 MiB)"), (small, "0.02 MiB"), (after, "after")):
         assert any(line.startswith("DDP reduces") and text in line for line in data["assumptions"])
     # The model has less than 1 MiB of gradients.
     assert default["seconds"] == pytest.approx(after["seconds"]) != small["seconds"]
 
 
-def test_options_of_the_step(capsys):
-    plain = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--format", "json"))
-    masters = json.loads(
-        output_of(capsys, *STEP, "--mesh", "dp=1", "--dtype", "bf16", "--master-weights", "--format", "json")
+def test_options_of_the_step():
+    plain, masters, recomputed, none, rounded = (
+        figures_of("--mesh", "dp=1", *options.split())
+        for options in ("", "--dtype bf16 --master-weights", "--checkpoint Block", "--optimizer none", "--dtype tf32")
     )
-    recomputed = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--checkpoint", "Block", "--format", "json"))
-    none = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--optimizer", "none", "--format", "json"))
-    rounded = json.loads(output_of(capsys, *STEP, "--mesh", "dp=1", "--dtype", "tf32", "--format", "json"))
     assert rounded["settings"]["float32_products"] == "tf32"
     assert masters["ranks"][0]["memory_by_kind"]["optimizer state"] > 0
     assert "recompute" in recomputed["slowest_rank"]["kernels_by_phase"]

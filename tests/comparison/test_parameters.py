@@ -105,16 +105,11 @@ def elements_of_experts(summary):
     return sum(count.total for name, count in summary.items() if name.endswith(".experts"))
 
 
-# One model of each class; others of the class are long.
-_LONG = ("Qwen3-235B-A22B", "gpt-oss-120b")
+LONG = ("Qwen3-235B-A22B", "gpt-oss-120b")  # another of the class is always counted
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long) if name in _LONG else name
-        for name in (*PUBLISHED, *WITHOUT_EMBEDDING)
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in (*PUBLISHED, *WITHOUT_EMBEDDING)]
 )
 def test_the_published_sizes(name):
     family, config, (experts_there, met), (total, active) = (PUBLISHED | WITHOUT_EMBEDDING)[name]

@@ -69,15 +69,8 @@ def test_models_have_the_parameters_of_their_names():
     by_name = {run.name: run for run in RUNS}
     for name, expected in stated.items():
         config = by_name[name].config
-        one, two = (
-            sum(
-                map(
-                    torch.numel,
-                    replace(by_name[name], config=replace(config, layers=layers)).build_model().parameters(),
-                )
-            )
-            for layers in (1, 2)
-        )
+        runs = [replace(by_name[name], config=replace(config, layers=layers)) for layers in (1, 2)]
+        one, two = (sum(map(torch.numel, run.build_model().parameters())) for run in runs)
         assert one + (config.layers - 1) * (two - one) == pytest.approx(expected, rel=5e-3), name
 
 
