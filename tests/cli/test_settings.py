@@ -119,9 +119,7 @@ def test_defaults_are_mixed_precision_where_the_accelerator_has_it():
 def test_memory_of_one_device_is_that_of_a_rank_alone():
     """Autocast around the step of a device, and of a rank of a mesh of one."""
     for options in (("--device", "H100"), ("--device", "H100", "--checkpoint", "full")):
-        alone, rank = (
-            data_of("memory", *TINY, "--no-savings", *options, *mesh) for mesh in ((), ("--mesh", "dp=1"))
-        )
+        alone, rank = (data_of("memory", *TINY, "--no-savings", *options, *mesh) for mesh in ((), ("--mesh", "dp=1")))
         assert alone["verdict"]["needed"] == rank["verdict"]["needed"]
         assert alone["tables"]["kinds"] == rank["tables"]["kinds"]
         keys = alone["settings"] | rank["settings"]

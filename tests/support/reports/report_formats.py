@@ -38,7 +38,7 @@ def output_of(capsys, *argv):
 
 
 def write_as(format: str, *argv: str) -> str:
-    """Return the report of a command in a format; a command line without `--format` runs once."""
+    """Return the report of a command in a format; each command line runs once."""
     text = write_document(_run_once(argv), format, width=WIDTH)
     return text + "\n" * (format != "csv")
 
