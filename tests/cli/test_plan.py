@@ -20,6 +20,10 @@ PIPELINE = [*STEP, "--mesh", "pp=2,fsdp=2", "--microbatches", "4", "--precision"
 PRICED = ["--tokens", "1e9", "--price", "2", "--watts", "700"]
 
 
+def figures_of(*options):
+    return json.loads(write_as("json", *STEP, *options))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format(format):
     page = ("--format", "html") if format == "html" else ()  # has a chart more
@@ -142,17 +146,12 @@ def test_the_mfu_of_a_measured_step_is_that_of_mfu(mesh):
     assert "times the time that is estimated below." in text
 
 
-def test_a_measured_step_of_one_device_agrees_with_python(capsys):
-    argv = [*STEP, "--mesh", "dp=1", "--step-time", "1e-3"]
+def test_a_measured_step_of_one_device_agrees_with_python():
     model = fvflops.zoo.build("llama_tiny", device="meta")
     step = fvflops.TrainingStepAnalysis(model, torch.zeros(1, 16, dtype=torch.long), loss=torch.sum, warn=False)
     expected = fvflops.mfu({"bf16": fvflops.model_flops(step)}, 1e-3, device="H100")
-    measured = json.loads(output_of(capsys, *argv, "--dtype", "bf16", "--format", "json"))["measured"]["mfu"]
+    measured = figures_of("--mesh", "dp=1", "--step-time", "1e-3", "--dtype", "bf16")["measured"]["mfu"]
     assert measured == pytest.approx(expected, rel=0.02)
-
-
-def figures_of(*options):
-    return json.loads(write_as("json", *STEP, *options))
 
 
 def test_buckets_of_gradients_are_reduced_beside_the_backward_pass():

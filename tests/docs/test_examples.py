@@ -25,9 +25,14 @@ from tests.support.old_torch import OLDER
 pytest_plugins = ["pytester"]
 
 MOST_BYTES = 60_000  # of a picture in the repository
+# Real execution of a large model, without shown output; the page on training loops has another profile by operator.
+LONG = "fvflops profile zoo:resnet50 --by operator --top 4"
 
 
-@pytest.mark.parametrize("case", collect(PAGES), ids=lambda case: case.command)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.command, marks=[pytest.mark.long] * (case.command == LONG)) for case in collect(PAGES)],
+)
 def test_a_command_prints_and_draws_what_is_shown(case, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
