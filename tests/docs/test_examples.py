@@ -123,7 +123,7 @@ def test_a_test_file_that_is_shown_passes(pytester, monkeypatch):
 
 
 def test_a_training_script_that_is_shown_prints_such_lines(tmp_path, monkeypatch, capsys):
-    """Times differ from run to run: the words between numbers are compared. What runs is smaller, but for its memory."""
+    """Times differ from run to run: the words between numbers are compared. What runs is smaller than shown."""
     page = PAGES["docs/guides/train.md"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
