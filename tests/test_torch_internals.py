@@ -251,29 +251,25 @@ def private_names(source):
     return {path for path in found if re.search(r"\._(?!_)", path) and not path.startswith("torch.ops.")}
 
 
-def private_attributes(source):
+def private_attributes(tree):
     """Yield the private attributes that a file asks of any object but `self`, `cls` and what torch.ops holds."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr[0] == "_" != node.attr[1:2]:
             base = ast.unparse(node.value)
             if base not in ("self", "cls", "_ATEN") and not base.startswith("torch.ops."):
                 yield node.attr
 
 
-def own_attributes():
+def own_attributes(trees):
     """Return the private attributes that classes of fvflops have."""
     found = set()
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in trees:
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 members = [getattr(item, "name", None) or getattr(item, "target", None) for item in node.body]
                 found |= {getattr(member, "id", member) for member in members if member is not None}
-            elif (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
-                found.add(node.attr)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
     return found
 
 
@@ -284,11 +280,12 @@ def test_private_names_are_used_by_their_public_ones(path):
 
 
 def test_private_attributes_are_listed():
-    known = own_attributes() | PYTHONS | LIBRARIES | {item.name.rpartition(".")[2] for item in ATTRIBUTES}
+    trees = {path: ast.parse(path.read_text()) for path in FILES}
+    known = own_attributes(trees.values()) | PYTHONS | LIBRARIES | {item.name.rpartition(".")[2] for item in ATTRIBUTES}
     unknown = {
         (str(path.relative_to(PACKAGE)), name)
-        for path in FILES
-        for name in private_attributes(path.read_text())
+        for path, tree in trees.items()
+        for name in private_attributes(tree)
         if name not in known
     }
     assert not unknown, "list them in torch_internals.ATTRIBUTES"
@@ -308,6 +305,5 @@ def test_private_names_are_seen():
         ("import torch\nx = torch.nn.functional.relu(y)", set()),
     ):
         assert private_names(line) == expected
-    assert set(private_attributes("self._a\nnode._sequence_nr()\ntorch.ops.aten._b\n_ATEN._c\nx.__d__")) == {
-        "_sequence_nr"
-    }
+    tree = ast.parse("self._a\nnode._sequence_nr()\ntorch.ops.aten._b\n_ATEN._c\nx.__d__")
+    assert set(private_attributes(tree)) == {"_sequence_nr"}

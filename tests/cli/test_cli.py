@@ -1,7 +1,5 @@
 """The command line: commands and their outputs."""
 
-import csv
-import io
 import json
 import os
 import shlex
@@ -173,22 +171,9 @@ def test_strict_makes_an_unknown_mask_an_error_where_masks_count(capsys, tmp_pat
     assert "mask unknown, counted as dense: aten::scaled_dot_product_attention ×1 (in Net) (--strict)" in err
 
 
-def test_every_format_and_view(capsys, tmp_path):
-    for name in ("text", "markdown", "csv", "json", "html", "latex", "fvcore", "tree"):
-        for by in ("module", "operator", "both"):
-            if name == "tree" and by != "module":
-                continue
-            path = tmp_path / f"{name}-{by}"
-            depth = ("--depth", "1") if by != "operator" and name != "html" else ()
-            code, out, err = run(
-                capsys, "count", "zoo:lenet5", "--format", name, "--by", by, "--output", str(path), *depth
-            )
-            assert (code, out, err) == (0, "", "")
-            text = path.read_text()
-            numbers = ("416520", "417K", "357600", "0.417M", "0.42M", "0.358M", "358K", "0.000417", "240000")
-            assert text.endswith("\n") and any(number in text for number in numbers)
-    rows = list(csv.reader(io.StringIO((tmp_path / "csv-operator").read_text())))
-    assert rows[1][:2] == ["conv", "357600"]
+@pytest.mark.parametrize(("by", "number"), [("module", "0.417M"), ("operator", "0.358M"), ("both", "0.358M")])
+def test_fvcores_format_has_each_view(capsys, by, number):
+    assert number in run(capsys, "count", "zoo:lenet5", "--format", "fvcore", "--by", by)[1]
 
 
 def test_training_mode_is_counted_where_asked(capsys, tmp_path):
@@ -303,27 +288,6 @@ def test_an_error_shows_what_a_terminal_would_obey(capsys):
     assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 2
     err = capsys.readouterr().err
     assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()
-
-
-WITHOUT_NUMPY = """
-import sys, warnings
-sys.modules["numpy"] = None
-from fvflops.cli import main
-main(["count", "zoo:lenet5"])
-warnings.simplefilter("ignore")
-import torch
-from fvflops import plan_step
-from fvflops.zoo import build
-tokens = torch.ones(1, 16, dtype=torch.int64)
-mesh = {"pp": 2, "fsdp": 2, "tp": 2}
-print(len(plan_step(build("llama_tiny", device="meta"), tokens, mesh=mesh, microbatches=2).ranks))
-"""
-
-
-def test_a_count_without_numpy_warns_of_nothing_and_ranks_are_planned():
-    result = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True)
-    assert "417K" in result.stdout and result.stderr == ""
-    assert result.stdout.endswith("\n2\n")
 
 
 def test_device_is_where_the_model_would_run_and_build_on_where_it_is_built(capsys):

@@ -8,26 +8,19 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.cli.commands import plan
-from fvflops.cli.planning import search_options
 from fvflops.cli.planning.search_options import CHOSEN, KEPT, describe_command
 from fvflops.plan.search.candidates import Candidate
 from fvflops.reports.formats import FORMATS
-from tests.support.reports.report_formats import check_report, write_all_formats
+from tests.support.reports.report_formats import check_report, write_as
 
 MODEL = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--jobs", "1"]
 FEW = ["--choices", "tp=1", "--choices", "pp=1", "--choices", "micro-batch=1,2", "--choices", "checkpoint=none"]
 SEARCH = [*MODEL, "--search", "--gpus", "2", "--global-batch", "4", "--device", "H100", *FEW]
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    """The report in each format, as written to a file."""
-    return write_all_formats(SEARCH, tmp_path_factory.mktemp("search"), search_options, "search_layouts")
-
-
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format(reports, format):
-    report = check_report(format, reports[format], "layout_search")
+def test_every_format(format):
+    report = check_report(format, write_as(format, *SEARCH), "layout_search")
     if format == "html":
         assert report.count("<circle") > 3 and "Pareto front" in report
     if format == "json":
@@ -39,8 +32,9 @@ def test_every_format(reports, format):
         assert float(report[0]["seconds"]) <= float(report[1]["seconds"])
 
 
-def test_the_command_of_the_best_layout_has_its_figures(reports, capsys):
+def test_the_command_of_the_best_layout_has_its_figures(capsys):
     """The report says how the first layout is planned in full."""
+    reports = {format: write_as(format, *SEARCH) for format in FORMATS}
     best = json.loads(reports["json"])["layouts"][0]
     after = reports["text"].partition("The first in full:\n")[2].partition("\n\n")[0]
     command = shlex.split(after.replace("\\\n", ""))
@@ -52,8 +46,10 @@ def test_the_command_of_the_best_layout_has_its_figures(reports, capsys):
     assert planned["seconds"] == best["seconds"] and planned["mfu"] == best["mfu"]
 
 
-def test_a_larger_microbatch_is_suggested_where_the_largest_that_was_tried_is_best(reports, capsys):
-    assert "with --choices micro-batch" not in reports["text"]  # one microbatch of the largest size is all there is
+def test_a_larger_microbatch_is_suggested_where_the_largest_that_was_tried_is_best(capsys):
+    assert "with --choices micro-batch" not in write_as(
+        "text", *SEARCH
+    )  # one microbatch of the largest size is all there is
     assert main([*SEARCH[:-4], "--choices", "micro-batch=1", "--choices", "checkpoint=none"]) == 0
     assert "with --choices micro-batch=1,2." in " ".join(capsys.readouterr().out.split())
 

@@ -80,14 +80,22 @@ def test_no_program_of_a_repository_runs(hostile, tmp_path):
     assert {"smudge", "post-checkout", "fsmonitor"} <= set(ran.read_text().split())
 
 
-def test_a_hostile_repository_is_compared_and_told_what_runs(hostile, capsys):
+def test_a_revision_of_a_hostile_repository_is_compared_with_the_working_tree(hostile, capsys):
     folder, ran = hostile
-    assert main(["diff", "HEAD~1:models/net.py:build", "zoo:lenet5", "--format", "json"]) == 0
+    before = state_of(folder)
+    assert main(["diff", "HEAD~1:models/net.py:build", "models/net.py:build", "--format", "json"]) == 0
     told = capsys.readouterr()
-    assert json.loads(told.out)["total"]["flops"]["before"] == 144
+    written = json.loads(told.out)
+    assert written["total"]["flops"] == {"before": 144, "after": 288, "difference": 144, "ratio": 2.0}
+    assert [(module["after_name"], module["flops"]["difference"]) for module in written["modules"]] == [
+        ("0", 96),
+        ("2", 48),
+    ]
     commit = git(folder, "rev-parse", "HEAD~1")[:12]
     assert f"HEAD~1:models/net.py:build: runs models/net.py of commit {commit} and what it imports" in told.err
-    assert ran.read_text() == ""
+    assert ran.read_text() == "" and state_of(folder) == before
+    for name in ("net", "width"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(

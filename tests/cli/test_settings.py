@@ -9,7 +9,7 @@ import pytest
 
 from fvflops.devices.devices import load_devices
 from fvflops.plan.memory.step_settings import describe_settings, name_of, show
-from tests.support.reports.report_formats import output_of
+from tests.support.reports.report_formats import write_as
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
 FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")
@@ -36,25 +36,22 @@ COMMANDS = {
 }
 
 
-_WRITTEN = {}  # name → the JSON of its command, which several tests read
-
-
-def write_json(capsys, name):
-    if name not in _WRITTEN:
-        _WRITTEN[name] = output_of(capsys, *COMMANDS[name], "--format", "json")
-    return _WRITTEN[name]
+def write(name, format="json"):
+    """Return a command's report in a format; data has more than text in the reports of `memory` alone."""
+    data = format == "json" and name.startswith("memory")
+    return write_as(format, *COMMANDS[name], *(("--format", "json") if data else ()))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
-    data = json.loads(write_json(capsys, name))
+def test_every_format_begins_with_the_verdict_and_all_settings(name):
+    data = json.loads(write(name))
     lead = data["verdict"]["text"], describe_settings(data["settings"])
     assert lead[0].startswith(("Fits: ", "Does not fit: ", "Needs ")) and None not in data["settings"].values()
-    _, *paragraphs = output_of(capsys, *COMMANDS[name]).split("\n\n")
+    _, *paragraphs = write(name, "text").split("\n\n")
     assert [" ".join(part.split()) for part in paragraphs[:2]] == list(lead)
-    markdown = output_of(capsys, *COMMANDS[name], "--format", "markdown").split("\n\n")
+    markdown = write(name, "markdown").split("\n\n")
     assert [re.sub(r"\\(.)", r"\1", part) for part in markdown[1:3]] == list(lead)
-    page = html.unescape(re.sub(r"<[^>]*>", "\n", output_of(capsys, *COMMANDS[name], "--format", "html")))
+    page = html.unescape(re.sub(r"<[^>]*>", "\n", write(name, "html")))
     assert page.index(lead[0]) < page.index(lead[1]) < page.index("Assumes: ") + len(lead[1])
     fields = re.sub(r"^Assumes: |\.$", "", lead[1]).split("; ")
     assert fields == [f"{name_of(key)}: {show(value)}" for key, value in data["settings"].items()]
@@ -64,22 +61,26 @@ def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
     assert needed <= data["settings"].keys()
 
 
+def data_of(*argv):
+    return json.loads(write_as("json", *argv, "--format", "json"))
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "search"])
-def test_the_command_of_a_report_repeats_it(capsys, name):
-    first = write_json(capsys, name)
-    command = shlex.split(json.loads(first)["command"])
+def test_the_command_of_a_report_repeats_it(name):
+    first = json.loads(write(name))
+    command = shlex.split(first["command"])
     assert command[0] == "fvflops"
-    again = json.loads(output_of(capsys, *command[1:], "--format=json"))
-    assert {**again, "command": ""} == {**json.loads(first), "command": ""}
+    again = data_of(*command[1:])
+    assert {**again, "command": ""} == {**first, "command": ""}
     assert shlex.split(again["command"]) == command
 
 
-@pytest.mark.parametrize("device", [(), ("--device", "H100")])
+@pytest.mark.parametrize("device", [pytest.param((), marks=pytest.mark.long), ("--device", "H100")])
 @pytest.mark.parametrize("mesh", ["fsdp=2", "dp=2,tp=2", "pp=2"])
-def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
-    shared = (*TINY, "--mesh", mesh, "--microbatches", "2", *device, "--format", "json")
-    memory = json.loads(output_of(capsys, "memory", "--no-savings", *shared))
-    plan = json.loads(output_of(capsys, "plan", *shared))
+def test_a_plan_assumes_by_default_what_memory_does(mesh, device):
+    shared = (*TINY, "--mesh", mesh, "--microbatches", "2", *device)
+    memory = data_of("memory", "--no-savings", *shared)
+    plan = data_of("plan", *shared)
     assert memory["settings"].pop("step") == "any but the first"
     assert plan["settings"]["loss"] in memory["settings"].pop("loss")  # a first stage of a pipeline computes none
     assert memory["settings"] == {key: plan["settings"].get(key) for key in memory["settings"]}
@@ -87,22 +88,21 @@ def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
     assert plan["settings"]["optimizer"] == "AdamW"
 
 
-def test_each_layout_of_a_search_has_its_settings(capsys):
-    data = json.loads(write_json(capsys, "search"))
+def test_each_layout_of_a_search_has_its_settings():
+    data = json.loads(write("search"))
     for layout in data["layouts"]:
         chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
         chosen += ["--optimizer-sharding", "dp"] * (layout["optimizer_sharding"] != "none")
         chosen += ["--microbatches", str(layout["microbatches"])]
         chosen.insert(1, ",".join(f"{axis}={size}" for axis, size in layout["mesh"].items()))
-        whole = output_of(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json")
-        planned = json.loads(whole)["settings"]
+        planned = data_of("plan", *TINY, "--device", "H100", *chosen)["settings"]
         assert planned["loss"] in layout["settings"].pop("loss")
         assert layout["settings"] == {key: planned[key] for key in layout["settings"]}
 
 
-def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
+def test_defaults_are_mixed_precision_where_the_accelerator_has_it():
     def settings(*options):
-        return json.loads(output_of(capsys, "memory", *TINY, "--no-savings", *options, "--format", "json"))["settings"]
+        return data_of("memory", *TINY, "--no-savings", *options)["settings"]
 
     mixed = settings("--device", "H100")
     assert (mixed["weights"], mixed["compute"], mixed["optimizer_state"]) == ("float32", "bfloat16", "float32")
@@ -116,26 +116,20 @@ def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
     assert settings("--device", "H100", "--precision", "bf16")["weights"] == "bfloat16"
 
 
-def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
+def test_memory_of_one_device_is_that_of_a_rank_alone():
     """Autocast around the step of a device, and of a rank of a mesh of one."""
     for options in (("--device", "H100"), ("--device", "H100", "--checkpoint", "full")):
-        alone, rank = (
-            json.loads(output_of(capsys, "memory", *TINY, "--no-savings", *options, *mesh, "--format", "json"))
-            for mesh in ((), ("--mesh", "dp=1"))
-        )
+        alone, rank = (data_of("memory", *TINY, "--no-savings", *options, *mesh) for mesh in ((), ("--mesh", "dp=1")))
         assert alone["verdict"]["needed"] == rank["verdict"]["needed"]
         assert alone["tables"]["kinds"] == rank["tables"]["kinds"]
-        differ = {
-            key
-            for key in alone["settings"] | rank["settings"]
-            if alone["settings"].get(key) != rank["settings"].get(key)
-        }
+        keys = alone["settings"] | rank["settings"]
+        differ = {key for key in keys if alone["settings"].get(key) != rank["settings"].get(key)}
         assert differ <= {"mesh", "mode"}, differ
 
 
-def test_the_host_bounds_a_forward_pass(capsys):
-    text = " ".join(output_of(capsys, *COMMANDS["plan"]).split())
-    data = json.loads(write_json(capsys, "plan"))["host_bound"]
+def test_the_host_bounds_a_forward_pass():
+    text = " ".join(write("plan", "text").split())
+    data = json.loads(write("plan"))["host_bound"]
     share = data["share_waiting"]["forward"]
     assert data["forward_is_bound"] and 0.5 < share < 1
     assert f"The host bounds the forward pass: {share:.1%} of it waits for the host. Launch overhead: 50 µs an" in text

@@ -25,7 +25,7 @@ from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
-from tests.support.git_repository import FACTORY, state_of
+from tests.support.git_repository import FACTORY
 from tests.support.git_repository import repository as repository
 from tests.support.models.parts import Applied
 from tests.support.reports.report_formats import check_report, output_of, run
@@ -314,20 +314,6 @@ def test_another_measure_sorts():
     with pytest.raises(ValueError, match="measure must be one of"):
         difference_report(difference, measure="time")
     assert "1 more row: difference +48." in write_document(difference_report(difference).ranked(top=1))
-
-
-def test_a_git_revision_is_compared_with_the_working_tree(repository, capsys):
-    before = state_of(repository)
-    assert main(["diff", "HEAD:models/net.py:build", "models/net.py:build", "--format", "json"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert written["total"]["flops"] == {"before": 144, "after": 288, "difference": 144, "ratio": 2.0}
-    assert [(module["after_name"], module["flops"]["difference"]) for module in written["modules"]] == [
-        ("0", 96),
-        ("2", 48),
-    ]
-    assert state_of(repository) == before
-    for name in ("net", "width"):
-        sys.modules.pop(name, None)
 
 
 def test_a_mistake_in_a_revision_is_reported(repository, capsys):

@@ -591,6 +591,7 @@ FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops
 CHIP = fvflops.Device("chip", matrix={"fp32": 10**15})
 
 
+@cache
 def model_macs(name, micro):
     """Return the multiply-adds of forward and backward in a step of the plain loop, without recomputed ones."""
     entries = run_plain(name, MODELS[name](), micro).counts().entries
@@ -598,8 +599,9 @@ def model_macs(name, micro):
     return sum(entry.macs - entry.recomputed for entry in model) // STEPS
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "micro"), [("tiny", 1), ("llama", 2), pytest.param("llama", 1, marks=pytest.mark.long)]
+)
 def test_the_trainer_logs_the_metrics_of_its_steps(name, micro):
     model = MODELS[name]()
     options = {"device": CHIP, "expected": 1e-9}

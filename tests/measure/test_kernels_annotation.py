@@ -292,6 +292,7 @@ def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
     """What a compiler does not fuse has events, in an order of its own; the rest is on the event of the step."""
     torch._dynamo.reset()
     model, x = MODELS["gpt2"]()
+    del model.h[2:]
     compiled = torch.compile(model.train(), backend="aot_eager")
     loop = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=loop) as profiler:
@@ -303,7 +304,7 @@ def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
     step = TrainingStepAnalysis(model, x, loss=lambda y: y.sum(), table="exact", warn=False)
     annotated = annotate_trace(tmp_path / "trace.json", step)
     match = annotated.match
-    assert match.ledger.compiled > 100 and annotated.work() == Work(step.macs(), step.total())
+    assert match.ledger.compiled > 50 and annotated.work() == Work(step.macs(), step.total())
     on_ops = sum(
         work.macs
         for event, work in zip(match.run.events, match.self_work, strict=True)

@@ -68,7 +68,7 @@ def test_published_intensities(case):
 
 
 def test_generating_a_token_is_bound_by_memory_and_reading_a_prompt_by_compute():
-    model = build("gpt2").eval().bfloat16()
+    model = build("gpt2", device="meta").eval().bfloat16()
     token, prompt = (
         roofline(FlopCountAnalysis(model, torch.ones(shape, dtype=torch.int64)), device="H100").total()
         for shape in ((1, 1), (32, 1024))
@@ -82,7 +82,7 @@ def test_generating_a_token_is_bound_by_memory_and_reading_a_prompt_by_compute()
 
 
 def test_resnet50_on_an_a100():
-    model = build("resnet50").eval()
+    model = build("resnet50", device="meta").eval()
     analysis = FlopCountAnalysis(model, torch.ones(1, 3, 224, 224), table="exact")
     drawn = roofline(analysis, device="A100")
     total = drawn.total()

@@ -478,8 +478,8 @@ def loop_over_lengths(model, lengths, counted):
 @pytest.mark.parametrize("multiple", [1, 16])
 def test_figures_of_many_lengths_are_right_or_unknown(multiple, counted):
     model = Attends(multiple)
-    lengths = [3 + 7 * index % 97 for index in range(60)]
-    assert len(set(lengths)) == 60
+    lengths = [3 + 7 * index % 97 for index in range(36)]
+    assert len(set(lengths)) == 36
     meter, seen, in_loop = loop_over_lengths(model, lengths, counted)
     flops = {}
     for length in lengths:
@@ -494,7 +494,7 @@ def test_figures_of_many_lengths_are_right_or_unknown(multiple, counted):
     if multiple == 1:  # a quadratic, which gives the others
         assert len(counted) <= 16 and len(seen) > 10
     else:
-        assert len(counted) == 60
+        assert len(counted) == 36
 
 
 @pytest.mark.parametrize(

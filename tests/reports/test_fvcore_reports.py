@@ -224,7 +224,7 @@ def make_analyses(draw, model):
     return MadeAnalysis(model, dict(zip(names, values, strict=True)), uncalled)
 
 
-@random_cases(200)
+@random_cases(80)
 @given(data=st.data(), depth=st.integers(0, 6), shapes=st.booleans(), with_activations=st.booleans())
 def test_made_up_counts_read_as_in_fvcore(data, depth, shapes, with_activations):
     model = data.draw(make_models())
@@ -371,7 +371,7 @@ def count_calls(render, summary):
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_twice_the_modules_are_at_most_twice_the_work(name):
-    once, twice = (count_calls(RENDERERS[name], make_wide(blocks)) for blocks in (100, 200))
+    once, twice = (count_calls(RENDERERS[name], make_wide(blocks)) for blocks in (40, 80))
     assert twice <= 2.1 * once
 
 
@@ -387,4 +387,10 @@ def test_the_measure_of_work_sees_fvcore_compare_each_name_with_each():
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_a_deep_model_needs_no_recursion(name):
-    assert RENDERERS[name](make_deep(sys.getrecursionlimit() + 200))
+    limit = sys.getrecursionlimit()
+    assert RENDERERS[name](make_deep(2))  # imports
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    try:
+        assert RENDERERS[name](make_deep(400))
+    finally:
+        sys.setrecursionlimit(limit)

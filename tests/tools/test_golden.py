@@ -9,6 +9,7 @@ import pytest
 
 from fvflops.cli import COMMANDS
 from tests.support.checkout import TOOLS
+from tests.support.tools import load_tool
 
 PROGRAM = TOOLS / "golden.py"
 JOBS = ("cli/help", "counts/zoo/lenet5/train")
@@ -84,8 +85,9 @@ def test_a_missing_and_a_new_file_are_errors(copied):
     assert f"only in {copied[0]}: {HELP}\n" in text and f"only in {copied[1]}: cli/help/conut_--help.txt\n" in text
 
 
-def test_what_cannot_be_written_is_said(written, tmp_path):
-    code, text = run("write", written[0], "--only", "cli/help")
-    assert code == 2 and "is not empty: name another folder" in text
-    code, text = run("write", tmp_path / "none", "--only", "cli/hlep")
-    assert code == 2 and "matches no job" in text
+def test_what_cannot_be_written_is_said(written, tmp_path, capsys):
+    tool = load_tool("golden.py")
+    assert tool.write(written[0], ["cli/help"], 1) == 2
+    assert "is not empty: name another folder" in capsys.readouterr().err
+    assert tool.write(tmp_path / "none", ["cli/hlep"], 1) == 2
+    assert "matches no job" in capsys.readouterr().err

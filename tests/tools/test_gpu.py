@@ -98,10 +98,9 @@ def test_without_a_device_the_tool_says_so(capsys, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the part needs no device, and is quick without one")
-def test_parts_run_in_processes_of_their_own(tmp_path):
-    tool = load_tool("gpu.py")
+@pytest.mark.parametrize("part", ["steps without CUDA", pytest.param("outside", marks=pytest.mark.long)])
+def test_a_part_runs_in_a_process_of_its_own(part, tmp_path):
     said = []
-    results = tool.measure(["steps without CUDA", "outside"], tmp_path, said.append)
-    assert len(results["steps without CUDA"]["found"]) == 35 and not results["steps without CUDA"]["errors"]
-    assert all("error" in item for item in results["outside"]["found"].values())
-    assert len(said) == 2
+    result = load_tool("gpu.py").measure([part], tmp_path, said.append)[part]
+    assert not result["errors"] and len(said) == 1 and len(result["found"]) == {"outside": 4}.get(part, 35)
+    assert all(("error" in item) == (part == "outside") for item in result["found"].values())

@@ -1,8 +1,10 @@
 """The measured training runs: their fields, checked against each other and against figures computed by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 
 from fvflops.devices.devices import load_devices
 from fvflops.plan.step_time.calibration import load_efficiencies
@@ -66,8 +68,10 @@ def test_models_have_the_parameters_of_their_names():
     }
     by_name = {run.name: run for run in RUNS}
     for name, expected in stated.items():
-        parameters = sum(parameter.numel() for parameter in by_name[name].build_model().parameters())
-        assert parameters == pytest.approx(expected, rel=5e-3), name
+        config = by_name[name].config
+        runs = [replace(by_name[name], config=replace(config, layers=layers)) for layers in (1, 2)]
+        one, two = (sum(map(torch.numel, run.build_model().parameters())) for run in runs)
+        assert one + (config.layers - 1) * (two - one) == pytest.approx(expected, rel=5e-3), name
 
 
 def test_the_best_layouts_of_the_study_have_the_stated_mfu():

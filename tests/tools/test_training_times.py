@@ -24,16 +24,16 @@ EXPECTED = {name: item.expected for name, item in fitting.PARAMETERS.items()}
 
 
 def small_mpts():
-    """Return three models of three layers."""
+    """Return three models of two layers."""
     names = ("mpt 350m", "mpt 1b", "mpt 3b")
     return [prepared.prepare(small("MPT", name=name, device=DEVICE), {}) for name in names]
 
 
 def small(source, **wanted):
-    """Return the first run with these fields, with three layers for each stage."""
+    """Return the first run with these fields, with two layers for each stage."""
     wanted["source"] = source
     run = next(run for run in read_runs() if all(getattr(run, name) == value for name, value in wanted.items()))
-    return replace(run, config=replace(run.config, layers=3 * run.mesh.get("pp", 1)))
+    return replace(run, config=replace(run.config, layers=2 * run.mesh.get("pp", 1)))
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 4}, {"pp": 2, "dp": 2, "tp": 2}], ids=str)
@@ -68,7 +68,7 @@ def test_a_fit_finds_the_figures_that_made_the_times():
 
 def test_a_batch_takes_as_long_as_the_package_simulates():
     gpt = small(NODE, mesh={"pp": 2, "dp": 2, "tp": 2})
-    interleaved = replace(gpt, virtual_stages=3, microbatches=4)
+    interleaved = replace(gpt, virtual_stages=2, microbatches=4)
     mpt = small("MPT", name="mpt 1b")
     # With several microbatches FSDP2 adds gradients on the stream of their reduction.
     accumulated = replace(mpt, memory_bandwidth=1e12, microbatches=3)

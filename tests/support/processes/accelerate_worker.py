@@ -8,6 +8,10 @@ from torch import nn
 from fvflops.integrations.accelerate import FlopsRecording
 
 
+def prepare():
+    import accelerate.optimizer  # noqa: F401
+
+
 def main(rank, folder):
     from accelerate import Accelerator
 

@@ -27,7 +27,7 @@ def reduce_loss(model):
 
 def wait_for(slow: int) -> Step:
     """Return what takes longer on one rank, and waits for it on the others."""
-    x = torch.ones(1024, 1024)
+    x = torch.ones(768, 768)
 
     def step():
         for _ in range(12 if dist.get_rank() == slow else 1):
@@ -47,6 +47,10 @@ CASES = {
     "late rank": ("straggler", lambda: train(before=wait_for(1), shape=(1, 64))),
     "clean": ("", lambda: train(after=reduce_loss, shape=(2, 300), width=512)),
 }
+
+
+def prepare() -> None:
+    import torch._dynamo  # noqa: F401  which an optimizer imports at its first use
 
 
 def main(rank: int, folder: str, case: str) -> None:

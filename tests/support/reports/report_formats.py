@@ -5,16 +5,16 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fvflops.cli import main
+from fvflops.cli import main, outputs
 from fvflops.reports.display_width import display_width
-from fvflops.reports.formats import FORMATS
+from fvflops.reports.document import Document
+from fvflops.reports.formats import write_document
 from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
@@ -37,20 +37,25 @@ def output_of(capsys, *argv):
     return out
 
 
-def write_all_formats(command: Sequence[str], folder: Path, module: Any, name: str) -> dict[str, str]:
-    """Return format → the report of a command, whose function `name` of a module runs once."""
-    function, results = getattr(module, name), []
+def write_as(format: str, *argv: str) -> str:
+    """Return the report of a command in a format; each command line runs once."""
+    text = write_document(_run_once(argv), format, width=WIDTH)
+    return text + "\n" * (format != "csv")
 
-    def compute(*args, **kwargs):
-        if not results:
-            results.append(function(*args, **kwargs))
-        return results[0]
+
+@cache
+def _run_once(argv: tuple[str, ...]) -> Document:
+    kept = []
+
+    def keep(document, *args, **options):
+        kept.append(document)
+        return write_document(document, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, compute)
-        for format in FORMATS:
-            assert main([*command, "--format", format, "--output", str(folder / format)]) == 0
-    return {format: (folder / format).read_text() for format in FORMATS}
+        patch.setattr(outputs, "write_document", keep)
+        assert main(argv) == 0
+    (document,) = kept
+    return document
 
 
 def take_cells(text: str) -> int:
