@@ -12,7 +12,8 @@ from torch import nn
 
 import fvflops
 from tests.support.models.parts import Applied
-from tests.support.models.whole_models import MODELS, build_case
+from tests.support.models.whole_models import MODELS, USUAL, build_case
+from tests.support.random_cases import long_except
 from tests.support.reports.fvcore_text import print_as_fvcore
 
 # Model, the minimal reproduction → (why, what differs). Nothing else may differ, and each of these must.
@@ -103,7 +104,7 @@ def one_graph(monkeypatch):
     monkeypatch.setattr(jit_analysis, "_get_scoped_trace_graph", trace_once)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", long_except(USUAL, MODELS))
 def test_all_that_fvcore_says_is_equal(name, one_graph):
     model, inputs = build_case(name)
     found = differences(measure(fvflops, model, inputs, table="fvcore"), measure(fvcore, model, inputs))

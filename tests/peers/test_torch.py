@@ -14,7 +14,8 @@ from fvflops.capture.run import record_call
 from fvflops.formulas import load_table
 from fvflops.trace import TraceError
 from tests.support.models.parts import Applied, Parts
-from tests.support.models.whole_models import MODELS, build_case
+from tests.support.models.whole_models import MODELS, USUAL, build_case
+from tests.support.random_cases import long_except
 
 
 class Layers(Parts):
@@ -52,14 +53,7 @@ CASES = {
         (torch.ones(2, 9, 4),),
     ),
 }
-# The slowest are left out: what they run is in the others too.
-SLOW = {
-    *("zoo:vit_b_16", "zoo:gpt2", "torchvision:vit_b_16", "torchvision:swin_t"),
-    *("torchvision:convnext_tiny", "torchvision:densenet121", "torchvision:fcn_resnet50", "torchvision:googlenet"),
-    *("torchvision:vgg11_bn", "timm:convit_tiny", "timm:botnet26t_256", "timm:hrnet_w18_small"),
-    *("timm:poolformer_s12", "timm:efficientformer_l1", "timm:gmlp_ti16_224", "timm:visformer_tiny"),
-}
-NAMES = [name for name in CASES if name not in SLOW]
+NAMES = long_except((*USUAL, "layers", "recurrent"), CASES)
 
 # Where the profiler sees more of the ops that it counts than a dispatch mode does, or fewer.
 INSIDE_A_KERNEL = {

@@ -1,6 +1,7 @@
 """Compare shape execution with real execution: calls, totals, memory, and the fallback where values are needed."""
 
 import copy
+import gc
 import logging
 import sys
 from collections import Counter
@@ -614,8 +615,15 @@ def messages(caplog):
     return [item.getMessage() for item in caplog.records if item.name == "fvflops"]
 
 
+@pytest.fixture(scope="module")
+def frozen():
+    """Leave the objects of earlier tests out of the search for what refers to shape tensors."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
-def log(caplog):
+def log(caplog, frozen):
     with caplog.at_level(logging.DEBUG, "fvflops"):
         yield caplog
 

@@ -163,7 +163,8 @@ MODELS: dict[str, Callable[[], Case]] = {
 USUAL = (
     *("toy", "small_einsum", "unused", "zoo:lenet5", "zoo:llama_tiny", "torchvision:resnet18"),
     *("torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:lraspp_mobilenet_v3_large"),
-    *("timm:coat_lite_tiny", "timm:resnest14d", *(name for name in MODELS if name.startswith("transformers:"))),
+    *("timm:vit_tiny_patch16_224", "timm:coat_lite_tiny", "timm:resnest14d"),
+    *(name for name in MODELS if name.startswith("transformers:")),
 )
 
 
