@@ -45,8 +45,8 @@ class Peer(NamedTuple):
 
     @property
     def usual(self):
-        """The cases by default: all but most whole models; the models of transformers have no layers of their own."""
-        models = [name for name in USUAL if not name.startswith("transformers:")]
+        """The cases by default: all but most whole models, as the models of transformers share their layers."""
+        models = [name for name in USUAL if name == "transformers:BertModel" or not name.startswith("transformers:")]
         return [name for name in self.names if name not in MODELS or name in models or name in self.shown_by]
 
 
