@@ -14,6 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.run import ExecutionError
+from tests.support.random_cases import long_except
 
 e3nn = pytest.importorskip("e3nn")
 
@@ -198,6 +199,16 @@ NETWORKS = {
 }
 # Modules that do no arithmetic.
 FREE = {"Extract", "ExtractIr", "Identity", "Linear, nothing connected"}
+# One of each class, and one of each kind of generated code: what runs by default.
+CLASSES = (
+    *(name for name in CASES if "," not in name),
+    *("TensorProduct uvw, weighted", "Convolution of voxels, 2104", "LowPassFilter, 2103"),
+)
+GENERATED = (
+    *("Linear, biases", "Linear, nothing connected", "TensorProduct uvw, weighted", "TensorProduct uuu"),
+    *("FullTensorProductv2", "TensorSquare", "SphericalHarmonics", "Gate", "BatchNorm", "FullyConnectedNet"),
+    *("S2Activation", "normalize2mom", "MessagePassing"),
+)
 # What e3nn's modules of other people's packages ask for, which are not among those that the tests install.
 PEERS = {"torch_scatter", "torch_cluster", "MinkowskiEngine"}
 
@@ -249,7 +260,7 @@ def total_of(result):
     return sum(item.sum() for item in result) if isinstance(result, (list, tuple)) else result.sum()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(CLASSES, CASES))
 def test_a_module_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     by_shapes, for_real = (count(model, inputs, execution) for execution in ("shapes", "real"))
@@ -259,7 +270,7 @@ def test_a_module_counts_by_shapes_as_for_real(name):
     assert bool(by_shapes.total()) == (name not in FREE)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in FREE])
+@pytest.mark.parametrize("name", long_except(*([name for name in names if name not in FREE] for names in (CLASSES, CASES))))
 def test_a_modules_step_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     for x in inputs:
@@ -273,7 +284,7 @@ def test_a_modules_step_counts_by_shapes_as_for_real(name):
     assert phases["backward"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(GENERATED, CASES))
 def test_of_torchscript_what_runs_is_counted(name):
     """TorchScript computes once what a graph computes twice, and not at all what nobody reads."""
     model, inputs = make(name, "script")
@@ -287,7 +298,7 @@ def test_of_torchscript_what_runs_is_counted(name):
     assert by_shapes.by_operator() == count(model, inputs, "real").by_operator()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", long_except(["gate points, 2102", "SimpleNetwork"], NETWORKS))
 def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name):
     model, inputs = make(name)
     real = count(model, inputs, "real")

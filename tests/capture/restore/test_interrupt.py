@@ -157,7 +157,7 @@ def inject(case, *, bytecodes, first, step):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_at_a_line_leaves_nothing(case):
-    assert inject(case, bytecodes=False, first=(case is training_step and 7) or 1, step=67) > 2000
+    assert inject(case, bytecodes=False, first=(case is training_step and 7) or 1, step=151) > 2000
 
 
 @pytest.mark.long
