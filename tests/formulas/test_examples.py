@@ -39,7 +39,7 @@ def test_an_example_costs_what_it_says(table, row):
     assert row.example, f"{row.file}:{row.line}: {row.name} has no example"
     try:
         check_example(row, load_table(table))
-        assert cost_example(row, load_table(table)) > 0, "an example that costs nothing shows nothing"
+        assert Example.parse(row.example).total > 0, "an example that costs nothing shows nothing"
     except NotRunnable as problem:
         if not may_lack(row.name):
             raise
