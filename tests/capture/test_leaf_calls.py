@@ -286,7 +286,7 @@ def test_changed_calls_run(change, first, replays):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         changed, unchanged = Net(change).eval(), Net(None).eval()
-        for _ in range(3):
+        for _ in range(2):
             if first:
                 assert trace_of(changed, image, ordered=ordered) == expected
             assert trace_of(unchanged, image) == plain

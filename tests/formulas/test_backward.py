@@ -96,7 +96,9 @@ GRADIENTS = [(name, run) for name in LAYERS for run in RUNS]
 
 @pytest.mark.parametrize(
     ("name", "run"),
-    long_except([(name, run) for name, run in GRADIENTS if run == "shapes" or "d" not in name or "2d " in name], GRADIENTS),
+    long_except(
+        [(name, run) for name, run in GRADIENTS if run == "shapes" or "d" not in name or "2d " in name], GRADIENTS
+    ),
 )
 def test_a_gradient_is_a_product_as_large_as_the_forward(name, run):
     layer, inputs = LAYERS[name]

@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from fvflops import load_table
-from fvflops.analysis.table_examples import (
-    NotRunnable,
-    WrongExample,
-    check_example,
-    check_examples,
-    cost_example,
-    own_rows,
-)
+from fvflops.analysis.table_examples import NotRunnable, WrongExample, check_example, check_examples, own_rows
 from fvflops.formulas import shipped_tables
 from fvflops.formulas.language.example import Example, ExampleError
 from fvflops.trace import TensorSpec

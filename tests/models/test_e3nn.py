@@ -207,7 +207,7 @@ CLASSES = (
 GENERATED = (
     *("Linear, biases", "Linear, nothing connected", "TensorProduct uvw, weighted", "TensorProduct uuu"),
     *("FullTensorProductv2", "TensorSquare", "SphericalHarmonics", "Gate", "BatchNorm", "FullyConnectedNet"),
-    *("S2Activation", "normalize2mom", "MessagePassing"),
+    *("S2Activation", "normalize2mom"),
 )
 # What e3nn's modules of other people's packages ask for, which are not among those that the tests install.
 PEERS = {"torch_scatter", "torch_cluster", "MinkowskiEngine"}
@@ -270,7 +270,9 @@ def test_a_module_counts_by_shapes_as_for_real(name):
     assert bool(by_shapes.total()) == (name not in FREE)
 
 
-@pytest.mark.parametrize("name", long_except(*([name for name in names if name not in FREE] for names in (CLASSES, CASES))))
+@pytest.mark.parametrize(
+    "name", long_except(*([name for name in names if name not in FREE] for names in (CLASSES, CASES)))
+)
 def test_a_modules_step_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     for x in inputs:
@@ -298,7 +300,7 @@ def test_of_torchscript_what_runs_is_counted(name):
     assert by_shapes.by_operator() == count(model, inputs, "real").by_operator()
 
 
-@pytest.mark.parametrize("name", long_except(["gate points, 2102", "SimpleNetwork"], NETWORKS))
+@pytest.mark.parametrize("name", long_except(["gate points, 2102"], NETWORKS))
 def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name):
     model, inputs = make(name)
     real = count(model, inputs, "real")

@@ -22,7 +22,9 @@ FROM = int(os.environ.get("FUZZ_FROM", "0"))  # the long test's first network; o
 def covering():
     """Return the numbers of few networks in which each kind of block, input and optimizer is."""
     plans = {seed: Plan(seed).choose() for seed in range(FROM, FROM + 300)}
-    parts = {seed: {start, optimizer, *(kind for _, kind in blocks)} for seed, (start, _, optimizer, blocks) in plans.items()}
+    parts = {
+        seed: {start, optimizer, *(kind for _, kind in blocks)} for seed, (start, _, optimizer, blocks) in plans.items()
+    }
     left, seeds = set().union(*parts.values()), []
     while left:
         seeds.append(max(parts, key=lambda seed: len(parts[seed] & left)))
@@ -127,7 +129,11 @@ def test_a_difference_is_seen_and_the_message_has_the_one_block_that_makes_it(ma
     assert all(any(line.startswith(start) for line in lines) for start in told), lines
     assert shrink(plan, compare).kept == (1,)
     text = explain(plan)
-    assert text.startswith("seed 0") and "Network(Plan(seed=0, kept=(1,)))" in text and all(start in text for start in told)
+    assert (
+        text.startswith("seed 0")
+        and "Network(Plan(seed=0, kept=(1,)))" in text
+        and all(start in text for start in told)
+    )
     assert "ours_1 of" in text and "linear_0" not in text
 
 

@@ -85,7 +85,11 @@ CASES = {
     "replicas": (make_llama, {"dp": 2}, {"optimizer": AdamW, "device": "cuda"}),
     "tensor and sequence parallel": (make_llama, {"tp": 2}, {"checkpoint": [Block], "sequence_parallel": True}),
     "context parallel": (make_llama, {"cp": 2}, {"checkpoint": ["layers.0"]}),
-    "hybrid": (make_llama, {"dp": 2, "fsdp": 2, "tp": 2}, {"checkpoint": [Block], "sequence_parallel": True, "optimizer": AdamW}),
+    "hybrid": (
+        make_llama,
+        {"dp": 2, "fsdp": 2, "tp": 2},
+        {"checkpoint": [Block], "sequence_parallel": True, "optimizer": AdamW},
+    ),
     "stages": (partial(make_llama, 18), {"pp": 2, "fsdp": 2}, {"microbatches": 3, "optimizer": AdamW}),
     "GPT-2": (make_gpt2, {"fsdp": 2}, {"microbatches": 2, "reduce_each_microbatch": False}),
     "master weights": (make_gpt2, {"dp": 2}, {"precision": "bf16", "optimizer": partial(MasterWeights, make=AdamW)}),

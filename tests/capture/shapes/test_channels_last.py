@@ -10,10 +10,10 @@ from tests.support.opinfo import compare, run
 
 timm = pytest.importorskip("timm")
 
-QUICK_MODELS = ("mobilenetv3_small_100", "mobilevit_xxs", "resnest14d")
+QUICK_MODELS = ("mobilenetv3_small_100", "resnest14d")
 MODELS = (
     *("coatnet_nano_rw_224", "convnext_atto", "cspresnet50", "densenet121"),
-    *("dla34", "eca_nfnet_l0", "edgenext_xx_small"),
+    *("dla34", "eca_nfnet_l0", "edgenext_xx_small", "mobilevit_xxs"),
     *("efficientnet_b0", "fastvit_t8", "ghostnet_100", "hrnet_w18_small", "inception_v3", "levit_128s"),
     *("maxvit_rmlp_pico_rw_256", "nfnet_l0", "poolformer_s12", "regnetx_002", "res2net50_26w_4s", "resnet18"),
     *("resnetv2_50x1_bit", "skresnet18", "swin_tiny_patch4_window7_224", "volo_d1_224", "xception41"),

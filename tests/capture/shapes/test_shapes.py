@@ -485,8 +485,7 @@ WITH_BACKWARD, FORWARD = (tuple((name, backward) for name in CASES) for backward
 
 
 @pytest.mark.parametrize(
-    ("name", "backward"),
-    long_except((*WITH_BACKWARD, *((name, False) for name in KINDS)), WITH_BACKWARD + FORWARD),
+    ("name", "backward"), long_except((*WITH_BACKWARD, *((name, False) for name in KINDS)), WITH_BACKWARD + FORWARD)
 )
 def test_small_model_has_the_same_costs_in_shape_execution(name, backward):
     if VERSION < (2, 9) and backward and name == "FFT":
@@ -807,7 +806,8 @@ def count_bytes(function):
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
-    "name", long_except(["timm:mobilevit_xxs"], ["torchvision:resnet18", "timm:vit_tiny_patch16_224", "timm:mobilevit_xxs"])
+    "name",
+    long_except(["timm:mobilevit_xxs"], ["torchvision:resnet18", "timm:vit_tiny_patch16_224", "timm:mobilevit_xxs"]),
 )
 def test_activations_need_no_memory(name, training, loss):
     model, args = build_case(name)

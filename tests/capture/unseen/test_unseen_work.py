@@ -14,6 +14,7 @@ from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.parts import Applied
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
+from tests.support.random_cases import long_except
 
 PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
 LINEAR = 512
@@ -61,7 +62,10 @@ def test_unseen_work_is_reported_by_a_recording(kind):
     assert unseen(run) == {op: 1}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SOME = list(KINDS)[::5]  # by default of the tests to which a kind is but a name
+
+
+@pytest.mark.parametrize("kind", long_except(SOME, KINDS))
 def test_unseen_work_is_counted_by_a_formula(kind, tmp_path):
     compute, op = KINDS[kind]
     table = tmp_path / "rows.yaml"
@@ -73,7 +77,7 @@ def test_unseen_work_is_counted_by_a_formula(kind, tmp_path):
     assert with_handle.total() == LINEAR + 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_except(SOME, KINDS))
 def test_the_command_line_names_unseen_work_and_strict_fails(kind, tmp_path, monkeypatch, capsys):
     (tmp_path / "unseen_net.py").write_text(
         "from tests.support.models.unseen_work import KINDS, Net\n"
