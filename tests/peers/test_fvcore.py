@@ -22,18 +22,9 @@ KNOWN_DIFFERENCES = {
         "fvcore traces a graph, from which torch drops ops whose results nobody uses; they run, so fvflops counts them",
         frozenset(
             {
-                "total",
-                "by_operator",
-                "by_module",
-                "by_module_and_operator",
-                "caller",
-                "uncalled_modules",
-                "activations",
-                "activations total",
-                "flop_count_str",
-                "flop_count_table",
-                "flop_count_str with activations",
-                "flop_count_table with activations",
+                *("total", "by_operator", "by_module", "by_module_and_operator", "caller", "uncalled_modules"),
+                *("activations", "activations total", "flop_count_str", "flop_count_table"),
+                *("flop_count_str with activations", "flop_count_table with activations"),
             }
         ),
     ),

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from fvflops import FlopCountAnalysis, load_table, parameter_count
-from tests.support.models.peer_cases import PIECES, TRACEABLE, build
+from fvflops import load_table
+from tests.support.models.peer_cases import PIECES, TRACEABLE
 from tests.support.models.whole_models import MODELS, USUAL
 from tests.support.peer_counts import CASES, REAL, classes_unused, count_by
 from tests.support.processes.peer_process import run_peers
@@ -111,12 +111,6 @@ def test_what_a_peer_cannot_measure_is_counted(peer, name, theirs):
 def test_a_published_figure_is_reproduced(peer, name, theirs):
     published = PUBLISHED[peer, name]
     assert theirs[peer][name] == published and not count_by(peer, name).less(published)
-
-
-def test_published_figures_are_those_of_the_analysis():
-    model, inputs = build("lenet5 on 32x32")
-    analysis, published = FlopCountAnalysis(model, inputs, table="deepspeed"), PUBLISHED["deepspeed", "lenet5 on 32x32"]
-    assert (analysis.total(), analysis.macs(), parameter_count(model)[""]) == tuple(published.values())
 
 
 @pytest.mark.parametrize(("peer", "least"), [("calflops", 35), ("deepspeed", 35), ("torch_flops", 25)])

@@ -123,19 +123,6 @@ def test_a_backward_pass_copies_the_bug_of_groups(name):
     assert ours == theirs
 
 
-def test_the_default_counts_a_depthwise_backward_right():
-    conv = nn.Conv2d(8, 8, 3, groups=8, bias=False)
-    x = torch.ones(1, 8, 6, 6, requires_grad=True)
-
-    def total(table):
-        trace = record_call(conv, (x,), {}, loss=lambda result: result.sum(), stops_at=load_table(table).stops_at)
-        return FlopCountAnalysis.from_trace(trace, table=table).total()
-
-    forward = 8 * 16 * 9
-    assert total("default") == 3 * forward
-    assert total("torch") == 2 * (2 * forward + 8 * forward)
-
-
 def theirs(model, *inputs):
     with FlopCounterMode(display=False) as mode:
         model(*inputs)
