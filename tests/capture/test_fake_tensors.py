@@ -16,13 +16,10 @@ EXECUTIONS = ("auto", "shapes", "real")
 X = (2, 1, 28, 28)
 
 
-def patches():
-    """Return a network of attention on patches of an image."""
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    return nn.Sequential(nn.Conv2d(1, 32, 14, 14), nn.Flatten(2), nn.Linear(4, 32), layer, nn.LayerNorm(32))
-
-
-MAKERS = {"lenet5": partial(build, "lenet5"), "attention": patches}
+MAKERS = {
+    "lenet5": partial(build, "lenet5"),
+    "attention": lambda: nn.Sequential(nn.Flatten(1, 2), nn.TransformerEncoderLayer(28, 4, 32, batch_first=True)),
+}
 
 
 @pytest.fixture(params=MAKERS)

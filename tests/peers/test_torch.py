@@ -123,12 +123,6 @@ def test_a_backward_pass_copies_the_bug_of_groups(name):
     assert ours == theirs
 
 
-def theirs(model, *inputs):
-    with FlopCounterMode(display=False) as mode:
-        model(*inputs)
-    return mode.get_total_flops()
-
-
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("name", ["layer", "attention"])
 def test_a_fast_path_counts_as_with_gradients(name, execution):
@@ -140,9 +134,9 @@ def test_a_fast_path_counts_as_with_gradients(name, execution):
     }[name]
     model.eval()
     with torch.no_grad():
-        assert theirs(model, *inputs) == 0
+        assert count_by_mode(model, inputs).get_total_flops() == 0
     analysis = FlopCountAnalysis(model, inputs, table="torch", execution=execution)
-    assert analysis.total() == theirs(model, *inputs) > 0
+    assert analysis.total() == count_by_mode(model, inputs).get_total_flops() > 0
 
 
 @pytest.mark.parametrize("op", ["_transformer_encoder_layer_fwd", "_native_multi_head_attention"])
@@ -157,7 +151,7 @@ def test_a_recording_of_composite_ops_says_what_the_table_cannot_count():
     """A loaded trace of layers recorded whole raises, never counting zero; with its own stops it has the ops inside."""
     model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.rand(3, 16)
     with torch.inference_mode():
-        expected = theirs(model, x)
+        expected = count_by_mode(model, (x,)).get_total_flops()
     whole, apart = (record_call(model, (x,), {}, stops_at=load_table(name).stops_at) for name in ("default", "torch"))
     assert expected == 2 * 3 * (16 * 8 + 8 * 4)
     with pytest.raises(TraceError, match="aten::linear as a whole"):

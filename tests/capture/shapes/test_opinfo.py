@@ -23,11 +23,9 @@ COMMON_FORMATS = ("contiguous", "transposed", "channels_last")
 @pytest.mark.parametrize(
     ("name", "op", "args", "stops_at"),
     [
-        *(pytest.param(*case, STOPS, id=f"{case[0]}-default") for case in LAYOUTS),
-        *(
-            pytest.param(*case, StopsAt(), id=f"{case[0]}-none", marks=pytest.mark.long if place % 4 else ())
-            for place, case in enumerate(LAYOUTS)
-        ),
+        pytest.param(*case, stops, id=f"{case[0]}-{kind}", marks=pytest.mark.long if kind and place % 4 else ())
+        for place, case in enumerate(LAYOUTS)
+        for kind, stops in (("", STOPS), ("none", StopsAt()))
     ],
 )
 def test_results_have_the_layouts_of_real_execution(name, op, args, stops_at):

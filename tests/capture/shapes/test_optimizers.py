@@ -74,13 +74,10 @@ def is_same(before, after):
     )
 
 
-# Loops run the same rules one by one: by default of the plainest optimizer, of Adam, and of one with a loop of its own.
-LOOPS = ("SGD for-loop", "Adam amsgrad for-loop", "ASGD for-loop")
+LISTS = [name for name in OPTIMIZERS if "for-loop" not in name or name.startswith("Adam")]  # others loop alike
 
 
-@pytest.mark.parametrize(
-    "name", long_except([name for name in OPTIMIZERS if name in LOOPS or "for-loop" not in name], OPTIMIZERS)
-)
+@pytest.mark.parametrize("name", long_except(LISTS, OPTIMIZERS))
 def test_optimizer_step_in_shape_execution_equals_the_real_one_and_changes_nothing(name):
     assume = ASSUMED.get(name)
     for steps_before in (0, 2):

@@ -5,10 +5,8 @@ import gc
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from fvflops.capture.shapes.rules.assumptions import can_be_assumed
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import tensors_in
+from fvflops.zoo.llama import Attention, LlamaConfig
 from tests.support.models.layers import LAYERS, Swish
 from tests.support.models.parts import Applied
 from tests.support.models.whole_models import MODELS, USUAL, build_case
@@ -32,7 +31,6 @@ from tests.support.random_cases import long_except
 from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
 
 record = partial(record_call, stops_at=PRICER.stops_at)
-Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 # Ops that torch calls for a tensor subclass only, or for other tensors only. All of them are zero-FLOP.
 OTHER_OPS = {
@@ -43,8 +41,16 @@ OTHER_OPS = {
     "one_hot": frozenset(
         f"aten::{op}"
         for op in (
-            *("aminmax", "min", "max", "_local_scalar_dense", "zeros"),
-            *("scatter_", "arange", "eq", "_to_copy", "unsqueeze"),
+            "aminmax",
+            "min",
+            "max",
+            "_local_scalar_dense",
+            "zeros",
+            "scatter_",
+            "arange",
+            "eq",
+            "_to_copy",
+            "unsqueeze",
         )
     ),
 }
@@ -887,31 +893,16 @@ def eight_ranks():
         torch.distributed.destroy_process_group()
 
 
-class Block(nn.Module):
-    """Attention and an MLP as in a language model, with 8 heads."""
-
-    def __init__(self, heads=8, width=32):
-        super().__init__()
-        self.size = width // heads
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
-        self.out = nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        parts = (
-            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        y = F.scaled_dot_product_attention(*parts, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(x)))
+def make_attention():
+    """Return attention of 8 heads of 4 numbers each."""
+    sizes = {"vocab_size": 1, "hidden_size": 32, "intermediate_size": 1, "layers": 1, "heads": 8, "kv_heads": 8}
+    return Attention(LlamaConfig(**sizes))
 
 
 def parallelize(model, mesh):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()) | dict.fromkeys(
-        ("out", "down"), RowwiseParallel()
-    )
+    plan = {f"{name}_proj": ColwiseParallel() for name in "qkv"} | {"o_proj": RowwiseParallel()}
     return parallelize_module(model, mesh, plan)
 
 
@@ -920,18 +911,19 @@ def parallelize(model, mesh):
 def test_rank_counts_its_own_shard(eight_ranks, on_meta, loss):
     # DTensor infers once per process how to split a call of some shape, by running it. Since the first analysis could
     # therefore differ, each of these tests has its own shape.
-    x = torch.randn(2, 6 + 2 * on_meta + (loss is None), 32)
-    unsharded = record(Block(), (x,), loss=loss)
+    n = 6 + 2 * on_meta + (loss is None)
+    inputs = torch.randn(2, n, 32), torch.ones(n, 4), torch.ones(n, 4)
+    unsharded = record(make_attention(), inputs, loss=loss)
     with torch.device("meta" if on_meta else "cpu"):
-        model = parallelize(Block(), eight_ranks)
-    first, second = (record(model, (x,), loss=loss, execution="shapes") for _ in range(2))
+        model = parallelize(make_attention(), eight_ranks)
+    first, second = (record(model, inputs, loss=loss, execution="shapes") for _ in range(2))
     assert totals_of(first) == totals_of(second)
     assert count(first, PRICER, "flops").total() * 8 == count(unsharded, PRICER, "flops").total()
     ops = {item.packet for item in first.signatures}
     assert any("all_reduce" in op for op in ops)
     if not on_meta:
         for _ in range(2):
-            assert totals_of(record(model, (x,), loss=loss, execution="real")) == totals_of(first)
+            assert totals_of(record(model, inputs, loss=loss, execution="real")) == totals_of(first)
 
 
 @pytest.mark.parametrize("execution", ["real", "shapes"])
