@@ -292,21 +292,6 @@ LOSSES = (
     lambda x: F.triplet_margin_loss(x, x * 2, x * 3),
     lambda x: F.multilabel_soft_margin_loss(x, x.detach().sigmoid()),
 )
-FACTORISATIONS = (
-    lambda x: torch.linalg.svd(x),
-    lambda x: torch.linalg.qr(x),
-    lambda x: torch.linalg.inv(x.t() @ x + torch.eye(4)),
-    lambda x: torch.linalg.cholesky(x.t() @ x + torch.eye(4)),
-    lambda x: torch.linalg.eigh(x.t() @ x + torch.eye(4)),
-    lambda x: torch.linalg.solve(x.t() @ x + torch.eye(4), x.t()),
-    lambda x: torch.linalg.slogdet(x.t() @ x + torch.eye(4)),
-    lambda x: torch.linalg.matrix_exp(x.t() @ x),
-    lambda x: torch.linalg.vector_norm(x),
-)
-
-
-def each(functions, x):
-    return [function(x) for function in functions]
 
 
 # By name. Each result depends on a parameter or an input that has a gradient, so that there is a backward pass.
@@ -423,8 +408,7 @@ CASES = {
             torch.complex(x, x).conj().imag.neg(),
         )
     ),
-    "factorisations": lambda: after_linear(partial(each, FACTORISATIONS)),
-    "losses": lambda: after_linear(partial(each, LOSSES)),
+    "losses": lambda: after_linear(lambda x: [loss(x) for loss in LOSSES]),
     "statistics": lambda: after_linear(
         lambda x: (x.std(), torch.var_mean(x), x.logsumexp(0), x.norm(dim=1), x.prod(), x.quantile(0.5), torch.cov(x))
     ),
