@@ -17,7 +17,6 @@ if not torch.cuda.is_available() and not hasattr(interpreter.InterpretedFunction
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, load_table, record  # noqa: E402
 from tests.support.models.unseen_work import Unseen  # noqa: E402
-from tests.support.random_cases import long_except  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LINEAR = 512
@@ -66,12 +65,8 @@ def _net(way):
     return nn.Sequential(nn.Linear(8, 8), Unseen(WAYS[way]), nn.Linear(8, 8)).to(DEVICE)
 
 
-LAUNCHES = [(way, execution) for way in WAYS for execution in ("shapes", "real", "auto")]
-
-
-@pytest.mark.parametrize(
-    ("way", "execution"), long_except([item for item in LAUNCHES if "directly" in item or "shapes" in item], LAUNCHES)
-)
+@pytest.mark.parametrize("execution", ["auto", "real", pytest.param("shapes", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_launch_is_unknown_by_the_kernel_s_name(way, execution):
     x = torch.ones(4, 8, device=DEVICE)
     analysis = FlopCountAnalysis(_net(way), x, execution=execution).unsupported_ops_warnings(False)

@@ -412,8 +412,6 @@ MODELS = {
 
 
 def record_training(name):
-    if name.startswith("torchvision"):
-        pytest.importorskip("torchvision")
     model, inputs = build_case(name)
     return record_call(model, inputs, {}, loss=torch.sum, execution="shapes", stops_at=load_table("default").stops_at)
 
