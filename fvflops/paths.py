@@ -205,7 +205,7 @@ def read_text(path: str, limit: int) -> str | None:
 
 
 def exists(path: str) -> bool:
-    """Return whether a path or URI is an existing file.
+    """Return whether a path is an existing file or folder, or a URI an existing file.
 
     >>> exists("fvflops://default.yaml"), exists("fvflops://defualt.yaml")
     (True, False)
@@ -217,7 +217,7 @@ def exists(path: str) -> bool:
             return False
     if "://" in path:
         return bool(path_manager().isfile(path))
-    return os.path.isfile(path)  # unlike Path.is_file, False for a name too long or with a NUL
+    return os.path.exists(path)  # unlike Path.exists, False for a name too long or with a NUL
 
 
 def shipped_files() -> list[str]:

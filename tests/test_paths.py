@@ -17,7 +17,7 @@ def test_a_local_file_is_written_and_read(tmp_path):
     with paths.open_text(path) as file:
         assert file.read() == "ä\n"
     assert paths.exists(path)
-    assert not paths.exists(str(tmp_path))
+    assert paths.exists(str(tmp_path)) and not paths.exists(str(tmp_path / "none"))
     assert paths.read_text(path, 2) == "ä\n"
     assert paths.read_text(path, 1) is None
 

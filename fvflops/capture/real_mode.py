@@ -15,6 +15,7 @@ import torch
 from fvflops.capture.model.script_copy import is_module_call
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import (
+    PLAIN_TENSORS,
     OpSchema,
     cached_schema,
     describe_result,
@@ -46,7 +47,6 @@ _QUERIES = frozenset({"prim::device", "prim::layout"})
 _LIFT = torch.ops.aten.lift_fresh.default
 _FAKE = DispatchModeKey.FAKE
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _KEY_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
 _SEQUENCES = frozenset({list, tuple, torch.Size})
 _INTEGER_TYPES = frozenset({int, bool})
@@ -191,7 +191,9 @@ class RecordingMode(SubclassAwareMode):
         probe = recorder.probe
         entered_ns = 0 if probe is None else probe.clock()
         if types:
-            unseen_work.record_subclass()
+            # torch also dispatches by type a plain result that autograd saves, such as softmax's.
+            if not PLAIN_TENSORS.issuperset(types):
+                unseen_work.record_subclass()
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
@@ -352,7 +354,7 @@ class SignatureCache:
         storage_indices, rows = self._storage_indices, self._recorder.storages
         for value in values:
             kind = type(value)
-            if kind in _TENSORS:
+            if kind in PLAIN_TENSORS:
                 storage = value.untyped_storage()  # raises RuntimeError for sparse and functorch tensors
                 index = storage_indices.get(id(storage))
                 if index is None:

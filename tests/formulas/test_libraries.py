@@ -20,7 +20,6 @@ from tests.support.oracle.number import Tally, linear, matmul, plus_product, val
 from tests.support.random_cases import long_except
 from tests.support.schemas.library_schemas import SCHEMAS, define_library_schemas
 
-define_library_schemas()
 DEFAULT = load_table("default")
 
 
@@ -150,6 +149,7 @@ def run_by_shapes(op, like, *args, **kwargs):
 @pytest.fixture(scope="module", autouse=True)
 def _kernels():
     """Kernels for the meta device, which lets an op's results be known by their shapes."""
+    define_library_schemas()
     libraries = {namespace: torch.library.Library(namespace, "IMPL") for namespace in SCHEMAS}
     for op, like in ATTENTION.items():
         namespace, _, name = op.partition("::")

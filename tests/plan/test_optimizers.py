@@ -6,15 +6,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from transformers.training_args import OptimizerNames
 
 from fvflops import TrainingStepAnalysis, predict_memory
 from fvflops.cli import main
 from fvflops.cli.planning.step_options import find_optimizer
 from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, Muon, find_blockwise
 from fvflops.trace import Status
-
-bitsandbytes = pytest.importorskip("bitsandbytes")
 
 
 def step(optimizer, device=None, table="default"):
@@ -37,7 +34,7 @@ def state_bytes(optimizer):
 
 @pytest.mark.parametrize("name", BLOCKWISE_NAMES)
 def test_updates_and_state_are_those_of_bitsandbytes(name):
-    theirs = getattr(bitsandbytes.optim, name)
+    theirs = getattr(pytest.importorskip("bitsandbytes").optim, name)
     weights = [torch.randn(96, 128), torch.randn(128)]
     pairs = [(nn.Parameter(weight.clone()), nn.Parameter(weight.clone())) for weight in weights]
     ours = find_optimizer(name.lower())([mine for mine, _ in pairs], weight_decay=0.01)
@@ -91,6 +88,8 @@ def test_muon_is_for_hidden_matrices():
 
 def test_the_names_of_transformers():
     """Every name of an 8-bit or paged Adam, AdamW or Lion in TrainingArguments is one."""
+    from transformers.training_args import OptimizerNames  # imports much of transformers
+
     pattern = re.compile(r"(paged_)?(adamw|lion)(_bnb)?(_8bit|_32bit)?")
     names = [item.value for item in OptimizerNames if pattern.fullmatch(item.value) and item.value != "adamw"]
     assert len(names) >= 6

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import OUTSIDE
-from fvflops.capture.recorder.tensor_specs import inner_tensors
+from fvflops.capture.recorder.tensor_specs import PLAIN_TENSORS, inner_tensors
 from fvflops.capture.restore.forks import undone
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode
@@ -28,7 +28,6 @@ from fvflops.trace import Region
 for _types in (optimizer_foreach_types, foreach_types):
     _types.append(ShapeTensor)
 
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Origins of a parameter and its gradient. A parameter that is not the model's has none of its own.
 _ORIGINS = ("outside", "gradient")
 
@@ -68,7 +67,7 @@ class OptimizerStep:
                 tensors = (parameter, parameter.grad, *state.values()) if state else (parameter, parameter.grad)
                 for position, tensor in enumerate(tensors):
                     origin = _ORIGINS[position] if position < 2 else "optimizer state"
-                    if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
+                    if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
                         index = indices.get(id(tensor.untyped_storage()))
                         if index is None:
                             index = storage_of(tensor, origin)

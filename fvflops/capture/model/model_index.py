@@ -16,7 +16,7 @@ from fvflops.capture.model.first_read import Contents, FirstRead, keys_and_value
 from fvflops.capture.model.graph_modules import GraphModules, prefix_path, read_graphs, with_graph_modules
 from fvflops.capture.model.packed_layers import LOW_PRECISION, named_tensors
 from fvflops.capture.model.read_module_tree import owner_of, read_tree, unwrap_compiled
-from fvflops.capture.recorder.tensor_specs import inner_tensors
+from fvflops.capture.recorder.tensor_specs import PLAIN_TENSORS, inner_tensors
 from fvflops.capture.restore.containers import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
 from fvflops.capture.unseen.fake_tensors import contains_fakes
@@ -25,7 +25,6 @@ from fvflops.trace import ModuleInfo, ModuleTree, Region
 
 # The layout of each indexed model, for the model's lifetime.
 _LAYOUTS = WeakIdKeyDictionary()
-_TENSORS = {torch.Tensor, nn.Parameter}
 
 
 class ModelIndex:
@@ -64,7 +63,7 @@ class ModelIndex:
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]
         layouts = set(map(attrgetter("layout"), self.tensors))
-        is_ordinary = set(map(type, self.tensors)) <= _TENSORS and layouts <= {torch.strided}
+        is_ordinary = set(map(type, self.tensors)) <= PLAIN_TENSORS and layouts <= {torch.strided}
         if not is_ordinary:
             self.is_fake = contains_fakes(self.tensors)
             is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.recorder.run_position import RunPosition, append_row
+from fvflops.capture.recorder.run_position import RunPosition, append_new_row, append_row
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, stored_index
@@ -49,7 +49,7 @@ class RecordedStorages(RunPosition):
         self.storages: list[tuple[Any, ...]] = []
         self.of_earlier_steps: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._live_storages: dict[int, _LiveStorage] = {}  # by id of the storage
-        self._storage_rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
+        self._device_names: dict[torch.device, str] = {}
 
     @property
     def paused(self) -> bool:
@@ -104,11 +104,9 @@ class RecordedStorages(RunPosition):
         key = id(storage)
         if nbytes is None:
             nbytes = storage.nbytes()
-        row_key = nbytes, storage.device, origin
-        row = self._storage_rows.get(row_key)
-        if row is None:
-            row = self._storage_rows[row_key] = nbytes, str(storage.device), origin
-        index = self.storage_indices[key] = append_row(self.storages, row)
+        device = storage.device
+        name = self._device_names.get(device) or self._device_names.setdefault(device, str(device))
+        index = self.storage_indices[key] = append_new_row(self.storages, (nbytes, name, origin))
         if origin == "op":
             self.fresh[key] = index
             if self.probe is not None:

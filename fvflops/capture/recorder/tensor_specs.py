@@ -39,6 +39,8 @@ _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 _GROUP_NAME = "group_name"
 # The symbol of each live process group: listing its ranks takes time linear in their number.
 _GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
+# Types of tensors without a dispatch of their own.
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # All signatures of the process, so that equal ones are one object: hashing one is slow.
 _SIGNATURES: dict[Signature, Signature] = {}
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.recorder.tensor_specs import PLAIN_TENSORS, tensors_of
 from fvflops.capture.unseen.unseen_reporter import Site
 from fvflops.trace import TensorSpec
 
@@ -24,8 +24,6 @@ read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * SAMPLE_BYTES)
 MEMORY = (c_ubyte * sys.maxsize).from_address(0)
 # torch's method, unwrapped.
 address_of = cast(Any, torch.UntypedStorage.__base__).data_ptr
-
-PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 Sample = tuple[bytes, ...]
 

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, source_line_of
-from fvflops.capture.recorder.tensor_specs import OpSchema, describe_tensor, tensors_of
+from fvflops.capture.recorder.tensor_specs import PLAIN_TENSORS, OpSchema, describe_tensor, tensors_of
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
 from fvflops.capture.unseen.exported_memory import (
     MEMORY,
-    PLAIN_TENSORS,
     SAMPLE_BYTES,
     ExportedMemory,
     Sample,
@@ -307,10 +306,14 @@ class UnseenWork(UnseenReporter):
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if type(values) is torch.Tensor and self._has_values and not self._uninitialised:
-            for _, storage in with_storages(values):
+            try:
+                storage = values.untyped_storage()
+            except RuntimeError:  # sparse or functorch
+                index = None
+            else:
                 index = self._recorder.storage_indices.get(id(storage))
-                if index is not None and self._are_unchanged((index,), (storage,)):
-                    return
+            if index is not None and self._are_unchanged((index,), (storage,)):
+                return
         if not self._has_subclasses and any(type(tensor) not in PLAIN_TENSORS for tensor in tensors_of(values)):
             self.record_subclass()
         self._owner = owner

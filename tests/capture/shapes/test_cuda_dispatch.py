@@ -63,10 +63,11 @@ BY_NAME = {
 }
 
 
-def native_functions():
-    """Return op → the dispatch keys of its kernels, including kernels of the overload that it delegates to."""
+@pytest.fixture(scope="module")
+def kernels():
+    """Op → the dispatch keys of its kernels, including kernels of the overload that it delegates to."""
     text = (resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml").read_text()
-    entries = yaml.safe_load(text)
+    entries = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     own = {
         f"aten::{entry['func'].partition('(')[0]}": {
             key.strip() for keys in entry.get("dispatch", ()) for key in keys.split(",")
@@ -79,17 +80,14 @@ def native_functions():
     return own
 
 
-KERNELS = native_functions()
-
-
 # The lists match the version of torch that the tables are written for, and newer ones.
 listed = pytest.mark.skipif(OLDER, reason="the lists of ops match newer versions of torch")
 
 
 @listed
-def test_composite_ops_with_kernels_of_their_own_are_known():
+def test_composite_ops_with_kernels_of_their_own_are_known(kernels):
     found = {}
-    for op, keys in KERNELS.items():
+    for op, keys in kernels.items():
         if "CompositeImplicitAutograd" in keys:
             kinds = tuple(sorted(key.lower() for key in keys & {"CPU", "CUDA"}))
             assert kinds or all(key.startswith((*OTHER_KEYS, "CompositeImplicit")) for key in keys), op
@@ -99,21 +97,21 @@ def test_composite_ops_with_kernels_of_their_own_are_known():
 
 
 @listed
-def test_torchs_list_of_kernels_matches_its_dispatcher():
+def test_torchs_list_of_kernels_matches_its_dispatcher(kernels):
     """A composite op with a kernel for autograd has kernels of its own on some device."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     assert len(names) > 3000
     composite = [name for name in names if has_kernel_for_key(name, "CompositeImplicitAutograd")]
     own = {name for name in composite if has_kernel_for_key(name, "Autograd") or has_kernel_for_key(name, "CPU")}
-    listed = {op for op, keys in KERNELS.items() if "CompositeImplicitAutograd" in keys and len(keys) > 1}
+    listed = {op for op, keys in kernels.items() if "CompositeImplicitAutograd" in keys and len(keys) > 1}
     assert set(OWN_KERNELS) <= own <= listed
 
 
 @listed
-def test_kernels_that_only_cuda_has_have_a_rule_or_a_name():
+def test_kernels_that_only_cuda_has_have_a_rule_or_a_name(kernels):
     only = [
         op
-        for op, keys in KERNELS.items()
+        for op, keys in kernels.items()
         if "CUDA" in keys and "CPU" not in keys and not any(key.startswith("Composite") for key in keys)
     ]
     known = (*BY_RULE, *INSIDE, *BY_NAME)

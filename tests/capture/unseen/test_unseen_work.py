@@ -62,6 +62,14 @@ def test_unseen_work_is_reported_by_a_recording(kind):
     assert unseen(run) == {op: 1}
 
 
+@pytest.mark.parametrize("kind", ["dispatch_disabled", "worker_that_waits"])
+def test_unseen_work_is_reported_after_an_op_whose_result_autograd_saves(kind):
+    model = Net(lambda x: KINDS[kind].compute(torch.softmax(x, -1).detach()))
+    with torch.enable_grad(), record(model) as run:
+        model(torch.linspace(-1, 1, 32).reshape(4, 8))
+    assert unseen(run) == {KINDS[kind].op: 1}
+
+
 SOME = list(KINDS)[::5]  # by default of the tests to which a kind is but a name
 
 
