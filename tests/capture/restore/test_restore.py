@@ -741,6 +741,7 @@ WAYS = {
     "error in a step": lambda model: fail(model, count_step),
     "error in a real run": lambda model: fail(model, execution="real"),
 }
+LIVES = [(kind, way) for kind in KINDS for way in WAYS]
 
 
 def life_of(kind, way):
@@ -758,9 +759,6 @@ def life_of(kind, way):
 
 
 uncounted = cache(lambda kind: life_of(kind, None))
-
-
-LIVES = [(kind, way) for kind in KINDS for way in WAYS]
 
 
 # By default a kind is counted by shapes and for real, and each of the other ways is that of some kinds.

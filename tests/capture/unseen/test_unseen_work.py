@@ -16,6 +16,7 @@ from tests.support.models.parts import Applied
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 from tests.support.random_cases import long_except
 
+SOME = list(KINDS)[::5]  # by default of the tests to which a kind is but a name
 PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
 LINEAR = 512
 
@@ -68,9 +69,6 @@ def test_unseen_work_is_reported_after_an_op_whose_result_autograd_saves(kind):
     with torch.enable_grad(), record(model) as run:
         model(torch.linspace(-1, 1, 32).reshape(4, 8))
     assert unseen(run) == {KINDS[kind].op: 1}
-
-
-SOME = list(KINDS)[::5]  # by default of the tests to which a kind is but a name
 
 
 @pytest.mark.parametrize("kind", long_except(SOME, KINDS))
