@@ -65,7 +65,7 @@ def _net(way):
     return nn.Sequential(nn.Linear(8, 8), Unseen(WAYS[way]), nn.Linear(8, 8)).to(DEVICE)
 
 
-@pytest.mark.parametrize("execution", ["auto", "shapes", "real"])
+@pytest.mark.parametrize("execution", ["auto", "real", pytest.param("shapes", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_launch_is_unknown_by_the_kernel_s_name(way, execution):
     x = torch.ones(4, 8, device=DEVICE)

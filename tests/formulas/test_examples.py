@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from fvflops import load_table
-from fvflops.analysis.table_examples import (
-    NotRunnable,
-    WrongExample,
-    check_example,
-    check_examples,
-    cost_example,
-    own_rows,
-)
+from fvflops.analysis.table_examples import NotRunnable, WrongExample, check_example, check_examples, own_rows
 from fvflops.formulas import shipped_tables
 from fvflops.formulas.language.example import Example, ExampleError
 from fvflops.trace import TensorSpec
@@ -39,7 +32,7 @@ def test_an_example_costs_what_it_says(table, row):
     assert row.example, f"{row.file}:{row.line}: {row.name} has no example"
     try:
         check_example(row, load_table(table))
-        assert cost_example(row, load_table(table)) > 0, "an example that costs nothing shows nothing"
+        assert Example.parse(row.example).total > 0, "an example that costs nothing shows nothing"
     except NotRunnable as problem:
         if not may_lack(row.name):
             raise

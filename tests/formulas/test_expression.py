@@ -11,6 +11,7 @@ from fvflops.formulas import Call
 from fvflops.formulas.language.expression import MAX_LENGTH, Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.trace import Symbol, TensorSpec
+from tests.support.random_cases import random_cases
 
 NAMES = {
     "x": TensorSpec((2, 3, 4)),
@@ -222,6 +223,7 @@ def test_arithmetic_is_that_of_python(text, a, b, c):
         assert Expression.parse(text).evaluate({"a": a, "b": b, "c": c}) == expected
 
 
+@random_cases(40)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
     try:

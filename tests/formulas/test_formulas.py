@@ -346,14 +346,14 @@ def fvcore_einsum(equation, shapes):
 
 def test_fvcore_einsum_is_the_number_that_numpy_prints():
     compared = 0
-    for equation, shapes, signature, _ in einsum_cases(400):
+    for equation, shapes, signature, _ in einsum_cases(150):
         try:
             expected = fvcore_einsum(equation, shapes)
         except ValueError:  # numpy refuses a repeated output of broadcast sizes, which torch accepts
             continue
         assert find_formula("fvcore_einsum")(Call.of(signature)).macs == expected, (equation, shapes)
         compared += 1
-    assert compared >= 300
+    assert compared >= 110
 
 
 @pytest.mark.parametrize(

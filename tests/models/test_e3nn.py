@@ -14,6 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.run import ExecutionError
+from tests.support.random_cases import long_except
 
 e3nn = pytest.importorskip("e3nn")
 
@@ -168,11 +169,11 @@ CASES = {
         lambda: voxels_2103.Convolution("0e + 1e", "0e + 1o + 2e", LATTICE, 5),
         (2, 4, 8, 8, 8),
     ),
-    "Convolution of voxels, 2104": (
+    "Convolution of voxels 2104": (
         lambda: voxels_2104.Convolution("0e + 1e", "0e + 1o + 2e", LATTICE, diameter=5, num_radial_basis=5),
         (2, 4, 8, 8, 8),
     ),
-    "LowPassFilter, 2103": (lambda: voxels_2103.LowPassFilter(2.0), (2, 4, 8, 8, 8)),
+    "LowPassFilter 2103": (lambda: voxels_2103.LowPassFilter(2.0), (2, 4, 8, 8, 8)),
     "LowPassFilter, 2104, transposed": (
         lambda: voxels_2104.LowPassFilter(2.0, stride=2, transposed=True),
         (2, 4, 8, 8, 8),
@@ -198,6 +199,8 @@ NETWORKS = {
 }
 # Modules that do no arithmetic.
 FREE = {"Extract", "ExtractIr", "Identity", "Linear, nothing connected"}
+# One of each class: what runs by default, and every third compiled.
+CLASSES = [name for name in CASES if "," not in name]
 # What e3nn's modules of other people's packages ask for, which are not among those that the tests install.
 PEERS = {"torch_scatter", "torch_cluster", "MinkowskiEngine"}
 
@@ -249,7 +252,7 @@ def total_of(result):
     return sum(item.sum() for item in result) if isinstance(result, (list, tuple)) else result.sum()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(CLASSES, CASES))
 def test_a_module_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     by_shapes, for_real = (count(model, inputs, execution) for execution in ("shapes", "real"))
@@ -259,7 +262,9 @@ def test_a_module_counts_by_shapes_as_for_real(name):
     assert bool(by_shapes.total()) == (name not in FREE)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in FREE])
+@pytest.mark.parametrize(
+    "name", long_except(*([name for name in names if name not in FREE] for names in (CLASSES, CASES)))
+)
 def test_a_modules_step_counts_by_shapes_as_for_real(name):
     model, inputs = make(name)
     for x in inputs:
@@ -273,7 +278,7 @@ def test_a_modules_step_counts_by_shapes_as_for_real(name):
     assert phases["backward"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(CLASSES[1::3], CASES))
 def test_of_torchscript_what_runs_is_counted(name):
     """TorchScript computes once what a graph computes twice, and not at all what nobody reads."""
     model, inputs = make(name, "script")
@@ -287,7 +292,7 @@ def test_of_torchscript_what_runs_is_counted(name):
     assert by_shapes.by_operator() == count(model, inputs, "real").by_operator()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", long_except(["gate points, 2102"], NETWORKS))
 def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name):
     model, inputs = make(name)
     real = count(model, inputs, "real")

@@ -18,7 +18,8 @@ from fvflops import (
 from fvflops.capture.run import record_call
 from tests.support.checkout import DATA
 from tests.support.cuda_cases.runs import total_of
-from tests.support.models.whole_models import build_case
+from tests.support.models.whole_models import USUAL, build_case
+from tests.support.random_cases import long_except
 
 RECORDED = json.loads((DATA / "cuda_counts.json").read_text())
 STOPS = load_table("default").stops_at
@@ -46,7 +47,7 @@ def kernels(trace):
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="tests counts on machines without a CUDA device")
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", long_except([name for name in RECORDED if name.split(", ")[0] in USUAL], RECORDED))
 def test_a_count_without_a_device_equals_the_count_recorded_on_one(name):
     model, args = case(name.partition(", ")[0], train := name.endswith("training"))
     loss = total_of if train else None

@@ -22,7 +22,7 @@ from tests.support.random_cases import random_cases
 aten = torch.ops.aten
 
 dtypes = st.sampled_from([torch.float64, torch.float64, torch.complex128])
-cases = random_cases(15)
+cases = random_cases(8)
 sizes = st.integers(1, 5)
 
 

@@ -15,7 +15,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(15)
+cases = random_cases(8)
 sizes = st.integers(1, 3)
 scales = st.sampled_from([None, None, 0.7, 1.0])
 

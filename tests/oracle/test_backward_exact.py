@@ -22,7 +22,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(5)
+cases = random_cases(4)
 small = st.integers(1, 2)
 sizes = st.integers(1, 3)
 

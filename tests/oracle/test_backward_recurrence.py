@@ -16,7 +16,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(10)
+cases = random_cases(5)
 sizes = st.integers(1, 3)
 
 MODES = {"relu": 0, "tanh": 1, "LSTM": 2, "GRU": 3}

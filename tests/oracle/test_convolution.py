@@ -17,7 +17,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(15)
+cases = random_cases(8)
 small = st.integers(1, 2)
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -31,7 +31,7 @@ from tests.support.random_cases import random_cases
 F = torch.nn.functional
 aten = torch.ops.aten
 
-cases = random_cases(20)
+cases = random_cases(10)
 
 few = st.integers(1, 3)
 sizes = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)

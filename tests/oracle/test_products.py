@@ -17,7 +17,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(20)
+cases = random_cases(10)
 sizes = st.integers(1, 4)
 factors = st.sampled_from([1, 1, 2, 0.5])
 betas = st.sampled_from([1, 1, 2, 0.5, 0])

@@ -13,7 +13,7 @@ from tests.support.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = random_cases(12)
+cases = random_cases(6)
 sizes = st.integers(1, 3)
 
 KINDS = ("tanh", "relu", "GRU", "LSTM")

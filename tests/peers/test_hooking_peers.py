@@ -10,7 +10,8 @@ import torchinfo
 
 from fvflops import load_table
 from tests.support.models.peer_cases import build
-from tests.support.peer_counts import CASES, REAL, calm, count_case
+from tests.support.peer_counts import CASES, REAL, USUAL_CASES, calm, count_case
+from tests.support.random_cases import long_except
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it compares versions with a class that Python deprecates
@@ -28,6 +29,8 @@ KNOWN_DIFFERENCES = {
     },
 }
 PEERS = tuple(KNOWN_DIFFERENCES)
+# By default, with models that alone have a row of a class.
+DEFAULT = (*USUAL_CASES, "torchvision:convnext_tiny", "timm:nf_resnet26", "timm:poolformer_s12")
 
 
 @cache
@@ -69,7 +72,7 @@ def test_the_tables_name_the_versions_that_are_installed():
 
 
 @pytest.mark.parametrize("peer", PEERS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_except(DEFAULT, CASES))
 def test_the_number_is_the_peers(name, peer):
     ours, theirs = measure(name)[peer]
     assert (ours.by_module[""] != theirs[""]) == (name in KNOWN_DIFFERENCES[peer]), (ours.by_module[""], theirs[""])
@@ -84,9 +87,9 @@ def test_the_known_differences_are_few(peer):
 @pytest.mark.parametrize(
     ("peer", "name"),
     [
-        *(("thop", name) for name in ("torchvision:mobilenet_v3_small", "torchvision:swin_t", "decoder layer")),
-        *(("torchinfo", name) for name in ("torchvision:mobilenet_v3_small", "torchvision:swin_t", "shared")),
-        ("torchinfo", "encoder layer"),
+        *(("thop", name) for name in ("torchvision:mobilenet_v3_small", "decoder layer")),
+        *(("torchinfo", name) for name in ("torchvision:mobilenet_v3_small", "shared", "encoder layer")),
+        *(pytest.param(peer, "torchvision:swin_t", marks=pytest.mark.long) for peer in PEERS),
     ],
 )
 def test_the_number_of_each_module_is_the_peers(peer, name):
@@ -97,7 +100,7 @@ def test_the_number_of_each_module_is_the_peers(peer, name):
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_every_row_of_a_class_is_used(peer):
-    used = frozenset().union(*(measure(name)[peer][0].classes for name in CASES))
+    used = frozenset().union(*(measure(name)[peer][0].classes for name in DEFAULT))
     assert load_table(peer).modules.keys() == used
 
 

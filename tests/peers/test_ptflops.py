@@ -17,7 +17,8 @@ from fvflops.trace import Status
 from tests.support.models.parts import Applied
 from tests.support.models.peer_cases import build
 from tests.support.models.whole_models import Function
-from tests.support.peer_counts import CASES, REAL, calm, count_case
+from tests.support.peer_counts import CASES, REAL, USUAL_CASES, calm, count_case
+from tests.support.random_cases import long_except
 
 TABLE = load_table("ptflops")
 
@@ -140,7 +141,10 @@ def test_the_table_names_the_version_that_is_installed():
     assert TABLE.description.startswith(f"ptflops {version('ptflops')}'s")
 
 
-@pytest.mark.parametrize("name", [name for name in [*CASES, *FUNCTIONS] if name not in FAILURES])
+@pytest.mark.parametrize(
+    "name",
+    long_except(*([name for name in (*cases, *FUNCTIONS) if name not in FAILURES] for cases in (USUAL_CASES, CASES))),
+)
 def test_the_number_is_ptflops(name):
     ours, theirs = measure(name)
     assert theirs is not None
@@ -204,7 +208,7 @@ def test_a_deformable_convolution_is_ptflops(masked, monkeypatch):
 
 
 def test_every_row_is_used():
-    counted = [measure(name)[0] for name in [*CASES, *FUNCTIONS]]
+    counted = [measure(name)[0] for name in [*USUAL_CASES, *FUNCTIONS]]
     classes = frozenset().union(*(ours.classes for ours in counted))
     assert TABLE.modules.keys() == classes | {DEFORMABLE}
     ops = {entry.op for ours in counted for entry in ours.counts.entries if entry.status is Status.COUNTED}

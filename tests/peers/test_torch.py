@@ -14,7 +14,8 @@ from fvflops.capture.run import record_call
 from fvflops.formulas import load_table
 from fvflops.trace import TraceError
 from tests.support.models.parts import Applied, Parts
-from tests.support.models.whole_models import MODELS, build_case
+from tests.support.models.whole_models import MODELS, USUAL, build_case
+from tests.support.random_cases import long_except
 
 
 class Layers(Parts):
@@ -52,19 +53,13 @@ CASES = {
         (torch.ones(2, 9, 4),),
     ),
 }
-# The slowest are left out: what they run is in the others too.
-SLOW = {
-    *("zoo:vit_b_16", "zoo:gpt2", "torchvision:vit_b_16", "torchvision:swin_t"),
-    *("torchvision:convnext_tiny", "torchvision:densenet121", "torchvision:fcn_resnet50", "torchvision:googlenet"),
-    *("torchvision:vgg11_bn", "timm:convit_tiny", "timm:botnet26t_256", "timm:hrnet_w18_small"),
-    *("timm:poolformer_s12", "timm:efficientformer_l1", "timm:gmlp_ti16_224", "timm:visformer_tiny"),
-}
-NAMES = [name for name in CASES if name not in SLOW]
+NAMES = long_except((*USUAL, "layers", "recurrent"), CASES)
 
 # Where the profiler sees more of the ops that it counts than a dispatch mode does, or fewer.
 INSIDE_A_KERNEL = {
     "zoo:llama_tiny": "the profiler sees the mul of _fused_rms_norm, and the add of sizes in repeat",
     "timm:xcit_nano_12_p16_224": "the profiler sees the add of sizes in repeat",
+    "timm:convit_tiny": "the profiler sees the add of sizes in repeat",
     "layers": "the profiler sees the bmm of _trilinear",
     "recurrent": "under a dispatch mode a GRU adds its gates with add, elsewhere with add_",
 }
@@ -100,10 +95,10 @@ def test_torch_counts_what_flop_counter_mode_counts(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_profiler_counts_what_the_profiler_counts(name):
     model, inputs = build_case(name, CASES)
+    ours = FlopCountAnalysis(model, inputs, table="torch_profiler").total()
     with quiet(), profile(activities=[ProfilerActivity.CPU], with_flops=True, record_shapes=True) as profiler:
         model(*inputs)
     theirs = sum(event.flops for event in profiler.events())
-    ours = FlopCountAnalysis(model, inputs, table="torch_profiler").total()
     assert (ours == theirs) == (name not in INSIDE_A_KERNEL), f"{ours:,} beside {theirs:,}"
 
 
@@ -129,25 +124,6 @@ def test_a_backward_pass_copies_the_bug_of_groups(name):
     assert ours == theirs
 
 
-def test_the_default_counts_a_depthwise_backward_right():
-    conv = nn.Conv2d(8, 8, 3, groups=8, bias=False)
-    x = torch.ones(1, 8, 6, 6, requires_grad=True)
-
-    def total(table):
-        trace = record_call(conv, (x,), {}, loss=lambda result: result.sum(), stops_at=load_table(table).stops_at)
-        return FlopCountAnalysis.from_trace(trace, table=table).total()
-
-    forward = 8 * 16 * 9
-    assert total("default") == 3 * forward
-    assert total("torch") == 2 * (2 * forward + 8 * forward)
-
-
-def theirs(model, *inputs):
-    with FlopCounterMode(display=False) as mode:
-        model(*inputs)
-    return mode.get_total_flops()
-
-
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("name", ["layer", "attention"])
 def test_a_fast_path_counts_as_with_gradients(name, execution):
@@ -159,9 +135,9 @@ def test_a_fast_path_counts_as_with_gradients(name, execution):
     }[name]
     model.eval()
     with torch.no_grad():
-        assert theirs(model, *inputs) == 0
+        assert count_by_mode(model, inputs).get_total_flops() == 0
     analysis = FlopCountAnalysis(model, inputs, table="torch", execution=execution)
-    assert analysis.total() == theirs(model, *inputs) > 0
+    assert analysis.total() == count_by_mode(model, inputs).get_total_flops() > 0
 
 
 @pytest.mark.parametrize("op", ["_transformer_encoder_layer_fwd", "_native_multi_head_attention"])
@@ -176,7 +152,7 @@ def test_a_recording_of_composite_ops_says_what_the_table_cannot_count():
     """A loaded trace of layers recorded whole raises, never counting zero; with its own stops it has the ops inside."""
     model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.rand(3, 16)
     with torch.inference_mode():
-        expected = theirs(model, x)
+        expected = count_by_mode(model, (x,)).get_total_flops()
     whole, apart = (record_call(model, (x,), {}, stops_at=load_table(name).stops_at) for name in ("default", "torch"))
     assert expected == 2 * 3 * (16 * 8 + 8 * 4)
     with pytest.raises(TraceError, match="aten::linear as a whole"):

@@ -14,12 +14,13 @@ from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, Status
 from tests.support.models.layers import LAYERS
 from tests.support.models.peer_cases import build
-from tests.support.models.whole_models import MODELS, Case
+from tests.support.models.whole_models import MODELS, USUAL, Case
 
 # Models whose random weights take longest to make, and that show a peer nothing which others do not.
 LARGE = frozenset({"torchvision:alexnet", "torchvision:vgg11_bn", "zoo:gpt2", "zoo:vit_b_16"})
 REAL = [name for name in MODELS if name not in LARGE]
 CASES = [*REAL, *LAYERS]
+USUAL_CASES = [*USUAL, *LAYERS]
 
 
 @dataclass(frozen=True, slots=True)

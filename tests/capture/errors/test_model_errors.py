@@ -50,7 +50,7 @@ def build():
         ),
         (
             "zoo:gpt2",
-            ["--input", "1,16"],
+            ["--input", "1,16", "--arg", "layers=1"],
             "Embedding 'wte' expects integer indices, got float32[1, 16]; pass --input 1,16:int64",
         ),
         # The input of an inner module is not the model's: no shape to pass.

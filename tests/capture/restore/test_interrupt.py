@@ -30,6 +30,7 @@ from tests.support.interruptions import (
     describe_process,
     differences,
 )
+from tests.support.random_cases import long_except
 
 Case = Callable[[nn.Module, torch.Tensor], int]
 
@@ -138,13 +139,13 @@ def test_a_storm_of_signals_leaves_nothing():
     check_afterwards(subjects)
 
 
-def inject(case, *, bytecodes, first, step):
+def inject(case, *, bytecodes, step):
     """Count with a signal at each of the moments, and return how many there are."""
     subject = Subject(case, Tiny(), torch.ones(1, 2))
     injection = Injection(("contextlib.py",), bytecodes=bytecodes)
     injection.run(subject.run, 0)
     moments = injection.seen
-    for number in range(first, moments + 1, step):
+    for number in range(min(step, 7), moments + 1, step):
         before = subject.look()
         interrupted, result = injection.run(subject.run, number)
         left = differences(before, subject.look())
@@ -155,21 +156,11 @@ def inject(case, *, bytecodes, first, step):
     return moments
 
 
+# Some lines by default; at any line, and between the bytecodes of a line, when asked for.
+@pytest.mark.parametrize(("bytecodes", "step"), long_except([(False, 151)], [(False, 151), (False, 1), (True, 11)]))
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_a_line_leaves_nothing(case):
-    assert inject(case, bytecodes=False, first=(case is training_step and 7) or 1, step=67) > 2000
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_any_line_leaves_nothing(case):
-    inject(case, bytecodes=False, first=1, step=1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_a_signal_at_a_bytecode_leaves_nothing(case):
-    inject(case, bytecodes=True, first=3, step=11)
+def test_a_signal_leaves_nothing(case, bytecodes, step):
+    assert inject(case, bytecodes=bytecodes, step=step) > 2000
 
 
 @contextmanager

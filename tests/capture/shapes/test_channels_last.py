@@ -7,13 +7,13 @@ from torch import nn
 from fvflops import ByteCountAnalysis, FlopCountAnalysis
 from tests.support.models.parts import Applied
 from tests.support.opinfo import compare, run
+from tests.support.random_cases import long_except
 
 timm = pytest.importorskip("timm")
 
-QUICK_MODELS = ("mobilenetv3_small_100", "mobilevit_xxs", "resnest14d")
 MODELS = (
     *("coatnet_nano_rw_224", "convnext_atto", "cspresnet50", "densenet121"),
-    *("dla34", "eca_nfnet_l0", "edgenext_xx_small"),
+    *("dla34", "eca_nfnet_l0", "edgenext_xx_small", "mobilenetv3_small_100", "mobilevit_xxs", "resnest14d"),
     *("efficientnet_b0", "fastvit_t8", "ghostnet_100", "hrnet_w18_small", "inception_v3", "levit_128s"),
     *("maxvit_rmlp_pico_rw_256", "nfnet_l0", "poolformer_s12", "regnetx_002", "res2net50_26w_4s", "resnet18"),
     *("resnetv2_50x1_bit", "skresnet18", "swin_tiny_patch4_window7_224", "volo_d1_224", "xception41"),
@@ -30,23 +30,13 @@ def in_channels_last(name):
     return model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
 
 
-def assert_same(name):
+@pytest.mark.parametrize("name", long_except(["mobilenetv3_small_100", "resnest14d"], MODELS))
+def test_model_in_channels_last_is_recorded_as_in_real_execution(name):
     model, image = in_channels_last(name)
     assert compare(model, (image,)) == ""
     for analysis in (FlopCountAnalysis, ByteCountAnalysis):
         totals = [analysis(model, image, execution=execution).total() for execution in ("real", "shapes")]
         assert totals[0] == totals[1] > 0
-
-
-@pytest.mark.parametrize("name", QUICK_MODELS)
-def test_model_in_channels_last_is_recorded_as_in_real_execution(name):
-    assert_same(name)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
-def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name):
-    assert_same(name)
 
 
 def branching(self, x):

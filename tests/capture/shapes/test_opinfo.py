@@ -19,12 +19,15 @@ if OLDER:
 COMMON_FORMATS = ("contiguous", "transposed", "channels_last")
 
 
-def ids(case):
-    return case if isinstance(case, str) else ""
-
-
-@pytest.mark.parametrize("stops_at", [STOPS, StopsAt()], ids=["default", "none"])
-@pytest.mark.parametrize(("name", "op", "args"), LAYOUTS, ids=ids)
+# By default every fourth op is compared without composite ops too: most are no composite.
+@pytest.mark.parametrize(
+    ("name", "op", "args", "stops_at"),
+    [
+        pytest.param(*case, stops, id=f"{case[0]}-{kind}", marks=pytest.mark.long if kind and place % 4 else ())
+        for place, case in enumerate(LAYOUTS)
+        for kind, stops in (("", STOPS), ("none", StopsAt()))
+    ],
+)
 def test_results_have_the_layouts_of_real_execution(name, op, args, stops_at):
     for memory_format in FORMATS:
         if op is OPS.native_channel_shuffle and stops_at is not STOPS and memory_format != "contiguous":

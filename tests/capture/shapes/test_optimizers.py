@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fvflops import TrainingStepAnalysis, flop_count_str, flop_count_table, record
 from fvflops.capture.run import ExecutionError
 from fvflops.capture.shapes import survivors
+from tests.support.random_cases import long_except
 from tests.support.recording_checks import EXECUTIONS, OUTSIDE, X, check_sums, macs_by_phase, make_net, ops_by_place
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
@@ -73,7 +74,10 @@ def is_same(before, after):
     )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+LISTS = [name for name in OPTIMIZERS if "for-loop" not in name or name.startswith("Adam")]  # others loop alike
+
+
+@pytest.mark.parametrize("name", long_except(LISTS, OPTIMIZERS))
 def test_optimizer_step_in_shape_execution_equals_the_real_one_and_changes_nothing(name):
     assume = ASSUMED.get(name)
     for steps_before in (0, 2):

@@ -13,6 +13,7 @@ from fvflops.cli import main
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from tests.support.models import unseen_memory_and_threads as work
 from tests.support.models.unseen_memory_and_threads import ENDLESS, KINDS, LAYER, RESULTS, SHAPE, Net
+from tests.support.random_cases import long_except
 
 ALL = {**KINDS, **RESULTS, **ENDLESS}
 FILE = "tests/support/models/unseen_memory_and_threads.py"
@@ -67,8 +68,11 @@ def use(value):
         use(value.steps)
 
 
-@pytest.mark.parametrize("execution", ["auto", "real"])
-@pytest.mark.parametrize("kind", [*KINDS, *(kind for kind in ENDLESS if kind not in SLOW)])
+ENDING = [*KINDS, *(kind for kind in ENDLESS if kind not in SLOW)]
+AUTO, REAL = ([(kind, execution) for kind in ENDING] for execution in ("auto", "real"))
+
+
+@pytest.mark.parametrize(("kind", "execution"), long_except([*AUTO, *REAL[::3]], AUTO + REAL))
 def test_work_is_counted_or_reported(kind, execution):
     compute, calls, op = ALL[kind]
     x = sine()

@@ -14,7 +14,9 @@ from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.parts import Applied
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
+from tests.support.random_cases import long_except
 
+SOME = list(KINDS)[::5]  # by default of the tests to which a kind is but a name
 PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
 LINEAR = 512
 
@@ -69,7 +71,7 @@ def test_unseen_work_is_reported_after_an_op_whose_result_autograd_saves(kind):
     assert unseen(run) == {KINDS[kind].op: 1}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_except(SOME, KINDS))
 def test_unseen_work_is_counted_by_a_formula(kind, tmp_path):
     compute, op = KINDS[kind]
     table = tmp_path / "rows.yaml"
@@ -81,7 +83,7 @@ def test_unseen_work_is_counted_by_a_formula(kind, tmp_path):
     assert with_handle.total() == LINEAR + 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_except(SOME, KINDS))
 def test_the_command_line_names_unseen_work_and_strict_fails(kind, tmp_path, monkeypatch, capsys):
     (tmp_path / "unseen_net.py").write_text(
         "from tests.support.models.unseen_work import KINDS, Net\n"

@@ -177,14 +177,8 @@ PIECES = {
     "lenet5 on 32x32": lambda: _case(
         PaddedLeNet5(
             features=nn.Sequential(
-                nn.Conv2d(1, 6, 5),
-                nn.Tanh(),
-                nn.AvgPool2d(2),
-                nn.Conv2d(6, 16, 5),
-                nn.Tanh(),
-                nn.AvgPool2d(2),
-                nn.Conv2d(16, 120, 5),
-                nn.Tanh(),
+                *(nn.Conv2d(1, 6, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2)),
+                *(nn.Conv2d(16, 120, 5), nn.Tanh()),
             ),
             classifier=nn.Sequential(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10)),
         ),

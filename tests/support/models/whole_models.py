@@ -159,6 +159,14 @@ MODELS: dict[str, Callable[[], Case]] = {
     ),
 }
 
+# Models that sweeps count by default: of each library and each kind of layer one of the quickest.
+USUAL = (
+    *("toy", "small_einsum", "unused", "zoo:lenet5", "zoo:llama_tiny", "torchvision:resnet18"),
+    *("torchvision:mobilenet_v3_small", "torchvision:shufflenet_v2_x0_5", "torchvision:lraspp_mobilenet_v3_large"),
+    *("timm:vit_tiny_patch16_224", "timm:coat_lite_tiny", "timm:resnest14d"),
+    *(name for name in MODELS if name.startswith("transformers:")),
+)
+
 
 def build_case(name: str, cases: Mapping[str, Callable[[], Case]] = MODELS) -> Case:
     """Return the case of a name with fixed random weights, made quickly, its model in eval mode, and its inputs."""
