@@ -130,7 +130,7 @@ class LeafCalls:
         if fresh is None:
             recorder.add_module_call(region, index, reads, (own,), metadata.spec_tuple, metadata.spec_tuple)
             return value
-        written = append_row(recorder.storages, outcome.row)
+        written = append_row(recorder.storages, (*outcome.row,))
         result = make_shape_tensor(fresh, OwnedStorage(self._mode, recorder, written))
         recorder.add_module_call(region, index, reads, (written,), metadata.spec_tuple, fresh.spec_tuple)
         return result

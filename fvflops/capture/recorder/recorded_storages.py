@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.recorder.run_position import RunPosition, append_new_row, append_row
+from fvflops.capture.recorder.run_position import RunPosition, append_row
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, stored_index
@@ -69,7 +69,7 @@ class RecordedStorages(RunPosition):
             return list(range(len(rows)))
         for key, row in zip(keys, rows, strict=True):
             if key not in indices:
-                indices[key] = append_row(self.storages, row)
+                indices[key] = append_row(self.storages, (*row,))
         return [indices[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
@@ -104,9 +104,9 @@ class RecordedStorages(RunPosition):
         key = id(storage)
         if nbytes is None:
             nbytes = storage.nbytes()
-        device = storage.device
-        name = self._device_names.get(device) or self._device_names.setdefault(device, str(device))
-        index = self.storage_indices[key] = append_new_row(self.storages, (nbytes, name, origin))
+        device, names = storage.device, self._device_names
+        row = nbytes, names.get(device) or names.setdefault(device, str(device)), origin
+        index = self.storage_indices[key] = append_row(self.storages, row)
         if origin == "op":
             self.fresh[key] = index
             if self.probe is not None:

@@ -42,7 +42,7 @@ class Recorder(RecordedStorages):
     `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
     `estimate_cost` returns the cost of a call, by which alternative branches are compared. `scripts` is called with the
     ops by which TorchScript reports module calls. Beyond `limit` events only call counts are retained, not the order.
-    With `lines` each op has the source line that called it. `has_attention`: a masked attention was called.
+    With `lines` (`has_lines`) ops have the source line that called them. `has_attention`: a masked attention was called.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Recorder(RecordedStorages):
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
         self.values = ValueReader(have_values)
         self._saved_events: list[tuple[Any, ...]] | None = None  # before a pause or before close
+        self.has_lines = lines
         self._lines: dict[str, int] | None = {} if lines else None  # source line → index
         self.decomposed: set[str] = set()
         self._active: set[int] = set()
@@ -81,11 +82,6 @@ class Recorder(RecordedStorages):
         """Return whether an op was recorded after the first `length` events."""
         first = length - self._folded_events
         return first < 0 or any(event[0] == "op" for event in self._all_events()[first:])
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether each op has the source line that called it."""
-        return self._lines is not None
 
     def pause(self) -> None:
         """Record nothing until as many calls of `resume`; regions are still entered and left."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
-from operator import iadd
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -20,21 +19,16 @@ from fvflops.trace.module_tree import modules_above
 
 
 def append_row(rows: list[Any], row: Any) -> int:
-    """Append a row and return its index, which no other thread gets.
+    """Append an object that the list does not hold yet and return its index, which no other thread gets.
 
-    It holds no lock, which a signal could leave held: in one call of C, no other thread and no signal comes between.
+    It holds no lock, which a signal could leave held.
 
     >>> append_row(["first"], "second")
     1
     """
-    return next(map(len, map(iadd, (rows,), ((row,),)))) - 1
-
-
-def append_new_row(rows: list[Any], row: Any) -> int:
-    """Append a row that is in no list yet and return its index; this is faster than `append_row`."""
     index = len(rows)
     rows.append(row)
-    while rows[index] is not row:  # rows of other threads and of a signal's handler came between
+    while rows[index] is not row:  # another thread or a signal's handler came between
         index += 1
     return index
 

@@ -97,7 +97,7 @@ class Output(NamedTuple):
     source: int | None = None
     same: bool = False
     value: Any = None
-    row: tuple[int, str, str] | None = None
+    row: tuple[Any, ...] = ()
     offset: int = 0
 
 

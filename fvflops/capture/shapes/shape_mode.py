@@ -183,7 +183,7 @@ class ShapeMode(ShapeResults):
                 return handle_miss(self, call)
             outcome = self._infer(call)
         if (fresh := outcome.fresh) is not None:
-            index = append_row(self.recorder.storages, outcome.row)
+            index = append_row(self.recorder.storages, (*outcome.row,))
             result = make_shape_tensor(fresh, OwnedStorage(self, self.recorder, index))
             self._record(outcome, reads, (index,))
             return result
@@ -293,7 +293,7 @@ class ShapeMode(ShapeResults):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            storage_ref = OwnedStorage(self, self.recorder, append_row(self.recorder.storages, metadata.row))
+            storage_ref = OwnedStorage(self, self.recorder, append_row(self.recorder.storages, (*metadata.row,)))
             self._adopted[id(tensor)] = tensor, make_shape_tensor(metadata, storage_ref, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 

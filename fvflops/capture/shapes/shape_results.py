@@ -165,7 +165,7 @@ class ShapeResults(SubclassAwareMode):
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
-                index = append_row(self.recorder.storages, row)
+                index = append_row(self.recorder.storages, (*row,))
                 writes.append(index)
                 results.append(make_shape_tensor(metadata, OwnedStorage(self, self.recorder, index)))
             else:

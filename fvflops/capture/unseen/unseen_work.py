@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -306,14 +307,11 @@ class UnseenWork(UnseenReporter):
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if type(values) is torch.Tensor and self._has_values and not self._uninitialised:
-            try:
+            with suppress(RuntimeError):  # a sparse or functorch tensor has no storage
                 storage = values.untyped_storage()
-            except RuntimeError:  # sparse or functorch
-                index = None
-            else:
                 index = self._recorder.storage_indices.get(id(storage))
-            if index is not None and self._are_unchanged((index,), (storage,)):
-                return
+                if index is not None and self._are_unchanged((index,), (storage,)):
+                    return
         if not self._has_subclasses and any(type(tensor) not in PLAIN_TENSORS for tensor in tensors_of(values)):
             self.record_subclass()
         self._owner = owner
