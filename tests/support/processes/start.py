@@ -52,6 +52,17 @@ def run_ranks(worker, ranks, *arguments, timeout=300):
     return found if isinstance(ranks, tuple) else found[ranks]
 
 
+def selected_cases(request, *names):
+    """Return what some parameters are in the run's selected tests that have the fixture of a request and all of these.
+
+    What other tests need has no long cases. One parameter is itself, several are tuples.
+    """
+    tests = (item for item in request.session.items if item.path == request.path and hasattr(item, "callspec"))
+    found = (item.callspec.params for item in tests if request.fixturename in item.fixturenames)
+    rows = [tuple(params[name] for name in names) for params in found if set(names) <= set(params)]
+    return list(dict.fromkeys(rows if len(names) > 1 else (row[0] for row in rows)))
+
+
 def fork_groups(module, folder, arguments, *numbers):
     """Run the ranks of each group, and return how many failed."""
     worker = importlib.import_module(module)
