@@ -122,7 +122,8 @@ def test_few_recordings_suffice_to_find_the_best_of_many_layouts(monkeypatch):
     monkeypatch.setattr(Workload, "measure", measure)
     monkeypatch.setattr(Workload, "evaluate", plan)
     found = search(gpus=64, global_batch=1024, choices={}, best=5)
-    times = sorted(plan(found_workload(), item.candidate).seconds for item in found.results)
+    workload = found_workload()
+    times = sorted(plan(workload, item.candidate).seconds for item in found.results)
     assert [item.seconds for item in found.best()] == times[:5]
     ways = {repr(item.candidate.measured_on(64)) for item in found.results}
     assert len(recorded) < len(ways) / 3 and len(found.results) > 500 > 10 * (len(planned) - len(found.results))
