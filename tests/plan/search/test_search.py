@@ -189,7 +189,7 @@ def test_larger_microbatches_and_fewer_recomputed_activations_need_more_memory(e
 PROCESSES = """
 import json, torch
 from tests.plan.search.test_search import LONG, SMALL, search
-found = search(tokens=LONG, choices=SMALL, jobs=2, best=10_000)
+found = search(tokens=LONG, choices={**SMALL, "pp": [1], "checkpoint": ["none"]}, jobs=2, best=10_000)
 print(json.dumps([[repr(item.candidate), item.seconds, item.peak] for item in found.results]))
 """
 
@@ -198,8 +198,9 @@ def test_processes_find_the_same(small):
     """In a program of their own: of one whose autograd has threads no fork can run a backward pass."""
     command = [sys.executable, "-c", PROCESSES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(found := json.loads(done.stdout)) > 1
     expected = [[repr(item.candidate), item.seconds, item.peak] for item in small.results]
-    assert json.loads(done.stdout) == expected
+    assert all(result in expected for result in found)
 
 
 def cannot_differentiate():
