@@ -25,6 +25,7 @@ def random_cases(limit: int) -> settings:
 
 def long_except(default, cases):
     """Return a test's cases, of which all but the default ones are long; one of several parameters is a tuple."""
+    cases = list(cases)
     assert set(default) <= set(cases), "a default case is no case"
     rest = (case if isinstance(case, tuple) else (case,) for case in cases if case not in default)
     return [*default, *(pytest.param(*case, marks=pytest.mark.long) for case in rest)]
