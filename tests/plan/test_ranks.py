@@ -463,16 +463,16 @@ def test_the_command_line_plans(capsys):
 
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_every_format_writes_the_plan(format, capsys):
-    arguments = ["--mesh", "dp=2048,tp=2", "--input", "1,16:int64", "--sort", "payload", "--top", "2"]
+    arguments = ["--mesh", "dp=2048,cp=2", "--input", "1,16:int64", "--sort", "payload", "--top", "2"]
     assert main(["plan", "zoo:llama_tiny", *arguments, "--format", format]) == 0
     written = check_report(format, capsys.readouterr().out, "plan")
-    # Half of the projections, and all of the norms, in four bytes.
+    # The gradients, and the keys and values of both layers and parts, in four bytes.
     if format == "csv":
-        assert [row["payload"] for row in written] == ["251136", "40960"]
+        assert [row["payload"] for row in written] == [str(4 * PARAMETERS), str(4 * 2 * LAYERS * 2 * 16 * KEYS)]
     elif format == "json":
-        assert written["parameters"] == 62784 and len(written["communication"]) == 3
+        assert written["parameters"] == PARAMETERS and len(written["communication"]) == 3
     else:
-        assert "251,136" in written.replace("{,}", ",") and "1 more collective." in written
+        assert f"{4 * PARAMETERS:,}" in written.replace("{,}", ",") and "1 more collective." in written
 
 
 def test_a_plan_says_what_is_assumed_and_unsupported():
