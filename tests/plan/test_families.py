@@ -11,15 +11,7 @@ from fvflops.plan.parallel_axes import dense_axes
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import Trace
 from tests.support.models.small_transformers import NAMES, build_small
-from tests.support.processes.family_worker import (
-    CASES,
-    LAYOUTS,
-    MICROBATCH,
-    STEPS,
-    TOKENS,
-    describe_work,
-    make_family,
-)
+from tests.support.processes.family_worker import CASES, LAYOUTS, MICROBATCH, STEPS, TOKENS, describe_work, make_family
 from tests.support.processes.layout_worker import COMPARED, RANKS
 from tests.support.processes.start import run_ranks, selected_cases
 from tests.support.random_cases import long_except
@@ -28,7 +20,7 @@ from tests.support.trace_comparison import transfers
 
 define_torchvision_schemas()
 
-# Each axis with each kind of mixture once, divided by this package and by transformers; each family and each layout once.
+# Each axis and kind of mixture, divided by this package and by transformers; steps of each family and of each layout.
 PASSES = ("zoo ep sequence", "zoo ep etp", "qwen3_moe tp", "deepseek_v3 tp", "mixtral ep", "deepseek_v3 ep tp")
 WHOLE_STEPS = (
     *(("llama", "interleaved"), ("qwen3", "tp stages"), ("qwen3 sliding", "stages"), ("qwen3_moe", "accumulation")),
@@ -38,7 +30,8 @@ WHOLE_STEPS = (
 
 @pytest.fixture(scope="module")
 def ranks(request):
-    return run_ranks("family_worker", RANKS, selected_cases(request, "name"), selected_cases(request, "family", "layout"))
+    passes, steps = selected_cases(request, "name"), selected_cases(request, "family", "layout")
+    return run_ranks("family_worker", RANKS, passes, steps)
 
 
 def list_senders(mesh, rank):
@@ -66,15 +59,8 @@ def test_a_pass_by_routed_tokens_equals_each_process(ranks, name):
         if "ep" in mesh:
             senders = list_senders(mesh, rank)
             routing = {key: [histograms[sender][key] for sender in senders] for key in histograms[0]}
-        plan = plan_rank(
-            make(),
-            *inputs_of(name, TOKENS),
-            mesh=mesh,
-            rank=rank,
-            sequence_parallel=sequence,
-            routing=routing,
-            table="exact",
-        )
+        options = {"mesh": mesh, "rank": rank, "sequence_parallel": sequence, "routing": routing, "table": "exact"}
+        plan = plan_rank(make(), *inputs_of(name, TOKENS), **options)
         assert plan.flops("exact").macs() == analyse(trace).macs() > 0
         assert transfers(plan.communication()) == transfers(read_communication(trace))
         assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
@@ -85,14 +71,8 @@ def test_a_step_equals_each_process(ranks, family, layout):
     mesh, options = LAYOUTS[layout]
     world = torch.Size(dense_axes(mesh).values()).numel()
     for rank in COMPARED:
-        planned = plan_rank(
-            make_family(family, layout).build(),
-            *inputs_of(family, MICROBATCH),
-            mesh=mesh,
-            rank=rank % world,
-            table="exact",
-            **options,
-        )
+        model, inputs = make_family(family, layout).build(), inputs_of(family, MICROBATCH)
+        planned = plan_rank(model, *inputs, mesh=mesh, rank=rank % world, table="exact", **options)
         theirs = ranks[rank][1][f"{family} {layout}"]
         assert theirs["macs"] > 0 and theirs["transfers"]
         assert json.loads(json.dumps(describe_work(planned.trace))) == theirs

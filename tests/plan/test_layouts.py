@@ -246,6 +246,9 @@ def test_a_precision_has_its_dtypes():
     assert {spec.dtype for item in products for spec in item.outputs} == {"bfloat16"}
 
 
+SPLIT = {"schedule": "zero-bubble", "microbatches": 4}
+
+
 @pytest.mark.parametrize(
     ("mesh", "options", "error", "message"),
     [
@@ -256,29 +259,8 @@ def test_a_precision_has_its_dtypes():
         ({"dp": 2}, {"schedule": "zbv"}, PlanError, "no pipeline stages .*: add pp to it"),
         ({"tp": 3}, {"sequence_parallel": True}, PlanError, "tp=3 must divide the sequence of 16 tokens: try 2, 4, 8"),
         ({"fsdp": 2}, {"precision": "bf16mixed"}, ValueError, "no precision 'bf16mixed': did you mean 'bf16-mixed'"),
-        (
-            {"pp": 2, "fsdp": 2},
-            {"schedule": "zero-bubble", "microbatches": 4, "precision": "bf16-mixed"},
-            PlanError,
-            "two dtypes between microbatches; use precision bf16-mixed-reduce or schedule interleaved",
-        ),
-        (
-            {"pp": 2},
-            {"schedule": "zero-bubble", "microbatches": 4, "checkpoint": "selective"},
-            PlanError,
-            "zero-bubble with selective checkpointing is not supported",
-        ),
-    ],
-    ids=[
-        "schedule",
-        "stages",
-        "layers",
-        "no pp",
-        "no pp for a schedule",
-        "sequence",
-        "precision",
-        "gradients",
-        "selective",
+        ({"pp": 2, "fsdp": 2}, {**SPLIT, "precision": "bf16-mixed"}, PlanError, "use precision bf16-mixed-reduce or "),
+        ({"pp": 2}, {**SPLIT, "checkpoint": "selective"}, PlanError, "zero-bubble with selective .* is not supported"),
     ],
 )
 def test_an_invalid_layout_raises(mesh, options, error, message):
@@ -302,7 +284,8 @@ def test_torchs_log_of_redistributions_is_silent_during_a_plan():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_sequence_parallelism_is_planned_in_each_precision(precision):
-    model, tokens = build("megatron_gpt_tiny", device="meta", layers=1), torch.zeros(2, 16, dtype=torch.int64, device="meta")
+    model = build("megatron_gpt_tiny", device="meta", layers=1)
+    tokens = torch.zeros(2, 16, dtype=torch.int64, device="meta")
     alone, divided = (
         plan_rank(model, (tokens, tokens), mesh={"dp": 2, "tp": size}, sequence_parallel=size > 1, precision=precision)
         for size in (1, 2)

@@ -74,15 +74,9 @@ def test_a_step_takes_the_slowest_replica_and_the_experts_of_all(model, prompts)
     def seconds(*works):
         all_new = sum(work.tokens for work in works)
         sent = max(work.tokens for work in works) * 4096 * 2.0 * 2
-        return (
-            max(own_seconds(step, work) for work in works)
-            + 32
-            * KERNELS.mixture(
-                Mixture(all_new, 2, drawn_rows(all_new, 8, 2, 2, UNBALANCED), 4096, 14336, 2.0, 2.0, gated=True),
-                WEIGHTS["bf16"],
-            )
-            + 2 * 32 * KERNELS.collective("all_to_all", 2, sent)
-        )
+        mixture = Mixture(all_new, 2, drawn_rows(all_new, 8, 2, 2, UNBALANCED), 4096, 14336, 2.0, 2.0, gated=True)
+        layer = KERNELS.mixture(mixture, WEIGHTS["bf16"]) + 2 * KERNELS.collective("all_to_all", 2, sent)
+        return max(own_seconds(step, work) for work in works) + 32 * layer
 
     first = seconds(*(Work(((prompt, 0),)) for prompt in prompts))
     second = seconds(Work(((10, 0),), 1, prompts[0]), Work(((900, 0),)))
@@ -117,8 +111,7 @@ _GATHERED = {"layers.*.linear_attn.out_proj", "layers.*.self_attn.dt_proj"}
 
 
 def _plan(config):
-    plan = getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
-    return plan
+    return getattr(config.get_text_config(), "base_model_tp_plan", None) or {}
 
 
 def _names():

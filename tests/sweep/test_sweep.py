@@ -56,9 +56,7 @@ def test_a_killed_sweep_goes_on_and_gives_what_one_process_gives(tmp_path, in_on
         sweep.send_signal(signal.SIGKILL)
     early = Journal(output).read()
     assert early and not os.path.exists(output)
-    result = subprocess.run(
-        [*command, "2"], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
+    result = subprocess.run([*command, "2"], env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 1, result.stderr  # for zoo:none
     assert f"5 models: 4 counted, 1 failed (1 error), {len(early)} of them earlier" in result.stdout
     assert "zoo:none: error: no model 'none' in the zoo" in result.stderr

@@ -322,18 +322,11 @@ def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name):
 
 def build_llama_of_transformers(transformers, config):
     """A LlamaForCausalLM of the same sizes."""
-    theirs = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        rms_norm_eps=config.norm_eps,
-        tie_word_embeddings=config.tie_embeddings,
-    )
-    return transformers.LlamaForCausalLM(theirs)
+    c, same = config, ("vocab_size", "hidden_size", "intermediate_size")
+    sizes = {name: getattr(c, name) for name in same} | {"num_hidden_layers": c.layers, "num_attention_heads": c.heads}
+    sizes |= {"num_key_value_heads": c.kv_heads, "rms_norm_eps": c.norm_eps, "tie_word_embeddings": c.tie_embeddings}
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -96,30 +96,17 @@ def test_heads_that_do_not_divide_are_refused(name):
         plan(name, {"tp": 3})
 
 
+TWICE = ("tokens", "tokens")  # what goes in and out of a layer
+
+
 @pytest.mark.parametrize(
     ("mesh", "changes", "message"),
     [
-        (
-            {"tp": 2},
-            {"tensor": {"blocks.*.attn.Wqk": "colwise"}},
-            "no module matches .*: did you mean 'blocks.*.attn.Wqkv'",
-        ),
+        ({"tp": 2}, {"tensor": {"blocks.*.attn.Wqk": "colwise"}}, "matches .*: did you mean 'blocks.*.attn.Wqkv'"),
         ({"pp": 2, "tp": 2}, {"tensor": {"block.*.attn": "colwise"}}, "no module matches 'block.*.attn': did you mean"),
-        (
-            {"tp": 2},
-            {"divided": ("blocks.*.attn.head",)},
-            "blocks.*.attn has no attribute 'head': did you mean 'heads'",
-        ),
-        (
-            {"pp": 2},
-            {"stages": (("embed",), "blocks", ("head",), "tokens", "tokens")},
-            "'embed': did you mean 'embedding'",
-        ),
-        (
-            {"pp": 2},
-            {"stages": (("embedding",), "blocks", (), "tokens", "tokens")},
-            "keep the parameter head.norm_f.weight",
-        ),
+        ({"tp": 2}, {"divided": ("blocks.*.attn.head",)}, "attn has no attribute 'head': did you mean 'heads'"),
+        ({"pp": 2}, {"stages": (("embed",), "blocks", ("head",), *TWICE)}, "'embed': did you mean 'embedding'"),
+        ({"pp": 2}, {"stages": (("embedding",), "blocks", (), *TWICE)}, "keep the parameter head.norm_f.weight"),
     ],
 )
 def test_a_name_that_the_model_lacks_is_refused(monkeypatch, mesh, changes, message):

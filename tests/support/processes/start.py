@@ -53,10 +53,7 @@ def run_ranks(worker, ranks, *arguments, timeout=300):
 
 
 def selected_cases(request, *names):
-    """Return what some parameters are in the run's selected tests that have the fixture of a request and all of these.
-
-    What other tests need has no long cases. One parameter is itself, several are tuples.
-    """
+    """Return the values of parameters, tuples of several, in selected tests that have all and a request's fixture."""
     tests = (item for item in request.session.items if item.path == request.path and hasattr(item, "callspec"))
     found = (item.callspec.params for item in tests if request.fixturename in item.fixturenames)
     rows = [tuple(params[name] for name in names) for params in found if set(names) <= set(params)]
