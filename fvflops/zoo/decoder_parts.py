@@ -127,7 +127,7 @@ def check_positions(tokens: Tensor, positions: int, model: str) -> None:
 
 def initialise(module: nn.Module) -> None:
     """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
-    if isinstance(module, nn.Linear | nn.Embedding):
+    if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -392,13 +392,13 @@ def test_nan_empty_and_zero_size_tensors_count():
     assert FlopCountAnalysis(nn.Conv2d(3, 4, 1), torch.ones(0, 3, 8, 8)).total() == 0
 
 
-def test_models_without_parameters_or_with_ten_thousand_modules():
+def test_models_without_parameters_or_with_thousands_of_modules():
     assert FlopCountAnalysis(nn.Identity(), X).total() == 0
-    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10_000)))
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3_000)))
     flops = FlopCountAnalysis(model, torch.ones(1, 1))
-    assert flops.total() == 10_000 and flops.total("9999") == 1
-    assert flop_count_table(flops).count("\n") == 30_000 + 2
-    assert flop_count_str(flops).count("Linear(") == 10_000
+    assert flops.total() == 3_000 and flops.total("2999") == 1
+    assert flop_count_table(flops).count("\n") == 9_000 + 2
+    assert flop_count_str(flops).count("Linear(") == 3_000
 
 
 def test_every_public_name_is_there_and_says_what_it_is():

@@ -19,6 +19,7 @@ from fvflops.devices.kernel_models.fused_attention import (
 from fvflops.devices.kernel_models.memory_bound import moving_seconds
 from fvflops.devices.kernel_models.products import Processor
 from fvflops.devices.kernel_models.recurrent import Recurrence, recurrent_seconds, recurrent_step_seconds
+from tests.support.random_cases import random_cases
 
 GPUS = list(load_figures())
 # A GPU's clock may be above its datasheet's, and benchmarks may find keys in its cache.
@@ -50,6 +51,7 @@ def of_step(batch, keys, group, heads, size, **rest):
 
 
 @per_gpu
+@random_cases(25)
 @given(batches, tokens, groups, key_heads, sizes, st.sampled_from([inf, 128, 4096]))
 def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(
     name, b, t, group, k, size, window
@@ -64,6 +66,7 @@ def test_a_prompt_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandw
 
 
 @per_gpu
+@random_cases(25)
 @given(batches, st.integers(64, 8192), groups, key_heads, sizes)
 def test_more_work_in_a_prompt_is_not_faster(name, b, t, group, k, size):
     base = 0.999 * prompt_seconds(name, of_prompt(b, t, group, k, size))
@@ -99,6 +102,7 @@ def test_the_backward_of_a_long_prompt_is_five_products_at_four_fifths_of_the_ef
 
 
 @per_gpu
+@random_cases(25)
 @given(batches, st.integers(2, 131072), groups, key_heads, sizes)
 def test_a_decoded_token_takes_longer_than_reading_its_keys(name, b, keys, group, k, size):
     shape = of_step(b, keys, group, k, size)
@@ -125,6 +129,7 @@ def test_latent_values_are_read_with_their_keys(name):
 
 
 @per_gpu
+@random_cases(25)
 @given(batches, st.integers(1, 65536), st.integers(1, 16), st.integers(1, 4))
 def test_a_scan_goes_by_chunks_and_waves_of_heads(name, b, t, heads, group):
     gpu, figures = gpu_of(name), find_figures(find_device(name)).of("recurrent", "bf16")

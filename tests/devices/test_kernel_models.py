@@ -28,6 +28,7 @@ from fvflops.formulas import TableError
 from fvflops.plan.step_time.calibration import load_efficiencies
 from fvflops.serve.engine_kernels import load_engines
 from tests.support.checkout import ROOT
+from tests.support.random_cases import random_cases
 from tests.support.tools import load_tool
 
 GPUS = list(load_figures())
@@ -44,6 +45,7 @@ def product_figures(name, dtype="bf16"):
 
 
 @pytest.mark.parametrize("name", GPUS)
+@random_cases(25)
 @given(rows=sizes, columns=sizes, inner=sizes)
 def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_bandwidth(name, rows, columns, inner):
     gpu, figures = gpu_of(name), product_figures(name)
@@ -54,6 +56,7 @@ def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_band
 
 
 @pytest.mark.parametrize("name", GPUS)
+@random_cases(25)
 @given(rows=sizes, columns=sizes, inner=sizes, factor=st.integers(2, 5))
 def test_a_larger_product_is_not_faster(name, rows, columns, inner, factor):
     gpu, figures = gpu_of(name), product_figures(name)

@@ -30,9 +30,9 @@ CASES = {
 }
 
 
-def load(name):
+def load(name, config='{"text_config": {"num_hidden_layers": 2}}'):
     build("LlamaForCausalLM")  # it lets transformers import its image processors
-    options = SourceOptions(device="meta", dtype="bf16", image_size=CASES[name][0])
+    options = SourceOptions(device="meta", dtype="bf16", image_size=CASES[name][0], config=config)
     loaded = load_model(f"transformers:{name}", options)
     return loaded.model.eval(), loaded.kwargs
 
@@ -45,7 +45,7 @@ def recorded(request):
 
 @pytest.fixture(scope="module")
 def llava():
-    model, image = load("LlavaForConditionalGeneration")
+    model, image = load("LlavaForConditionalGeneration", config=None)
     return model, image, record_serving(model, "llava", image=image)
 
 

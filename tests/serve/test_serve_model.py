@@ -230,8 +230,12 @@ def test_speculative_decoding_pays_where_drafts_are_accepted(llama):
     assert useful < 0.7 * plain < plain < useless
 
 
-def test_a_model_that_does_not_fit_is_said_to_lack_memory():
-    large = record_serving(build("llama3_70b", device="meta"), "llama3_70b")
+@pytest.fixture(scope="module")
+def large():
+    return record_serving(build("llama3_70b", device="meta"), "llama3_70b")
+
+
+def test_a_model_that_does_not_fit_is_said_to_lack_memory(large):
     estimate = serve_model(large, device=H100, load=ServingLoad(concurrency=4))
     assert estimate.memory.cache < 0 and estimate.requests is None
     assert "It does not fit: each GPU lacks" in str(estimate)
@@ -309,8 +313,7 @@ def test_search_keeps_to_the_limits_and_finds_the_best(llama):
     assert "Most throughput within the limits" in write_document(serving_search_report(found), "text")
 
 
-def test_search_says_what_does_not_fit():
-    large = record_serving(build("llama3_70b", device="meta"), "llama3_70b")
+def test_search_says_what_does_not_fit(large):
     found = search_serving(large, device=H100, gpus=1, precisions=[("bf16", "bf16"), ("int4", "bf16")])
     assert [item.layout.weights for item in found.unfit] == ["bf16"]
     assert "GB too little on each GPU" in found.unfit[0].reason

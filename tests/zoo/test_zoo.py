@@ -16,8 +16,6 @@ from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from fvflops.zoo.mixtral import CONFIGS as MIXTRAL_CONFIGS
 from fvflops.zoo.mixtral import Mixture
-from fvflops.zoo.resnet50 import ResNet50
-from fvflops.zoo.vit_b_16 import ViTB16
 
 
 class Figures(NamedTuple):
@@ -94,7 +92,7 @@ FIGURES = {
 
 # torch's kernel of grouped_mm for meta tensors takes bfloat16 only, and torch's counter ignores the op.
 MIXTURES = {"mixtral_8x7b", "mixtral_tiny"}
-SMALL = [name for name, entry in ZOO.items() if not entry.meta]
+ONE_OF_EACH = {entry.model_class: name for name, entry in ZOO.items()}  # the last of each class: a tiny one, if any
 TINY_GPT2 = GPT2Config(vocab_size=100, positions=16, width=48, layers=2, heads=4)
 
 
@@ -225,9 +223,8 @@ def test_gpts_have_the_parameters_of_megatrons_paper(name):
     assert paper + 2 * h == FIGURES[name].parameters
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("dtype", "training"), [(torch.float32, False), (torch.bfloat16, True)], ids=["eval", "train"])
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_runs_on_meta_in_each_dtype_and_mode(name, dtype, training):
     if name in MIXTURES:
         dtype = torch.bfloat16
@@ -264,23 +261,24 @@ def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name, advice):
 @torch.no_grad()
 def test_resnet50_computes_what_torchvision_computes(torchvision):
     theirs = torchvision.models.resnet50().eval()
-    ours = ResNet50().eval()
-    ours.load_state_dict(theirs.state_dict())
+    ours = build("resnet50", device="meta").eval()
+    ours.load_state_dict(theirs.state_dict(), assign=True)
     x = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_vit_b_16_computes_what_torchvision_computes(torchvision):
-    theirs = torchvision.models.vit_b_16().eval()
-    nn.init.normal_(theirs.heads.head.weight, std=0.02)  # zero as built, which would hide every difference
+    with torch.device("meta"):
+        theirs, ours = torchvision.models.vit_b_16().eval(), build("vit_b_16").eval()
+    del theirs.encoder.layers[2:], ours.layers[2:]
+    scatter(theirs.to_empty(device="cpu"))
     renamed = {}
     for name, tensor in theirs.state_dict().items():
         name = name.removeprefix("encoder.").replace("encoder_layer_", "").replace("heads.head", "head")
         name = name.replace("in_proj_", "qkv.").replace("mlp.3", "mlp.2")
         renamed[name] = tensor
-    ours = ViTB16().eval()
-    ours.load_state_dict(renamed)
+    ours.load_state_dict(renamed, assign=True)
     x = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
 
@@ -310,8 +308,8 @@ def test_gpt2_computes_what_transformers_computes(transformers):
 
 @pytest.mark.parametrize("name", ["llama_tiny", "mixtral_tiny", "gpt2"])
 def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name):
-    model = build(name, device="cpu").eval() if name != "gpt2" else GPT2(GPT2Config(width=32, heads=4, layers=2)).eval()
-    ids = torch.randint(0, 200, (2, 7), generator=torch.Generator().manual_seed(0))
+    model = (build(name, device="cpu") if name != "gpt2" else GPT2(TINY_GPT2)).eval()
+    ids = torch.randint(0, 100, (2, 7), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole = model(ids)
         step = model(ids[:, :4], use_cache=True, logits_to_keep=1)
@@ -324,18 +322,11 @@ def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name):
 
 def build_llama_of_transformers(transformers, config):
     """A LlamaForCausalLM of the same sizes."""
-    theirs = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        rms_norm_eps=config.norm_eps,
-        tie_word_embeddings=config.tie_embeddings,
-    )
-    return transformers.LlamaForCausalLM(theirs)
+    c, same = config, ("vocab_size", "hidden_size", "intermediate_size")
+    sizes = {name: getattr(c, name) for name in same} | {"num_hidden_layers": c.layers, "num_attention_heads": c.heads}
+    sizes |= {"num_key_value_heads": c.kv_heads, "rms_norm_eps": c.norm_eps, "tie_word_embeddings": c.tie_embeddings}
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

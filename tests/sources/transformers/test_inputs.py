@@ -13,6 +13,7 @@ from fvflops.sources.transformers.configurations import make_config, merge_setti
 from fvflops.sources.transformers.shrink_config import shrink
 from fvflops.sources.transformers.transformers_inputs import make_inputs
 from tests.support.library_versions import is_older, pinned_version
+from tests.support.random_cases import long_except
 
 transformers = pytest.importorskip("transformers")
 auto = pytest.importorskip("transformers.models.auto.configuration_auto")
@@ -167,21 +168,20 @@ def test_classes_of_one_type_have_inputs_of_their_own(name, expected):
     assert total(loaded)
 
 
-@pytest.mark.parametrize(
-    ("name", "argument", "shape"),
-    [
-        ("PPOCRV5MobileRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
-        ("PPOCRV5ServerRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
-        ("PPOCRV6SmallRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
-        ("PPOCRV6TinyRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
-        ("PPOCRV5ServerDetForObjectDetection", "pixel_values", (1, 3, 224, 224)),
-        ("Sapiens2ForSemanticSegmentation", "pixel_values", (1, 3, 224, 224)),
-        ("Sapiens2ForPoseEstimation", "pixel_values", (1, 3, 224, 224)),
-        ("Dots3NoteAudioModel", "input_features", (1, 128, 3000)),
-        ("PI0Model", "action_embeds", (1, 51, 1024)),
-        ("PI0ForConditionalGeneration", "noise", (1, 50, 32)),
-    ],
-)
+# Of each family the first one or two by default.
+CLASSES = [
+    ("PPOCRV5MobileRecForTextRecognition", "pixel_values", (1, 3, 48, 320)),
+    ("Sapiens2ForPoseEstimation", "pixel_values", (1, 3, 224, 224)),
+    ("Dots3NoteAudioModel", "input_features", (1, 128, 3000)),
+    ("PI0Model", "action_embeds", (1, 51, 1024)),
+    ("PI0ForConditionalGeneration", "noise", (1, 50, 32)),
+    *((f"PPOCRV{n}RecForTextRecognition", "pixel_values", (1, 3, 48, 320)) for n in ("5Server", "6Small", "6Tiny")),
+    ("PPOCRV5ServerDetForObjectDetection", "pixel_values", (1, 3, 224, 224)),
+    ("Sapiens2ForSemanticSegmentation", "pixel_values", (1, 3, 224, 224)),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "shape"), long_except(CLASSES[:5], CLASSES))
 def test_cost_of_a_class_with_a_default_configuration_is_proportional_to_the_batch(name, argument, shape):
     if name not in load_source("transformers").list_names():
         pytest.skip(f"this transformers has no {name}")

@@ -15,11 +15,10 @@ from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.plan.communication import read_communication
 from fvflops.plan.sharding.expert_parallel import divide, shard_experts_fully, without_experts
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
-from fvflops.plan.trace_changes import gather
 from fvflops.trace import Trace
 from fvflops.zoo import build
 from tests.support.models.small_transformers import EXPERTS, HEADS, NAMES, TOP_K, build_small
-from tests.support.processes.layout_worker import RANKS, Family, make_mesh, record_step
+from tests.support.processes.layout_worker import COMPARED, Family, make_mesh, record_step
 from tests.support.processes.layout_worker import TOKENS as MICROBATCH
 from tests.support.processes.rank_worker import keep_stage
 from tests.support.schemas.torchvision_schemas import define_torchvision_schemas
@@ -170,10 +169,11 @@ def prepare():
         build_small(name)
 
 
-def main(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return case → the traces of all ranks and what each sends to each expert, and step → the work of this rank."""
+def main(rank: int, names: list[str], family_layouts: list[list[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return case → what this rank sends to each expert and its trace, and step → the work of this rank."""
     passes = {}
-    for name, (make, divide_model, mesh, sequence) in CASES.items():
+    for name in names:
+        make, divide_model, mesh, sequence = CASES[name]
         torch.manual_seed(0)
         model = make()
         chosen = watch_routing(model)
@@ -183,13 +183,12 @@ def main(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs = (TOKENS + 37 * (rank // mesh.get("tp", 1))) % 256
         sum_of(model(inputs, **kwargs)).backward()  # a recording would restore the dict
         model.zero_grad()
-        trace = record_call(
-            model, (inputs,), kwargs, loss=sum_of, execution="real", stops_at=load_table("exact").stops_at
-        )
-        step = gather(trace, dst=0)
-        histograms = [None] * RANKS
-        dist.all_gather_object(histograms, {key: count_sent(*value, mesh, rank) for key, value in chosen.items()})
-        if rank == 0:
-            passes[name] = [{number: trace.to_json() for number, trace in step.traces.items()}, histograms]
-    steps = {step: record_step(make_family(*step), *LAYOUTS[step[1]]) for step in STEPS}
+        passes[name] = [{key: count_sent(*value, mesh, rank) for key, value in chosen.items()}]
+        if rank in COMPARED:
+            stops_at = load_table("exact").stops_at
+            trace = record_call(model, (inputs,), kwargs, loss=sum_of, execution="real", stops_at=stops_at)
+            passes[name].append(trace.to_json())
+        else:
+            sum_of(model(inputs, **kwargs)).backward()
+    steps = {tuple(step): record_step(make_family(*step), *LAYOUTS[step[1]]) for step in family_layouts}
     return passes, {" ".join(step): describe_work(trace) for step, trace in steps.items() if trace is not None}

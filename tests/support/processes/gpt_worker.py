@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 import torch
+import torch._dynamo  # DTensor would import it in each rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 

@@ -163,6 +163,6 @@ def record_step(family, mesh, options):
     return run.trace()
 
 
-def main(rank):
-    traces = {name: record_step(LLAMA, mesh, options) for name, (mesh, options) in CASES.items()}
+def main(rank, names):
+    traces = {name: record_step(LLAMA, *CASES[name]) for name in names}
     return {name: trace.to_json() for name, trace in traces.items() if trace is not None}

@@ -4,6 +4,7 @@ import time
 from functools import partial
 
 import torch
+import torch._dynamo  # DTensor would import it in each rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
@@ -14,7 +15,7 @@ from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.zoo.llama import Block, Llama, LlamaConfig
 from tests.support.measured_memory import compare_steps, measure_steps
 
-CONFIG = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=704, layers=4, heads=8, kv_heads=4)
+CONFIG = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=704, layers=2, heads=8, kv_heads=4)
 TOKENS = torch.ones(2, 128, dtype=torch.int64)
 OPTIMIZERS = {
     "AdamW": torch.optim.AdamW,
