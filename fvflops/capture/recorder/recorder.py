@@ -42,7 +42,7 @@ class Recorder(RecordedStorages):
     `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
     `estimate_cost` returns the cost of a call, by which alternative branches are compared. `scripts` is called with the
     ops by which TorchScript reports module calls. Beyond `limit` events only call counts are retained, not the order.
-    With `lines` (`has_lines`) ops have the source line that called them. `has_attention`: a masked attention was called.
+    With `lines` (`has_lines`) ops have their source lines. `has_attention`: a masked attention was called.
     """
 
     def __init__(
