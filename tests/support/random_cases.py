@@ -1,4 +1,4 @@
-"""Which cases a test has: those of a default run, and how many a property test draws, from which numbers.
+"""Which cases a test has by default, and how many a property test draws, from which numbers.
 
 Unless asked otherwise, every run draws the same.
 

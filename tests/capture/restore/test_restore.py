@@ -761,7 +761,7 @@ def life_of(kind, way):
 uncounted = cache(lambda kind: life_of(kind, None))
 
 
-# By default a kind is counted by shapes and for real, and each of the other ways is that of some kinds.
+# By default a kind is counted by shapes and for real, and each other way has some of the kinds.
 @pytest.mark.parametrize(
     ("kind", "way"),
     long_except([life for place, life in enumerate(LIVES) if place % 6 in (0, 2) or place % 5 == 0], LIVES),
