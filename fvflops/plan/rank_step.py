@@ -135,7 +135,6 @@ class RankStep:
         ]
 
     def _repetitions(self) -> list[tuple[Pass, int]]:
-        """Return each distinct Pass with the number of actions that have it."""
         passes = {id(self.passes[action]): self.passes[action] for action in self.actions}
         times = Counter(id(self.passes[action]) for action in self.actions)
         return [(passes[key], count) for key, count in times.items()]

@@ -13,9 +13,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (80768, 453),
+    "fvflops": (80764, 453),
     "fvflops/analysis": (2831, 16),
-    "fvflops/capture": (17605, 94),
+    "fvflops/capture": (17603, 94),
     "fvflops/cli": (5422, 35),
     "fvflops/comparison": (4079, 17),
     "fvflops/compat": (744, 3),
@@ -24,7 +24,7 @@ LIMITS = {
     "fvflops/formulas": (4065, 27),
     "fvflops/integrations": (756, 7),
     "fvflops/measure": (5886, 24),
-    "fvflops/plan": (10872, 51),
+    "fvflops/plan": (10870, 51),
     "fvflops/reports": (4600, 33),
     "fvflops/serve": (3872, 21),
     "fvflops/sources": (4294, 31),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3311, 19),
     "fvflops/views": (667, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (69328, 399),
+    "tests": (69302, 399),
     "tools": (9160, 80),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

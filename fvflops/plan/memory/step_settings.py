@@ -49,7 +49,6 @@ class Verdict:
         return None if self.room is None else self.room >= 0
 
     def __str__(self) -> str:
-        """Return the verdict, then its details."""
         needed = format_bytes(self.needed)
         if self.memory is None or self.room is None:
             unknown = f"the memory of {self.device} is not known" if self.device else "no device is named"
