@@ -221,13 +221,13 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
-def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
+def expand_options(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
     """Return a signature with the items of `**options: Unpack[Options]` as keywords, and their defaults.
 
     >>> from typing import TypedDict
     >>> Options = TypedDict("Options", {"depth": "Annotated[int | None, 3]"}, total=False)
     >>> def size(model: int, **options: Unpack[Options]) -> int: ...
-    >>> print(*spell_out(size))
+    >>> print(*expand_options(size))
     (model: 'int', *, depth: 'int | None' = 3) -> 'int' {'depth': 3}
     """
     accepted, keywords = signature(function), []
@@ -247,7 +247,7 @@ def explaining_arguments(function: F) -> F:
 
     The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument
     becomes a TypeError that names the first one whose type does not fit its annotation. An `__init__` is named
-    by the class that is created, which may have inherited it. The signature is `spell_out`'s, and the function gets all
+    by the class that is created, which may have inherited it. The signature is `expand_options`'s, and the function gets all
     of its options.
 
     >>> @explaining_arguments
@@ -262,7 +262,7 @@ def explaining_arguments(function: F) -> F:
     if isinstance(function, type):
         function.__init__ = explaining_arguments(function.__init__)  # type: ignore[misc]
         return cast(F, function)
-    accepted, defaults = spell_out(function)
+    accepted, defaults = expand_options(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

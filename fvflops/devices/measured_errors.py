@@ -56,7 +56,7 @@ class RunErrors:
 class KernelErrors:
     """Errors in % of the estimated times of measured kernels of shapes that no figure was fitted to.
 
-    `mean` is of the absolute errors, `borrowed` their mean with the figures of other GPUs.
+    `mean` is of the absolute errors, `held_out_gpu` their mean with figures fitted to other GPUs only.
     """
 
     kind: str
@@ -66,18 +66,18 @@ class KernelErrors:
     mean: float
     bias: float
     percentile_95: float
-    borrowed: float
+    held_out_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictErrors:
-    """How many verdicts on measured runs' memory are right: of `fit` that are said to fit, and of `unfit` others."""
+    """Measured runs that were predicted to fit into memory, or to be too large, and how many of each did so."""
 
     source: str
     fit: int
     fit_right: int
-    unfit: int
-    unfit_right: int
+    too_large: int
+    too_large_right: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
     dtype = dtype if dtype in dtypes else dtypes[0]  # whose figures are used too
     rows = [row for row in rows if row.dtype == dtype]
     own = [row for row in rows if row.device == device.name]
-    mean, count = average((row.mean if own else row.borrowed, row.kernels) for row in own or rows)
+    mean, count = average((row.mean if own else row.held_out_gpu, row.kernels) for row in own or rows)
     what = KERNELS[kind] if dtype == "all" else f"{KERNELS[kind]} in {dtype}"
     where = f"on {device.name}, of shapes not fitted to" if own else "on GPUs whose own figures are left out"
     text = f"Error: {_percent(mean)} on average in {format_thousands(count)} measured kernels: {what} {where}."

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.findings.find_losses import encode_losses, find_losses, losses_parts
+from fvflops.explain.findings.find_losses import encode_losses, find_losses, report_parts
 from fvflops.explain.findings.finding import describe_work
 from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_modules, compare_step
 from fvflops.explain.launch_contexts import KINDS, shorten_kernel
@@ -42,7 +42,7 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
     about = [*trace.about(), *_list_missing_phases(compared)]
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     modules = None if planned is None else compare_modules(trace, planned)
-    parts += losses_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
+    parts += report_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
     parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fvflops.capture.instrument.patching import Patch
 from fvflops.plan.plan_options import PlanError
-from fvflops.torch_internals import default_process_group, refusal
+from fvflops.torch_internals import default_process_group, too_old_message
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
     """Run as one rank of a fake process group, in which nothing is sent."""
     if not dist.is_available():
         raise PlanError("this torch is built without torch.distributed, which a plan needs")
-    if message := refusal("plan and sharded memory"):
+    if message := too_old_message("plan and sharded memory"):
         raise PlanError(message)
     if dist.is_initialized():
         raise PlanError(

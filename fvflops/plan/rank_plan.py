@@ -23,7 +23,7 @@ from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, make_device_mesh, torch_warnings_ignored
-from fvflops.plan.memory.memory_report import MemoryPrediction, printed
+from fvflops.plan.memory.memory_report import MemoryPrediction, as_prediction
 from fvflops.plan.memory.offload import describe_offload, offloaded
 from fvflops.plan.memory.step_memory import ActionMemory, add_buckets, describe_estimated, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
@@ -143,7 +143,7 @@ class RankPlan(Displayed):
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
-        return printed(self._walk(recording)[0], settings)
+        return as_prediction(self._walk(recording)[0], settings)
 
     def _walk(self, recording: MemoryTimeline) -> tuple[MemoryTimeline, tuple[ActionMemory, ...]]:
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)

@@ -204,7 +204,7 @@ class EngineFigures:
     """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
-    gap between two. `meet` is the time until all ranks have come to a collective. `step` and `sequence` are the time of
+    gap between two. `rendezvous` is the wait for the other ranks at a collective. `step` and `sequence` are the time of
     a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
     `synchronous_sequence` their increases without asynchronous scheduling.
 
@@ -219,7 +219,7 @@ class EngineFigures:
 
     start: float = 1.0
     kernel: float = 0.0
-    meet: float = 0.0
+    rendezvous: float = 0.0
     step: float = 0.0
     sequence: float = 0.0
     synchronous: float = 0.0

@@ -178,7 +178,7 @@ class EngineStep:
     def _engine_seconds(self, work: Work, kernels: float) -> float:
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
-        gaps = figures.kernel * self.launches + figures.meet * self.collectives
+        gaps = figures.kernel * self.launches + figures.rendezvous * self.collectives
         if work.chunks:
             launches = self.launches + (self._encoder_launches if work.encoded else 0)
             gaps = max(gaps, figures.launch * launches - kernels)

@@ -44,10 +44,10 @@ class ServingPoint(NamedTuple):
     per_gpu: float
     per_user: float
     requests_per_second: float
-    holds: bool
+    within_limits: bool
 
 
-class Unfit(NamedTuple):
+class RejectedLayout(NamedTuple):
     """A layout that cannot serve the load, and why."""
 
     layout: ServingLayout
@@ -67,14 +67,14 @@ class ServingSearch(Displayed):
     engine: str
     limits: LatencyLimits
     points: tuple[ServingPoint, ...]
-    unfit: tuple[Unfit, ...]
+    rejected: tuple[RejectedLayout, ...]
 
     def best(self, count: int | None = None) -> list[ServingPoint]:
         """Return of each layout the point with most throughput within the limits, the best first."""
         found: dict[tuple[ServingLayout, int, int], ServingPoint] = {}
         for point in self.points:
             key = point.layout, point.engines, point.prefill
-            if point.holds and (key not in found or point.per_gpu > found[key].per_gpu):
+            if point.within_limits and (key not in found or point.per_gpu > found[key].per_gpu):
                 found[key] = point
         return sorted(found.values(), key=lambda point: -point.per_gpu)[:count]
 
@@ -122,20 +122,20 @@ def search_serving(
     if load.output_tokens < 2:
         raise ServingError("a search compares the time per output token, which answers of one token do not have")
     points: list[ServingPoint] = []
-    unfit: list[Unfit] = []
+    rejected: list[RejectedLayout] = []
     for layout in _list_layouts(serving, gpus, precisions):
         try:
             check_layout(serving, layout)
             setup = prepare_engine(serving, layout, device, load, engine, network)
             _require_memory(setup)
         except ServingError as error:
-            unfit.append(Unfit(layout, str(error)))
+            rejected.append(RejectedLayout(layout, str(error)))
             continue
         engines = gpus // layout.gpus
         for prefill in (0, *_list_splits(engines)):
             points += _raise_clients(setup, load, limits, engines, prefill)
     given: dict[str, Any] = {"device": device, "gpus": gpus, "load": load, "engine": engine, "limits": limits}
-    return ServingSearch(model=serving, points=tuple(points), unfit=tuple(unfit), **given)
+    return ServingSearch(model=serving, points=tuple(points), rejected=tuple(rejected), **given)
 
 
 def _list_layouts(model: ServingModel, gpus: int, precisions: Sequence[tuple[str, str]]) -> Iterator[ServingLayout]:
@@ -171,7 +171,7 @@ def _raise_clients(
     while clients <= most * (decoding if prefill else 1):
         point = _measure_point(setup, load, limits, clients, engines, prefill)
         yield point
-        if not point.holds or point.per_gpu < (1 + _LEAST_GAIN) * before:
+        if not point.within_limits or point.per_gpu < (1 + _LEAST_GAIN) * before:
             return
         before = point.per_gpu
         clients *= 2
@@ -208,5 +208,5 @@ def _measure_point(
         per_gpu=result.steady_tokens_per_second() * copies / gpus,
         per_user=1 / further.mean,
         requests_per_second=result.requests_per_second * copies,
-        holds=ttft <= limits.ttft and tpot <= limits.tpot,
+        within_limits=ttft <= limits.ttft and tpot <= limits.tpot,
     )

@@ -55,7 +55,7 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = fence_doctests(link_names(obj.docstring.value, obj.name))
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Spell out the options of `**options: Unpack[Options]`, as `fvflops.text.spell_out` does."""
+        """Expand the options of `**options: Unpack[Options]`, as `fvflops.text.expand_options` does."""
         for last in [item for item in func.parameters if str(item.annotation).startswith("Unpack[")]:
             options: Any = last.annotation
             del func.parameters[last.name]

@@ -199,8 +199,8 @@ def count_verdicts(judged: Sequence[Judged]) -> VerdictErrors:
         source="Llama of 7B to 65B on A100s",
         fit=counts[True, True] + counts[True, False],
         fit_right=counts[True, True],
-        unfit=counts[False, True] + counts[False, False],
-        unfit_right=counts[False, True],
+        too_large=counts[False, True] + counts[False, False],
+        too_large_right=counts[False, True],
     )
 
 

@@ -103,14 +103,14 @@ class NodeLink:
     @property
     def bandwidth(self) -> float:
         """The bytes/s that a ring of two GPUs reaches in one direction."""
-        return self.among(2)[0]
+        return self.ring(2)[0]
 
     @property
     def latency(self) -> float:
         """The seconds of one step of a ring."""
         return self.figures.step
 
-    def among(self, ranks: int) -> tuple[float, float]:
+    def ring(self, ranks: int) -> tuple[float, float]:
         """Return the bytes/s of a ring's link among a number of GPUs of the node, and the seconds of its steps."""
         return _speed(self.fabric, ranks, self.figures.sharing) * self.figures.fenced, self.figures.step
 

@@ -72,7 +72,7 @@ class ProductFigures:
     fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is 1
     where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
     norm of computing and moving: 1 is one after the other, infinity the longer of both. `cache` is the most bytes of a
-    repeated second operand that stay in the GPU's cache, `held` of a result, which are not yet in memory then.
+    repeated second operand that stay in the GPU's cache, `result_cache` of a result, which are not yet in memory then.
     """
 
     large: float
@@ -86,7 +86,7 @@ class ProductFigures:
     whole_waves: float
     overlap: float
     cache: float = 1.0
-    held: float = 1.0
+    result_cache: float = 1.0
 
 
 def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -> float:
@@ -123,7 +123,7 @@ def group_seconds(
     bandwidth = gpu.bandwidth * figures.bandwidth
     operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
     written = result * result_bytes
-    moving = (moved or operands + written * missed_part(written, figures.held)) / bandwidth
+    moving = (moved or operands + written * missed_part(written, figures.result_cache)) / bandwidth
     best = float("inf")
     for height, width, step in _tile_steps(gpu, figures, row_bytes, column_bytes, alignment):
         tiles = rows_of_tiles[height] * ceil(columns / width)

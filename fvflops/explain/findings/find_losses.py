@@ -16,7 +16,7 @@ from fvflops.explain.findings.planned_step import (
     ComparedModules,
     ComparedRow,
     PlannedStep,
-    find_rest,
+    find_unexplained,
     find_unplanned,
 )
 from fvflops.explain.findings.product_findings import find_products
@@ -53,7 +53,7 @@ def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> li
     total = evidence.seconds(evidence.total_ns)
     found = [finding for finding in found if finding.seconds >= LEAST * total]
     if planned is not None:
-        rest = find_rest(evidence, planned, found)
+        rest = find_unexplained(evidence, planned, found)
         found += [finding for finding in rest if finding.seconds >= _LEAST_OF_REST * total]
     return sorted(found, key=lambda finding: -finding.seconds)
 
@@ -74,7 +74,7 @@ _ROWS = 20  # of modules
 _NONE = "none over 2 % of the step"
 
 
-def losses_parts(
+def report_parts(
     found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None, step: float
 ) -> list[Part]:
     """Return the findings of a step that took `step` seconds, and with a plan the comparisons and their picture."""

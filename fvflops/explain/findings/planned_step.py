@@ -256,7 +256,7 @@ def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
         yield evidence.finding("more_work", text, more_ns, products, advice)
 
 
-def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:
+def find_unexplained(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:
     """Yield a finding of the kernels' time over the plan that no other finding explains."""
     measured = measure_kernels(evidence)
     over = sum(measured.values()) - sum(planned.kernels.values())

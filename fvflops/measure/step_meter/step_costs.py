@@ -144,7 +144,7 @@ class _Fit(NamedTuple):
             parts.append(exact.numerator if exact.denominator == 1 else float(exact))
         return StepCost(*parts)
 
-    def gives(self, size: int, cost: StepCost) -> bool:
+    def matches(self, size: int, cost: StepCost) -> bool:
         """Return whether a cost matches the fit: FLOPs exactly, seconds but for rounding."""
         return all(
             (isnan(a) and isnan(b)) or a == b or (isinstance(b, float) and isclose(a, b, rel_tol=1e-9))
@@ -159,7 +159,7 @@ def _find_fit(costs: Mapping[int, StepCost]) -> _Fit | None:
     sizes = sorted(costs)
     nodes = tuple((size, costs[size]) for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
     fit = _Fit(sizes[0], sizes[-1], nodes)
-    return fit if all(fit.gives(size, cost) for size, cost in costs.items()) else None
+    return fit if all(fit.matches(size, cost) for size, cost in costs.items()) else None
 
 
 _LOGGER = logging.getLogger("fvflops")

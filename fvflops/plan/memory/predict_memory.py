@@ -22,7 +22,7 @@ from fvflops.capture.run import CostEstimate, choose_device, recording_lock, sus
 from fvflops.capture.session import Session
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.garbage_collector import gc_paused
-from fvflops.plan.memory.memory_report import MemoryPrediction, printed
+from fvflops.plan.memory.memory_report import MemoryPrediction, as_prediction
 from fvflops.plan.memory.offload import offloaded
 from fvflops.plan.memory.step_settings import (
     describe_checkpointed,
@@ -88,7 +88,7 @@ def predict_memory(
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
     settings = _settings_of(source, timeline.trace, first_step)
-    return printed(timeline, settings | ({"offload": list(offload)} if offload else {}))
+    return as_prediction(timeline, settings | ({"offload": list(offload)} if offload else {}))
 
 
 def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:

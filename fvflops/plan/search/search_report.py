@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.devices.measured_errors import describe_verdicts
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.step_time_report import judge, list_unknown
@@ -39,7 +39,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     settings = {**search.settings, "device": search.device.name}
     settings["efficiency"] = search.efficiency.source.partition(";")[0]
     settings |= {} if search.network is None else {"network": search.network.name}
-    texts, about = lead(verdict, settings)
+    texts, about = introduction(verdict, settings)
     differences = _DIFFERENCES.format("the fastest" if found else "the one with the lowest memory")
     parts: list[Part] = [*texts, differences, _summarise(search), *_list_failures(search)]
     if found:

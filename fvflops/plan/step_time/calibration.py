@@ -81,7 +81,7 @@ class Network:
         if isinstance(self.inside, NodeLink):
             if nodes == 1 and not is_pair:
                 return self.inside.seconds(collective, size, nbytes)
-            return replace(self, inside=Link(*self.inside.among(members))).seconds(collective, nbytes, group)
+            return replace(self, inside=Link(*self.inside.ring(members))).seconds(collective, nbytes, group)
         bandwidth = self.bandwidth(nodes, members)
         if is_pair:
             link = self.inside if nodes == 1 else self.between

@@ -14,7 +14,7 @@ from fvflops.garbage_collector import gc_paused
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.step_time.calibration import Network
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
 from fvflops.plan.step_time.step_tables import (
@@ -68,7 +68,7 @@ def estimate_report(
     fullest = max(memories, key=lambda memory: memory.reserved)
     judged = estimate.device, fullest.plan.mesh
     verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.timeline.peak)
-    texts, about = lead(verdict, estimate.settings, command)
+    texts, about = introduction(verdict, estimate.settings, command)
     parts: list[Part] = [
         *texts,
         *_describe_host(estimate),

@@ -137,7 +137,7 @@ class _Simulation:
 
     def _record(self, scheduler: Scheduler, plan: Plan, now: float, end: float) -> None:
         times = self._times
-        for sequence in plan.begun:
+        for sequence in plan.admitted:
             queued = scheduler.queued.pop(sequence.index, None)
             if queued is not None and isnan(times.scheduled[sequence.index]):
                 times.queued[sequence.index] = queued
@@ -187,6 +187,6 @@ class LatencyLimits:
     tpot: float = float("inf")
     at: Literal["mean", "p50", "p90", "p95", "p99"] = "p99"
 
-    def hold(self, result: SimulationResult) -> bool:
+    def are_met(self, result: SimulationResult) -> bool:
         """Return whether a simulation is within the limits; a figure that it lacks (NaN) does not exceed its limit."""
         return not (getattr(result.ttft, self.at) > self.ttft or getattr(result.tpot, self.at) > self.tpot)

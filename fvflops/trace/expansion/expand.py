@@ -130,7 +130,7 @@ class ExpandedEvents:
 
     def _storage(self, index: int, *, high: bool) -> int:
         place = self._rows.places[index]
-        return self.storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
+        return self.storages.at(index, 0 if place is None else self._rows.run.shift(place.period, high=high))
 
     def _copy(self, repetition: Repetition) -> None:
         """Append the events of the added periods, made column by column."""
@@ -252,7 +252,7 @@ def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> 
     active, last = set(), rows.run.added + SECOND
     for stack in trace.active:
         period = rows.periods["stack"][stack]
-        moves: Iterable[int] = (rows.run.place(period, high=False),)
+        moves: Iterable[int] = (rows.run.shift(period, high=False),)
         if period in (FIRST, SECOND):
             moves = range(FIRST - period, last - period + 1)
         active |= {tables.index("stack", stack, move) for move in moves}

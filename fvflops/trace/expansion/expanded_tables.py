@@ -62,7 +62,7 @@ class ExpandedStorages:
         for index in range(begin, end):
             self._moved.append(len(self.storages))
             is_placed = rows.places[index] is not None
-            periods = moved_by if is_placed else rows.run.place(rows.named_periods[index], high=False)
+            periods = moved_by if is_placed else rows.run.shift(rows.named_periods[index], high=False)
             self.storages.append(rows.rename(rows.storages[index], periods))
 
 
