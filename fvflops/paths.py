@@ -230,7 +230,7 @@ def shipped_files() -> list[str]:
 
 
 def join(base: str, relative: str) -> str:
-    """Resolve a path written in the file `base`: one that is no absolute path or URI is relative to its folder.
+    """Resolve a path written in the file `base`: one that is not an absolute path or URI is relative to its folder.
 
     >>> join("tables/mine.yaml", "ours.yaml"), join("s3://bucket/mine.yaml", "ours.yaml")
     ('tables/ours.yaml', 's3://bucket/ours.yaml')

@@ -148,7 +148,7 @@ def shown_by_fields(cls: type[T]) -> type[T]:
 
 
 def record_repr(record: Any) -> str:
-    """Return a NamedTuple or dataclass with its fields that are no defaults, in one line of fewer than 120 characters.
+    """Return a NamedTuple or dataclass with its fields that are not defaults, in one line of fewer than 120 characters.
 
     >>> from typing import NamedTuple
     >>> class Row(NamedTuple):

@@ -190,7 +190,7 @@ class ModelAnalysis(AnalysisOutputs):
                 raise TypeError(f"set_module_handle takes a class or its name{near}, got a {type(key).__name__} first")
             name = name_class(key) if isinstance(key, type) else key
             if isinstance(key, type) and not issubclass(key, torch.nn.Module):
-                raise ValueError(f"{name} is no module class: a handle of an op or a function is for set_op_handle")
+                raise ValueError(f"{name} is not a module class: a handle of an op or a function is for set_op_handle")
             if not may_exist(name):
                 raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)

@@ -126,7 +126,7 @@ def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
             except RuntimeError:  # dtype not supported on this device, or out of memory
                 break
             best = max(best, int(2 * side**3 / duration))
-            # Twice the side is 8 times the work. On a busy machine a small product is no measure of it: threads wait.
+            # Twice the side is 8 times the work. On a busy machine small products are too slow: threads wait.
             if 8 * duration > deadline - time.perf_counter():
                 break
             side *= 2

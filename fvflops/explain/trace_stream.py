@@ -27,7 +27,7 @@ class TraceStream:
     """The events of a chrome trace, a .json or .json.gz file or URI, in the order of the file.
 
     `header` has the other values of the file, such as "deviceProperties", once all events are read. A file may also be
-    the list of events alone. One that is no trace, or is cut off, raises TraceError.
+    the list of events alone. One that is not a trace, or is cut off, raises TraceError.
     """
 
     def __init__(self, path: str) -> None:

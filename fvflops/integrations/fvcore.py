@@ -19,7 +19,7 @@ Handle = Callable[[list[Any], list[Any]], Any]
 
 
 def get_shape(val: Any) -> list[int] | None:
-    """Return the shape of a value, None if it is no tensor."""
+    """Return the shape of a value, None if it is not a tensor."""
     shape: list[int] | None = val.type().sizes() if val.isCompleteTensor() else None
     return shape
 

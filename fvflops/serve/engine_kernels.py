@@ -208,7 +208,7 @@ class EngineFigures:
     a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
     `synchronous_sequence` their increases without asynchronous scheduling.
 
-    `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
+    `launch` is the time in which the host launches a kernel of a step with prompts, which is not a CUDA graph: the GPU
     waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
     and attention, and of its mixtures: 1 as measured alone. `request` is the server's time for a request before the
     engine, and `token` for each token of its prompt. `source` says where the figures are from.

@@ -136,7 +136,7 @@ def test_kernels_of_a_graph_are_classed_by_name(tmp_path):
         ([launch(8, 11, "cudaMalloc", 85)], "runtime"),
         ([host("train.py(7): prepare", 5, 90, "python_function")], "host"),
         ([host("aten::add", 5, 90)], "launch"),
-        # Compilation runs ops, and calls that are no compilation lie in frames of torch.compile.
+        # Compilation runs ops, and calls that are not compilation lie in frames of torch.compile.
         ([host("aot_collect_metadata (dynamo_timed)", 5, 90), host("aten::t", 6, 80)], "compilation"),
         ([host("torch/_compile.py(42): inner", 5, 90, "python_function"), host("aten::t", 6, 89)], "launch"),
         ([host("torch/_dynamo/eval_frame.py(8): _fn", 5, 90, "python_function")], "host"),

@@ -153,7 +153,7 @@ _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
 
 
 class UnrecordedFunction(Function):
-    """Base of Functions that stand in for an op with autograd: their calls are no regions."""
+    """Base of Functions that stand in for an op with autograd: their calls are not regions."""
 
 
 def function_regions(recorder: Recorder) -> list[Wrapper]:

@@ -44,7 +44,7 @@ _ALIASES = {
 
 # Ops that convert values, and the position of these among their arguments.
 _CONVERSIONS = {"_to_copy": 0, "copy": 1, "to": 0, "type_as": 0}
-# An op's arguments as expressions (the first one surely), the shape and dtype of its result.
+# An op's arguments as expressions (at least the first one), the shape and dtype of its result.
 _Builder = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int], torch.dtype], "Expression | None"]
 
 
@@ -205,7 +205,7 @@ def overwritten(
 def view_of(
     memory: Expression, strides: Sequence[int], shape: Sequence[int], view_strides: Sequence[int], offset: int
 ) -> Expression | None:
-    """Return the values of a tensor in memory, None if they are no function of the dimensions one by one."""
+    """Return the values of a tensor in memory, None if they are not separable by dimension."""
     if offset == 0 and tuple(shape) == memory.shape and tuple(view_strides) == tuple(strides):
         return memory
     view = View(memory, strides, shape, view_strides, offset)

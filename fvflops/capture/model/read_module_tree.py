@@ -104,7 +104,7 @@ def _read_module(
     path: str, module: nn.Module, canonical: str, identities: dict[int, int], layer: PackedLayer | None
 ) -> ModuleInfo:
     prefix = path + "." if path else ""
-    tensors = dict((*module._parameters.items(), *module._buffers.items()))  # of TorchScript these are no dicts
+    tensors = dict((*module._parameters.items(), *module._buffers.items()))  # of TorchScript these are not dicts
     names = set(module._parameters.keys())
     if layer is not None:
         names = {*layer.weights, *layer.biases, *(name for name in tensors if name.startswith(ADAPTERS))}

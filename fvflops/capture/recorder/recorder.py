@@ -259,7 +259,7 @@ class Recorder(RecordedStorages):
     @staticmethod
     def _split(events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
-        # A region that raised is no complete call: of a module that a checkpoint stops early, only the ops count.
+        # A region that raised is not a complete call: of a module that a checkpoint stops early, only the ops count.
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
         return ops, exits
 

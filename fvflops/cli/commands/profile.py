@@ -245,7 +245,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
         report = profile.call_report(ignore=arguments.ignore, **options)
-        arguments.sort = None  # the table is ranked already, by keys that are no columns
+        arguments.sort = None  # the table is ranked already, by keys that are not columns
     else:
         report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)

@@ -33,7 +33,7 @@ _FINDERS = (find_idle, find_communication, find_products, find_memory)
 def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> list[Finding]:
     """Return the losses of a step, the largest first, without losses under 2 % of it.
 
-    With a plan, of `expect_step`, expected time is no loss, and unplanned work is one.
+    With a plan, of `expect_step`, expected time is not a loss, and unplanned work is one.
 
     >>> import os, tempfile, torch
     >>> from fvflops import explain_trace

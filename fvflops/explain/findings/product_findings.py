@@ -196,7 +196,7 @@ def _alone(evidence: Evidence, dtype: str, sizes: tuple[int, int, int]) -> float
 
 
 def _judge_alignment(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
-    """Yield a finding for each length that is no multiple of 64 and slows its products."""
+    """Yield a finding for each length that is not a multiple of 64 and slows its products."""
     groups: dict[int, float] = defaultdict(float)
     shown: Group = defaultdict(list)
     typical = evidence.typical()

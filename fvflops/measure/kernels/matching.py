@@ -16,7 +16,7 @@ from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
-_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, such as AccumulateGrad
+_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are not ops of their own, such as AccumulateGrad
 
 
 @dataclass(frozen=True, slots=True, repr=False)
