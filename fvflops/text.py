@@ -245,10 +245,9 @@ def expand_options(function: Callable[..., Any]) -> tuple[Signature, dict[str, A
 def explaining_arguments(function: F) -> F:
     """Return a function, or a class of records, whose TypeError for wrong arguments names them.
 
-    The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument
-    becomes a TypeError that names the first one whose type does not fit its annotation. An `__init__` is named
-    by the class that is created, which may have inherited it. The signature is `expand_options`'s, and the function gets all
-    of its options.
+    The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument becomes a
+    TypeError that names the first one whose type does not fit its annotation. An `__init__` is named by the class that
+    is created, which may have inherited it. The signature is `expand_options`'s, and the function gets all options.
 
     >>> @explaining_arguments
     ... def size(model, depth: int | None = 3): return model + depth

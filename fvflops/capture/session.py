@@ -60,7 +60,7 @@ from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack, is_a
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
-# Of longer runs of a program only call counts are retained: this many events take about 100 MB.
+# Longer runs of a program keep only call counts: this many events take about 100 MB.
 _MAX_EVENTS = 1 << 18
 
 

@@ -56,7 +56,7 @@ class Shortened:
         return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-        """Return the full model's (name, item) pairs from the shortened model's, in order, as of `named_parameters`."""
+        """Return the full model's (name, item) pairs from the shortened model's, ordered as by `named_parameters`."""
         items = list(named)
         for run in reversed(self.runs):
             items = [(name, item) for name, item, _ in repeat_periods(items, run)]
@@ -78,10 +78,10 @@ def shorten(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
 ) -> Shortened | None:
-    """Shorten a model in place: of equal successive layers it keeps the first two and the last two.
+    """Shorten a model in place: keep the first two and the last two of equal successive layers.
 
-    Layers are equal if they have equal classes, tensors (but for values), attributes and hooks, but for attributes that
-    count them, which count the remaining ones. Layers that share modules or tensors with others, or of which others of
+    Layers are equal if they have equal classes, tensors (except for values), attributes and hooks; attributes that
+    count layers then count the remaining ones. Layers that share modules or tensors with others, or differ in which of
     their submodules are `marked` (such as checkpointed modules), are not equal. So that a model's code cannot treat
     layers unequally, its forward pass on `args` and `kwargs` is recorded with all layers (without autograd; `device`
     and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
@@ -227,7 +227,7 @@ def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int)
 # How many successive layers may differ before they repeat, as in models with local and global attention by turns.
 _MAX_PERIOD = 8
 
-# Of a shorter run more would be lost by comparing and expanding than is gained.
+# For a shorter run, comparing and expanding would take longer than they save.
 _LEAST = 2 * KEPT
 
 # A layer's kind, numbered, and the attributes that count layers.

@@ -37,9 +37,9 @@ def measure_device(
     """Return the measured peaks of a device of this machine: FLOP/s of matrix products by dtype, and memory bandwidth.
 
     `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
-    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products are
-    of square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is of a
-    copy or of a triad (a = b + s*c) over arrays larger than the caches, whichever is higher, each number read or
+    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products have
+    square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is measured by a
+    copy or a triad (a = b + s*c) of arrays larger than the caches, whichever is higher, each number read or
     written counted once; a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
     dtype raises ValueError.
     """

@@ -36,7 +36,7 @@ class RunErrors:
     """Errors in % of the estimated step times of `runs` that a source measured with one framework on a GPU.
 
     `nodes` is `ONE_NODE` or `NODES`. `fitted` says whether the shipped figures of the software were fitted to them.
-    `mean` is of the absolute errors, `held_out` their mean with figures fitted to the other sources of the software,
+    `mean` is the mean absolute error, `held_out` the one with figures fitted to the other sources of the software,
     None without any.
     """
 
@@ -56,7 +56,7 @@ class RunErrors:
 class KernelErrors:
     """Errors in % of the estimated times of measured kernels of shapes that no figure was fitted to.
 
-    `mean` is of the absolute errors, `held_out_gpu` their mean with figures fitted to other GPUs only.
+    `mean` is the mean absolute error, `held_out_gpu` the one with figures fitted to other GPUs only.
     """
 
     kind: str

@@ -294,7 +294,7 @@ def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, mac
         raise ValueError(f"devices must be the number of devices, at least 1; got {shown(devices)}")
     if sparse and not set(work) & set(device.sparse):
         dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
-        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")
+        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are in {', '.join(work)}")
     machine = machine._replace(devices=int(devices))
     share = sum(machine.times(work).values()) / measured
     utilisation = float(min(share, _MAX_SHARE))  # as a float, so that the least time, rounded to a float, gives 1.0
@@ -304,7 +304,7 @@ def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, mac
 
 
 def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], machine: _Machine) -> None:
-    """Warn where most of the time is of float32 ops: under torch.autocast the measured run had others."""
+    """Warn where float32 ops take most of the time: under torch.autocast the measured run had other dtypes."""
     times = machine.times(work)
     faster = next((dtype for dtype in ("bf16", "fp16") if dtype in machine.device.dtypes()), "")
     slowest = max(times, key=lambda dtype: times[dtype])

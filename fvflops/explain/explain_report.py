@@ -61,14 +61,14 @@ def _list_missing_phases(compared: Sequence[ComparedRow]) -> Iterator[str]:
     measured = {row.phase for row in compared if row.measured}
     missing = dict.fromkeys(row.phase for row in compared if row.phase and row.phase not in measured)
     if missing:
-        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is of a whole training step"
+        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is for a whole training step"
 
 
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
 
-# Of work and idle time; narrow terminals lack the ones with an order, the largest first.
+# Columns of work and idle time; narrow terminals omit those with a `hide_order`, the largest first.
 _COLUMNS = (
     text_column("what", shorten_last=True),
     _seconds("seconds", "time"),

@@ -123,7 +123,7 @@ class HostSpans:
 
 @dataclass(slots=True)
 class Activities:
-    """Kernels, copies and fills of the GPU by start; times as of HostSpans.
+    """Kernels, copies and fills of the GPU by start; times as in HostSpans.
 
     `kind` is KERNEL, MEMCPY or MEMSET, `stream` a number of `TraceColumns.streams`, `details` of
     `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
@@ -201,7 +201,7 @@ def read_columns(path: str) -> TraceColumns:
 
 
 def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
-    """Add a complete event, if it is of the host or of the GPU."""
+    """Add a complete event, if it is an event of the host or the GPU."""
     category = event.get("cat")
     if not isinstance(category, str):
         return

@@ -228,7 +228,7 @@ class PlanOptions:
             if self.is_fully_sharded:
                 raise PlanError(f"FSDP2 shards the optimizer and reduces gradients itself: use {name} without fsdp")
             if self.optimizer is None:
-                raise PlanError(f"{name} is of an optimizer: pass one, such as AdamW")
+                raise PlanError(f"{name} needs an optimizer: pass one, such as AdamW")
 
     def _check_sequence(self, inputs: Inputs) -> None:
         """Raise PlanError where sequence parallelism cannot divide the sequence of the token ids among the inputs."""

@@ -137,7 +137,7 @@ class RankModel:
     def _make_stage(self, number: int, device_mesh: Any, shortened: bool) -> StageModule:
         """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
         options = self.options
-        # Of known plans the names are patterns for all layers; other functions may name each.
+        # Names in known plans are patterns for all layers; other functions may name each layer.
         names_all = options.shard_by is not None
         stage = self._describe_inputs(number)
         # A mapping names each layer's experts.

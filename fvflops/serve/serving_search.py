@@ -32,7 +32,7 @@ _SPLITS = 3  # numbers of prefill engines that are tried in a layout
 class ServingPoint(NamedTuple):
     """A layout under a load: `engines` of them, `prefill` of which only compute prompts, and `clients` in all.
 
-    `seconds` of first and further tokens are at the limits' percentile. Tokens per second are of each GPU and user.
+    `ttft` and `tpot` are at the limits' percentile. Tokens per second are per GPU and per user.
     """
 
     layout: ServingLayout
@@ -70,7 +70,7 @@ class ServingSearch(Displayed):
     rejected: tuple[RejectedLayout, ...]
 
     def best(self, count: int | None = None) -> list[ServingPoint]:
-        """Return of each layout the point with most throughput within the limits, the best first."""
+        """Return each layout's point with most throughput within the limits, the best first."""
         found: dict[tuple[ServingLayout, int, int], ServingPoint] = {}
         for point in self.points:
             key = point.layout, point.engines, point.prefill
@@ -106,10 +106,10 @@ def search_serving(
 ) -> ServingSearch:
     """Return how many tokens per second layouts of `gpus` GPUs serve, by the number of clients.
 
-    Layouts are all divisions by tensor, expert and attention data parallelism, with as many engines as the GPUs hold,
-    together or divided into engines of prompts and of decoding. `precisions` are pairs of the weights' and the cache's.
-    Each is simulated with 1, 2, 4 ... clients, until more add no throughput or pass the `limits`. Other arguments are
-    as of `serve_model`.
+    Layouts are all divisions by tensor, expert and attention data parallelism, with as many engines as fit on the GPUs,
+    each for both phases, or divided into prefill and decode engines. `precisions` are pairs of the weights' and the
+    cache's. Each is simulated with 1, 2, 4 ... clients, until more add no throughput or pass the `limits`. Other
+    arguments are as for `serve_model`.
 
     >>> from fvflops.zoo import build
     >>> found = search_serving(build("llama3_8b", device="meta"), device="H100", gpus=1, precisions=[("bf16", "bf16")])

@@ -329,7 +329,7 @@ def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Itera
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a name is of a Python file or package, without importing it."""
+    """Return whether a name is a Python file or package, without importing it."""
     path = name.replace(".", os.sep)
     files = (f"{path}.py", os.path.join(path, "__init__.py"))
     return bool(path) and any(os.path.isfile(os.path.join(entry, file)) for entry in ("", *sys.path) for file in files)

@@ -111,7 +111,7 @@ def read_columns(path: str) -> dict[str, list[Any]]:
     try:
         table = arrow.parquet.read_table(io.BytesIO(data))
         return {str(name): table.column(index).to_pylist() for index, name in enumerate(table.column_names)}
-    # Of a damaged file pyarrow raises errors of many kinds, also of Unicode and memory.
+    # For a damaged file pyarrow raises errors of many kinds, Unicode and memory errors among them.
     except (arrow.ArrowException, OSError, ValueError, LookupError, TypeError, MemoryError) as error:
         reason = plain_name(" ".join(str(error).split()))
         raise ValueError(f"{path} is not a Parquet file, or damaged: {reason}") from None

@@ -126,7 +126,7 @@ def test_the_times_of_several_dtypes_add_up():
 def test_sparse_takes_the_peak_for_two_of_four():
     assert mfu(50 * T, 1, device=CHIP, dtype="bf16", sparse=True) == 0.25
     assert mfu({"bf16": 50 * T, "fp32": T}, 1, device=CHIP, sparse=True) == 0.35
-    with pytest.raises(ValueError, match="sparse: chip has a 2:4 peak for bf16, and the counts are of fp32"):
+    with pytest.raises(ValueError, match="sparse: chip has a 2:4 peak for bf16, and the counts are in fp32"):
         mfu(T, 1, device=CHIP, dtype="fp32", sparse=True)
 
 

@@ -116,7 +116,7 @@ def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module
 def check_optimizer(arguments: argparse.Namespace, default: str) -> None:
     """Raise ValueError for an unknown optimizer, and for master weights without one, before a model is loaded."""
     if find_optimizer(arguments.optimizer or default) is None and arguments.master_weights:
-        raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
+        raise ValueError("--master-weights need an optimizer: add --optimizer, such as --optimizer AdamW")
 
 
 def find_optimizer(name: str) -> Any:

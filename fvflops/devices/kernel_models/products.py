@@ -29,8 +29,8 @@ class Product(NamedTuple):
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
     `column_bytes` are the second operand's where it is stored in another dtype, such as weights in int4. `moved` are
-    the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
-    products of unequal rows in one kernel, such as of experts; `rows` are their mean. `is_repeated` says whether the
+    the bytes from and to memory where the operands are not stored as such, as for a convolution. `is_grouped` are
+    products of unequal rows in one kernel, such as experts; `rows` are their mean. `is_repeated` says whether the
     same second operand was used just before, as in benchmarks, and is in the GPU's cache if it fits.
     """
 
@@ -111,7 +111,7 @@ def group_seconds(
 ) -> float:
     """Return the seconds of products in one kernel besides its start, with the fastest tiles and split.
 
-    `counts` are pairs of rows and how many products have them, all else is as of `each`. `missed` is the part of the
+    `counts` are pairs (rows, number of products with them); all else is as in `each`. `missed` is the part of the
     second operands that is not in the cache.
     """
     _, columns, inner, _, row_bytes, result_bytes, alignment, column_bytes, moved, *_ = each

@@ -45,8 +45,8 @@ class ComparedRow:
 class PlannedStep:
     """The expected seconds of a rank's step by (class, phase) of kernels, and by (module, phase).
 
-    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are of products.
-    `classes` are the modules of each class in the order of their first calls.
+    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are the multiply-adds
+    of products. `classes` are the modules of each class in the order of their first calls.
     """
 
     seconds: float
@@ -273,7 +273,7 @@ def find_unexplained(evidence: Evidence, planned: PlannedStep, found: Sequence[F
         yield Finding("slower_than_planned", text, left, evidence_rows, advice, planned.error)
 
 
-# Findings whose seconds are of kernels.
+# Findings about kernel time.
 _OF_KERNELS = frozenset(
     (
         *("unfused_attention", "float64_products", "float32_without_tf32", "float32_products", "product_loop"),

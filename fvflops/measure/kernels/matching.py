@@ -85,7 +85,7 @@ def match_kernels(
 ) -> KernelMatch:
     """Return a run with the modules, phases and work of its events.
 
-    The Trace is of one step; each step of the run is matched with it. In each module call, ops are matched in order
+    The Trace has one step; each step of the run is matched with it. In each module call, ops are matched in order
     with the outermost op events of their names, which get their work; kernels are not matched. The work of ops without
     an event, as in fused kernels, is attributed to the call of their module.
 

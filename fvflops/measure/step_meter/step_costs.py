@@ -145,7 +145,7 @@ class _Fit(NamedTuple):
         return StepCost(*parts)
 
     def matches(self, size: int, cost: StepCost) -> bool:
-        """Return whether a cost matches the fit: FLOPs exactly, seconds but for rounding."""
+        """Return whether a cost matches the fit: FLOPs exactly, seconds up to rounding."""
         return all(
             (isnan(a) and isnan(b)) or a == b or (isinstance(b, float) and isclose(a, b, rel_tol=1e-9))
             for a, b in zip(self.at(size), cost, strict=True)

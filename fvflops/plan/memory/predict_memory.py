@@ -59,11 +59,11 @@ def predict_memory(
     `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A training step is one of many: the optimizer's state exists from its start; with `first_step` the optimizer creates
-    it. As in trainers, gradients are freed between steps (`zero_grad()`), and the model's result when its loss is
-    computed: a loop that keeps it in a variable has it until the next forward pass ends, which a recording shows.
-    `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
-    `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
+    The optimizer's state exists before the step; with `first_step` the optimizer creates it. As in trainers, gradients
+    are freed between steps (`zero_grad()`), and the model's result when its loss is computed: a loop that keeps it in a
+    variable has it until the next forward pass ends, which a recording shows. `workspaces` adds the workspaces of
+    kernels, where a rule computes them; ops with an unknown workspace are in `unseen`. The rule for convolutions on the
+    CPU is for contiguous tensors, not channels_last.
 
     `offload` names the parts on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
 
@@ -122,7 +122,7 @@ def _largest(analysis: ModelAnalysis, drawn: MemoryTimeline, read: Callable[[Tra
         with extreme_draws(high=high):
             try:
                 runs[name] = read(_record(analysis))
-            except Exception as error:  # such as of a loss that no layer takes part in
+            except Exception as error:  # such as for a loss that no layer contributes to
                 if is_interrupt(error):
                     raise
                 failed.append(f"{name} (fails: {describe_error(error)})")

@@ -146,7 +146,7 @@ class Space:
                 raise PlanError(f"no choice {name!r}{suggest(name, CHOICES)}: a search chooses {', '.join(CHOICES)}")
             known = {"optimizer-sharding": _OPTIMIZER_SHARDINGS}.get(name, values)
             if unknown := [value for value in values if value not in known]:
-                raise PlanError(f"{name} must be of {', '.join(known)}; got {unknown[0]!r}")
+                raise PlanError(f"{name} must be among {', '.join(known)}; got {unknown[0]!r}")
             if not values or (name in _NUMBERS and any(not isinstance(item, int) or item < 1 for item in values)):
                 raise PlanError(f"{name} must be some numbers of at least 1; got {list(values)}")
         for name in self.choices.get("schedule", ()):

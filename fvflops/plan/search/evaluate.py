@@ -306,8 +306,8 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
 def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight.
 
-    Without stages FSDP2 makes each microbatch as it was recorded, but for shards of another size and, where it gathers
-    parameters again, smaller buffers. With stages it keeps their gathered parameters and whole gradients for a step.
+    Without stages FSDP2 runs each microbatch as it was recorded, except for shards of another size and, where it
+    gathers parameters again, smaller buffers. With stages it keeps gathered parameters and whole gradients for a step.
     """
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages, per_rank = candidate.size("pp"), candidate.stages_per_rank

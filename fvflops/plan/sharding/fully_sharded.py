@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Data types of a training step: of the parameters that the optimizer updates, of the compute, of the reduction."""
+    """Data types of a training step: parameters that the optimizer updates, compute, reduction."""
 
     parameters: torch.dtype
     compute: torch.dtype

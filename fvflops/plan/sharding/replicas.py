@@ -28,7 +28,7 @@ class Replicas:
     """The ranks that have equal parameters, over dp and cp, and the parameters whose gradients they reduce.
 
     `parameters` are for each stage its trainable ones; experts that only one rank has are among them, with one replica.
-    Gradients are of the `dtype`, of the parameters' own for None.
+    Gradients have the `dtype`, or the parameters' own if it is None.
     """
 
     group: Any

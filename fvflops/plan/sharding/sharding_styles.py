@@ -135,7 +135,7 @@ def divide_experts(module: nn.Module, mesh: Any) -> None:
 
 
 def styles_of_zoo() -> Mapping[str, Style]:
-    """Return name → style, as of torch.distributed.tensor.parallel."""
+    """Return name → style of torch.distributed.tensor.parallel."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor import parallel as tp
 

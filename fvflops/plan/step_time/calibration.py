@@ -143,8 +143,8 @@ class Efficiency:
     `bandwidth` (memory-bound kernels) are the fractions of that speed that kernels have in a step. `kernel` is the
     shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and `launch_collective` are the
     time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
-    kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.
-    `software` is the shipped entry that they are of, "" for others, and `source` says where they are from.
+    kernels are shorter waits for the host. `step` is the time between steps, such as for the data loader and logging.
+    `software` is the name of the shipped entry, "" for others, and `source` says where they are from.
     `float32_matmul` is how float32 products run, as in `mfu`.
     """
 
@@ -302,7 +302,7 @@ def find_network(name: str, *, file: str | os.PathLike[str] = NETWORKS) -> Netwo
 
 @lru_cache(maxsize=8)
 def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, tuple[Efficiency, bool]]:
-    """Return name → efficiency, and whether its fractions are of the speed of measured kernels."""
+    """Return name → efficiency, and whether its fractions are relative to the speed of measured kernels."""
     return read_entries(file, "efficiencies", _read_efficiency)
 
 

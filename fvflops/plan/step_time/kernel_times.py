@@ -23,7 +23,7 @@ from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_i
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    `shape` is a Product or an Attention, None of others. `bytes_only` is True for an op without a formula: of its work
+    `shape` is a Product or an Attention, None for others. `bytes_only` is True for an op without a formula, of which
     only the bytes are known.
     """
 

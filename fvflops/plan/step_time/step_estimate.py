@@ -240,7 +240,7 @@ def estimate_step(
     host_waits: bool = False,
     bucket_cap_mb: float | None = None,
 ) -> StepEstimate:
-    """Return the estimated time of a training step: of a pipeline's ranks, first stage first, or of one rank.
+    """Return the estimated time of a training step on one rank, or on a pipeline's ranks, first stage first.
 
     Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
     the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The

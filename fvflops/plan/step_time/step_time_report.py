@@ -383,9 +383,9 @@ def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> I
     """Yield a sentence for the ops of unknown time, and one for the ops of unknown FLOPs: op → calls.
 
     >>> list(list_unknown({"mine::scan": 2}, {}))
-    ['Of unknown time, so not in the step: mine::scan (2 calls).']
+    ['Time unknown, so not in the step: mine::scan (2 calls).']
     """
     if unknown:
-        yield f"Of unknown time, so not in the step: {list_ops(unknown)}."
+        yield f"Time unknown, so not in the step: {list_ops(unknown)}."
     if bytes_only:
-        yield f"Of unknown FLOPs, so in the step with the time of their bytes: {list_ops(bytes_only)}."
+        yield f"FLOPs unknown, so timed by their bytes: {list_ops(bytes_only)}."

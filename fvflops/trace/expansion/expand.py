@@ -159,7 +159,7 @@ class ExpandedEvents:
         return zip(*[self._copy_storage(*pair, step, moves) for pair in zip(first, second, strict=True)])  # noqa: B905
 
     def _copy_storage(self, first: int, second: int, step: int, moves: range) -> Iterable[int]:
-        """Return the index of a storage for each copy; one that is of no layer is the same for all."""
+        """Return the index of a storage for each copy; one that belongs to no layer is the same for all."""
         if first == second:
             return repeat(self.storages.at(second, 0))
         index, begin = second, moves[0]
@@ -212,7 +212,7 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     """Return the Trace of the full model from one that was recorded with a shortened model.
 
     In every phase, the events between the starts of periods 1 and 2 must be equal to the events between 2 and 3
-    but for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
+    except for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
     are repeated for the periods that the shortened model lacks. Everything else remains, with the names and storages
     of the full model: events, storages, regions, counts of calls, the module tree and the lists of foreach ops.
 

@@ -136,7 +136,7 @@ class RecordedRows:
         return period
 
     def add_repetition(self, repetition: Repetition) -> bool:
-        """Give the storages of two ranges their places if they are equal but for the layers in their names."""
+        """Assign the storages of two ranges to layers if they are equal except for the layers in their names."""
         length = repetition.length
         if repetition.end - repetition.second != length:
             return False
@@ -189,9 +189,9 @@ class RecordedRows:
     ) -> bool:
         """Return whether the first range refers to a storage as the second one does to another.
 
-        Both refer to one storage that is of no layer, or to the same storage of their own period or of a neighbour. At
-        the start and the end of the run, the neighbour's storages have no place: they are compared by size and name.
-        Two storages without a place are added to `unplaced`, if given.
+        Both refer to one storage that belongs to no layer, or to the same storage of their own period or of a
+        neighbour. At the start and the end of the run, the neighbour's storages have no place: they are compared by
+        size and name. Two storages without a place are added to `unplaced`, if given.
         """
         places = self.places[first], self.places[second]
         if first == second:

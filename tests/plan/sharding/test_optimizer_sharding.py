@@ -166,7 +166,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
     ("mesh", "options", "message"),
     [
         ({"fsdp": 2}, {}, "FSDP2 shards the optimizer and reduces .* itself: use optimizer_sharding without"),
-        ({"dp": 2}, {"optimizer": None}, "optimizer_sharding is of an optimizer: pass one"),
+        ({"dp": 2}, {"optimizer": None}, "optimizer_sharding needs an optimizer: pass one"),
         ({"dp": 2}, {"optimizer_sharding": "pd"}, "no optimizer_sharding 'pd': known is dp"),
         ({"dp": 2}, {"gradient_dtype": "fp23"}, r"no data type of gradients 'fp23': did you mean 'fp32'\?"),
         ({"dp": 2}, {"optimizer": torch.optim.Adafactor}, "Adafactor updates whole matrices, .*: choose another"),
