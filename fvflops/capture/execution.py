@@ -1,4 +1,4 @@
-"""How a run is executed: for which device, by shapes or for real, inside which other recordings."""
+"""How a run is executed: device, shape or real execution, enclosing recordings."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _seconds(key: str, heading: str) -> Column:
 
 # Columns of work and idle time; narrow terminals omit those with a `hide_order`, the largest first.
 _COLUMNS = (
-    text_column("what", shorten_last=True),
+    text_column("part", shorten_last=True),
     _seconds("seconds", "time"),
     number_column("share", form=format_share),
     number_column("calls"),
@@ -90,10 +90,10 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     columns = data_only(_COLUMNS, [] if on_gpu else ["kernels"])
     total = trace.total_ns()
     idle = [(f"idle: {CAUSES[row.cause]}", row.ns) for row in trace.idle()]
-    records = [{"what": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
+    records = [{"part": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
     records += [
-        {"what": what, "seconds": ns / 1e9 / steps, "share": ns / total if total else None}
-        for what, ns in (*idle, ("step", total))
+        {"part": name, "seconds": ns / 1e9 / steps, "share": ns / total if total else None}
+        for name, ns in (*idle, ("step", total))
     ]
     *rows, last = _list_values(columns, records)
     return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
@@ -142,7 +142,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
     what, seconds, _, calls, *_, rate, expected, lost = _COLUMNS
     columns = (what, seconds, text_column("class"), text_column("phase"), calls, rate, expected, lost)
     records = [
-        {"what": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
+        {"part": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
         for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs)))
         if row.kind != "communication"
     ]

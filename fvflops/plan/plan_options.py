@@ -311,7 +311,7 @@ def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Acti
     stages = list(dict.fromkeys(action.stage for action in order if action.kind == "forward")) if is_sharded else []
     for action in order:
         if action.kind == "forward" and stages and action.stage not in started:
-            # The parameters of the next stage are gathered beside the first forward pass of this one.
+            # The parameters of the next stage are gathered during the first forward pass of this one.
             begin = len(started) + bool(started)
             started.add(action.stage)
             for stage in stages[begin : len(started) + 1]:

@@ -253,7 +253,7 @@ def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     assert found["straggler"].seconds == pytest.approx((70e-6 + 0 + 40e-6) / 3)
     assert "of which rank 1 joins last" in found["straggler"].text
     assert not explain_trace(paths[:1]).waits()
-    with pytest.raises(TraceError, match="one rank"):
+    with pytest.raises(TraceError, match="the same rank"):
         explain_trace([paths[0], paths[0]])
 
 

@@ -29,7 +29,7 @@ _FILLED: dict[str, tuple[int | None, Any]] = {
     **dict.fromkeys(("new_ones", "ones", "ones_like"), (None, 1)),
     **dict.fromkeys(("new_zeros", "zeros", "zeros_like", "zero"), (None, 0)),
 }
-# These read no values of their first argument.
+# Ops that read no values of their first argument.
 INDEPENDENT = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
 COUNTS = frozenset({"all", "any", "count_nonzero", "sum"})
 # Composite ops, which may be recorded as called, and the op that each is.
@@ -273,7 +273,7 @@ def expression_of(tensor: Any) -> Expression | None:
 
 
 class LazyValues:
-    """Makes expressions of a run's ops. Equal ones are one object, so that their elements are counted once."""
+    """Makes expressions of a run's ops, interned, so that elements of equal ones are counted once."""
 
     def __init__(self) -> None:
         self._interned: dict[tuple[Any, ...], tuple[Any, Expression]] = {}

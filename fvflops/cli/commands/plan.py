@@ -71,7 +71,7 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
             the newest software
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
             repeated
-        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all
+        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces during the last backward pass, 0 for all
             after it; default: DDP's, 1 for the first and 25 for the others
         --tokens N  tokens of the whole training, such as 15e12
         --step-time S  measured seconds of a step, for its MFU

@@ -86,7 +86,7 @@ def report_parts(
     if found:
         parts.append(_tabulate(found, step))
     if compared:
-        parts += [_tabulate_compared("compared", "what", compared, "Expected by the plan, and measured")]
+        parts += [_tabulate_compared("compared", "part", compared, "Expected by the plan, and measured")]
     if modules is not None and modules.matched:
         matched = f"{modules.matched:,} of {modules.traced:,} matched"
         title = f"Modules: {matched} with the plan's by the order of their calls"
@@ -101,8 +101,8 @@ def encode_losses(
 ) -> Mapping[str, Any]:
     """Return findings and the comparisons for JSON, in seconds."""
     rows, of_modules = (
-        [record_data(row, "what", "phase", "expected", "measured", "lost") for row in part]
-        for part in (compared, () if modules is None else modules.rows)
+        [record_data(row, "part", "phase", "expected", "measured", "lost") for row in compared_rows]
+        for compared_rows in (compared, () if modules is None else modules.rows)
     )
     return {"findings": [asdict(row) for row in found], "compared": rows, "compared_modules": of_modules}
 
@@ -120,28 +120,28 @@ def _tabulate(found: Sequence[Finding], step: float) -> Table:
     return Table("losses", columns, rows, "Findings", noun="finding")
 
 
-def _tabulate_compared(name: str, what: str, compared: Sequence[ComparedRow], title: str) -> Table:
+def _tabulate_compared(name: str, heading: str, compared: Sequence[ComparedRow], title: str) -> Table:
     columns = (
-        text_column("what", what, shorten_last=True),
+        text_column("part", heading, shorten_last=True),
         text_column("phase"),
         *(number_column(key, form=format_seconds) for key in ("expected", "measured", "lost")),
     )
-    rows: list[list[Value]] = [[row.what, row.phase, row.expected, row.measured, row.lost] for row in compared]
+    rows: list[list[Value]] = [[row.part, row.phase, row.expected, row.measured, row.lost] for row in compared]
     sums = [sum(getattr(row, key) for row in compared) for key in ("expected", "measured", "lost")]
-    total: list[Value] = ["step" if what == "what" else "kernels", "", *sums]
+    total: list[Value] = ["step" if heading == "part" else "kernels", "", *sums]
     return Table(name, columns, rows, title, total=total, noun="row")
 
 
 def _draw(compared: Sequence[ComparedRow]) -> Gantt:
     """Return the expected step above the measured one, by class of work, phases in their order."""
     order = {"forward": 0, "recompute": 1, "backward": 2, "optimizer": 3}
-    rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.what))
+    rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.part))
     lanes: dict[str, list[Slice]] = {}
     for lane in ("expected", "measured"):
         end, lanes[lane] = 0.0, []
         for row in (row for row in rows if getattr(row, lane)):
             start, end = end, end + getattr(row, lane)
-            note = f"{row.what} {row.phase}: {format_seconds(getattr(row, lane))}"
-            lanes[lane].append(Slice(row.what, start, end, row.phase, note))
-    kinds = {row.what: row.what for row in rows}
+            note = f"{row.part} {row.phase}: {format_seconds(getattr(row, lane))}"
+            lanes[lane].append(Slice(row.part, start, end, row.phase, note))
+    kinds = {row.part: row.part for row in rows}
     return Gantt("steps_beside", lanes, kinds, "The expected step and the measured one, by phase", "shorter")

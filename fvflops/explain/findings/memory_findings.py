@@ -25,7 +25,7 @@ _REASONS = {
         "copies from host memory that is not pinned",
         "use pin_memory=True in the DataLoader, and .to(device, non_blocking=True)",
     ),
-    "host_copies": ("copies between host and GPU", "keep the data on the GPU, or copy it beside compute"),
+    "host_copies": ("copies between host and GPU", "keep the data on the GPU, or overlap copies with compute"),
     "layout_conversions": ("conversions between NCHW and NHWC", "call model.to(memory_format=torch.channels_last)"),
     "zeroing": ("filling of tensors with constants", "call zero_grad(set_to_none=True), and allocate with empty"),
     "indexing": (

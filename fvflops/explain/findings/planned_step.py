@@ -28,9 +28,9 @@ _ROWS = {**KINDS, "memory": "memory-bound kernels"}
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class ComparedRow:
-    """Seconds of a step, expected and measured; `what` is a class of work, or of time in which none runs."""
+    """Seconds of a step, expected and measured; `part` is a class of work, a cause of idle time, or a module."""
 
-    what: str
+    part: str
     phase: str
     expected: float
     measured: float

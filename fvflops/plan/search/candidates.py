@@ -219,10 +219,10 @@ def _powers_of_two(limit: int) -> list[int]:
 class LayoutResult:
     """A layout and its figures.
 
-    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its fullest rank. Both
-    are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0 where no
-    recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is above the
-    time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are as in
+    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its peak-memory rank.
+    Both are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0 where
+    no recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is above
+    the time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are as in
     StepEstimate.
     """
 

@@ -102,7 +102,7 @@ class _Simulation:
         return self._result()
 
     def _issue(self, time: float | None) -> None:
-        """Take the next request of the load, which arrives at a time or at its own."""
+        """Schedule the next request of the load at a time, or at its own arrival."""
         request = next(self._requests, None)
         if request is not None:
             self._schedule(request.arrival if time is None else time, request)
@@ -164,7 +164,7 @@ class _Simulation:
 
     def _result(self) -> SimulationResult:
         schedulers = [scheduler for engine in self._all for scheduler in engine.schedulers]
-        fullest = max(schedulers, key=lambda scheduler: scheduler.pages.peak)
+        peak = max(schedulers, key=lambda scheduler: scheduler.pages.peak)
         end = max(self._times.last_token)
         return SimulationResult(
             requests=self._times,
@@ -173,8 +173,8 @@ class _Simulation:
             idle_seconds=sum(engine.idle_seconds + end - engine.free_at for engine in self._all),
             running=sum(engine.running_seconds for engine in self._all) / (end - self._begin),
             preemptions=sum(scheduler.preemptions for scheduler in schedulers),
-            peak_pages=fullest.pages.peak,
-            pages=fullest.pages.total,
+            peak_pages=peak.pages.peak,
+            pages=peak.pages.total,
         )
 
 

@@ -158,7 +158,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
     assert times[40].exposed["dp"] < times[None].exposed["dp"] < times[0].exposed["dp"]
     buckets = {size: estimate.settings["gradient_buckets"] for size, estimate in times.items()}
     assert buckets == {0: "none, without overlap", 40: "40 MiB", None: "Megatron-Core's sizes"}
-    assert any("gathered beside the forward pass" in text for text in times[None].assumptions)
+    assert any("gathered during the forward pass" in text for text in times[None].assumptions)
     assert any("gathered before the first" in text for text in times[0].assumptions)
 
 
