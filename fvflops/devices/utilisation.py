@@ -366,7 +366,7 @@ def model_flops(
     Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
     `attention` is "dense", in which all pairs of query and key count, or "causal", in which only pairs within a causal
     mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
-    `matmul_only` leaves out all FLOPs that are not multiply-adds, such as in norms. `table` is the convention.
+    `matmul_only` excludes FLOPs that are not multiply-adds, such as in norms. `table` is the convention.
 
     >>> import torch
     >>> from fvflops import TrainingStepAnalysis

@@ -117,7 +117,7 @@ def batchnorm_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
 def _shape(value: Any) -> list[int]:
     shape = get_shape(value)
     if shape is None:
-        raise TypeError(f"this handle wants a tensor, not {value}")
+        raise TypeError(f"this handle needs a tensor, not {value}")
     return shape
 
 

@@ -59,12 +59,12 @@ _ATTENTION = Patch(F, "scaled_dot_product_attention")
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp. `short` keeps
-    stages without equal layers for other plans of the model, whose meshes, batches and checkpointing may differ.
+    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp. `cache` has
+    shortened stages for other plans of the model, whose meshes, batches and checkpointing may differ.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, options: PlanOptions, short: dict[Hashable, ShortStage] | None = None
+        self, model: nn.Module, inputs: Inputs, options: PlanOptions, cache: dict[Hashable, ShortStage] | None = None
     ) -> None:
         precision = options.dtypes
         if precision is not None and precision.is_uniform:
@@ -78,7 +78,7 @@ class RankModel:
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
         self._whole_hidden: TensorSpec | None = None  # not divided by sequence parallelism
-        self._short = {} if short is None else short
+        self._cache = {} if cache is None else cache
         self.layers: tuple[int, ...] = ()
         self._kinds: list[int] = []  # of each layer
         if options.is_pipelined:
@@ -129,13 +129,13 @@ class RankModel:
         return tuple(name for name, module in self.model.named_modules() if id(module) in selected)
 
     def make_stages(self, rank: int, device_mesh: Any, *, shortened: bool) -> list[StageModule]:
-        """Return a rank's sharded stages, without pp the whole model; `shortened`: with a few of their equal layers."""
+        """Return a rank's sharded stages, without pp the whole model; `shortened` keeps a few of their equal layers."""
         self._find_hidden(device_mesh)
         numbers = (0,) if self._stages is None else self.stages_of(rank)
         return [self._make_stage(number, device_mesh, shortened) for number in numbers]
 
     def _make_stage(self, number: int, device_mesh: Any, shortened: bool) -> StageModule:
-        """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
+        """Return a stage with the rank's shards; `shortened` keeps a few of its equal layers."""
         options = self.options
         # Names in known plans are patterns for all layers; other functions may name each layer.
         names_all = options.shard_by is not None
@@ -167,14 +167,14 @@ class RankModel:
         return self._with_precision(copied)
 
     def _copy_short(self, stage: StageModule, number: int) -> StageModule:
-        """Return a stage with a copy of its modules, with few of its equal layers; equal stages are shortened once."""
+        """Return a stage with a copy of its modules and a few of its equal layers; equal stages are shortened once."""
         received = None if stage.received is None else self._whole_hidden
         specs = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of((stage.args, stage.kwargs)))
         checkpoint = self.options.checkpoint
         policy = checkpoint if isinstance(checkpoint, str) else ""
         key = (*self._describe_stage(number), policy, specs, received)
-        if key in self._short:
-            short = self._short[key]
+        if key in self._cache:
+            short = self._cache[key]
             module = copy_to_meta(short.module)
             checkpointed = [module.get_submodule(name) for name in short.checkpointed]
             return replace(stage, module=module, checkpointed=checkpointed, shortened=Shortened(module, short.runs))
@@ -184,7 +184,7 @@ class RankModel:
         if stage.shortened is not None:
             marked = set(map(id, stage.checkpointed))
             names = tuple(name for name, item in module.named_modules() if id(item) in marked)
-            self._short[key] = ShortStage(copy_to_meta(module), stage.shortened.runs, names)
+            self._cache[key] = ShortStage(copy_to_meta(module), stage.shortened.runs, names)
         return stage
 
     def _shorten(self, stage: StageModule, received: TensorSpec | None) -> StageModule:
@@ -293,7 +293,7 @@ class RankModel:
 
 
 class ShortStage(NamedTuple):
-    """The module of a stage that lacks equal layers, the layers' runs, and the names of checkpointed modules."""
+    """A shortened stage: its module, the runs of equal layers, and the names of checkpointed modules."""
 
     module: nn.Module
     runs: tuple[LayerRun, ...]

@@ -174,13 +174,13 @@ def plan_ranks(
     options: PlanOptions,
     *,
     whole_pipeline: bool = False,
-    short: dict[Hashable, ShortStage] | None = None,
+    cache: dict[Hashable, ShortStage] | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` is as for `RankModel`."""
+    """Return the plan of a rank, or of all ranks along the pipeline axis; `cache` is as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
     check_initialised(model)
-    rank_model = RankModel(model, inputs, options, short)
+    rank_model = RankModel(model, inputs, options, cache)
     orders = order_step(options, has_tied=bool(rank_model.tied))
     settings = options.settings(model, inputs)
     settings |= {"offload": list(options.offload)} if options.offload else {}
@@ -196,7 +196,7 @@ def plan_ranks(
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
         for ranks in alike.values():
             own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
-            # Where equal layers do not run equally, all of them are recorded.
+            # Where equal layers run differently, all layers are recorded.
             recorded = _record(rank_model, device_mesh, own_orders, ranks, shortened=True)
             recorded = recorded or _record(rank_model, device_mesh, own_orders, ranks, shortened=False)
             assert recorded is not None

@@ -22,7 +22,7 @@ from fvflops.reports.document import (
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.serve_report import ENGINES
 from fvflops.serve.serving_layout import ServingLayout
-from fvflops.serve.serving_search import ServingPoint, ServingSearch, RejectedLayout
+from fvflops.serve.serving_search import RejectedLayout, ServingPoint, ServingSearch
 from fvflops.text import record_data
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 

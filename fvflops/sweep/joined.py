@@ -213,7 +213,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first five names for a sentence, and how many there are besides."""
+    """Return the first five names for a sentence, and the number of others."""
     rest = len(names) - 5
     return ", ".join(map(plain_name, names[:5])) + (f" and {rest:,} more" if rest > 0 else "")
 

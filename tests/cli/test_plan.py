@@ -66,8 +66,7 @@ def test_json_has_exact_figures(capsys):
     record = json.loads(write_as("json", *PIPELINE, *PRICED))
     assert record["gpus"] == 4 and record["tokens"] == 16 * 4 * 2 and record["fits"] is True
     assert record["training"]["steps"] == 1e9 / record["tokens"]
-    peaks = [rank["peak_memory"] for rank in record["ranks"]]
-    assert peaks[record["peak_memory_rank"]] == max(peaks)
+    assert max(record["ranks"], key=lambda rank: rank["peak_memory"]) == record["ranks"][record["peak_memory_rank"]]
     (row, *_) = csv.DictReader(io.StringIO(write_as("csv", *PIPELINE, *PRICED)))
     assert float(row["value"]) == record["seconds"] and float(row["bound"]) == record["bound_seconds"]
 

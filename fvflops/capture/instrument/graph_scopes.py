@@ -25,7 +25,7 @@ from fvflops.trace import Region
 _FORWARDS: WeakValueDictionary[int, Patch] = WeakValueDictionary()
 
 
-# A running graph: the keys of the module calls around it, and those opened in it with their tokens; None: as around it.
+# A running graph: the keys of the module calls around it, and those opened in it with their tokens; None: already open.
 _Frame = tuple[list[str], list[tuple[str, int | None]]]
 
 

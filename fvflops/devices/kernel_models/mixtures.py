@@ -14,7 +14,7 @@ from fvflops.devices.kernel_models.products import Processor, Product, ProductFi
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# Numbers of rows that are told apart of experts that tokens choose at random.
+# Distinct numbers of rows of experts that tokens choose at random.
 _DRAWN = 16
 _GROUPS = 5
 

@@ -262,7 +262,7 @@ class _StepMatcher:
         return event_index
 
     def _list_outermost(self, event_indexes: Iterable[int], is_wanted: Callable[[int], bool | None]) -> Iterator[int]:
-        """Yield the outermost wanted events among some and the events in them; None leaves out an event with these."""
+        """Yield the outermost wanted events among some and the events in them; None excludes an event with these."""
         pending = list(event_indexes)[::-1]
         while pending:  # Python functions may be nested deeper than Python's stack
             event_index = pending.pop()
@@ -331,7 +331,7 @@ class _StepMatcher:
     def _around_matched(self) -> set[int]:
         """Return the events around matched ops, up to a call of compiled code.
 
-        An op without FLOPs, such as a view, says nothing of a custom op or of an op with a formula around it.
+        An op without FLOPs, such as a view, does not identify an enclosing custom op or op with a formula.
         """
         around: set[int] = set()
         for event_index in self._ops:

@@ -318,7 +318,7 @@ class _Lifetimes:
         return kind if end is None or end > following else "temporary"
 
     def _next_op(self, matches: Callable[[str], bool]) -> list[int]:
-        """Return for each event the next op after it whose phase matches, or the end of the run."""
+        """Return the next op after each event whose phase matches, or the end of the run."""
         next_ops, following = [self._run_end] * len(self._events), self._run_end
         for index in range(len(self._events) - 1, -1, -1):
             next_ops[index] = following

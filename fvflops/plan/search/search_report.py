@@ -173,16 +173,16 @@ def _draw(search: LayoutSearch) -> Iterator[Part]:
 
 
 def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
-    without = [item for item in search.results if item.status == "does not fit"]
-    if not without:
+    rejected = [item for item in search.results if item.status == "does not fit"]
+    if not rejected:
         return
-    without.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
+    rejected.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
     columns = (*_LAYOUT_COLUMNS, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
-    rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in without[:_SHOWN]]
-    left = len(without) - len(rows)
+    rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in rejected[:_SHOWN]]
+    left = len(rejected) - len(rows)
     notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
     title = "Layouts that do not fit, the closest first"
-    yield Table("without", columns, rows, title=title, notes=notes, noun="layout")
+    yield Table("rejected", columns, rows, title=title, notes=notes, noun="layout")
 
 
 def _list_failures(search: LayoutSearch) -> Iterator[Part]:

@@ -259,7 +259,7 @@ def find_efficiency(
     """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
-    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says which
+    datasheet does not give the times of kernels, fractions of the device's peaks stand in for them. `source` says which
     were taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises
     TableError with the file and the line.
 

@@ -71,7 +71,7 @@ class KVPages:
             self.allocate(wanted)
 
     def steps_that_fit(self, step: int, count: int) -> int:
-        """Return for how many decode steps after `step`, `count` at most, the free pages suffice."""
+        """Return how many decode steps after `step`, at most `count`, the free pages suffice for."""
         free = self.free
         for index in range(1, count + 1):
             free -= self._calendar.get(step + index, 0)

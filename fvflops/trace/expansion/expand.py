@@ -110,7 +110,7 @@ class ExpandedEvents:
             self.rows.append(self._move_row(position, high=high))
 
     def _move_row(self, position: int, *, high: bool) -> Row:
-        rows, tables, place = self._rows, self.tables, self._rows.run.place
+        rows, tables, place = self._rows, self.tables, self._rows.run.shift
         kind, item, stack, phase, thread, reads, writes, raised = rows.events[position][:8]
         call = self._lists.get(position)
         if call is not None:

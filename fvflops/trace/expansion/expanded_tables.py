@@ -40,7 +40,7 @@ class ExpandedStorages:
             self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
 
     def at(self, index: int, periods: int) -> int:
-        """Return the index of a storage, or of the same one of a layer that is some periods further."""
+        """Return the index of a storage, or of the same storage of a layer `periods` later."""
         place = self._rows.places[index]
         if place is None:
             return self._moved[index]
@@ -50,7 +50,7 @@ class ExpandedStorages:
         return self.begins[place.repetition] + place.offset + ahead * repetition.length
 
     def stride(self, index: int) -> int:
-        """Return how far the storages of successive periods are from each other, 0 for a storage without a place."""
+        """Return the distance of the storages of successive periods, 0 for a storage that belongs to no layer."""
         if (place := self._rows.places[index]) is None:
             return 0
         repetition = self._rows.repetitions[place.repetition]
@@ -69,7 +69,7 @@ class ExpandedStorages:
 class ExpandedTables:
     """Regions, stacks and signatures of the full model, interned.
 
-    `index(table, index, periods)` returns the index of an item of the recording with the layers moved that it names.
+    `index(table, index, periods)` returns the index of a recorded item, with the layers that it names shifted.
     """
 
     def __init__(self, rows: RecordedRows) -> None:

@@ -77,7 +77,7 @@ class LayerRun:
         return rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)" if self.path else r"(?!)"
 
     def shift(self, period: int | None, *, high: bool) -> int:
-        """Return by how many periods a name moves from the shortened model to the full one.
+        """Return how many periods later a name is in the full model than in the shortened one.
 
         Periods before the added ones remain, those after them move. `FIRST` and `SECOND` are meant relative to where
         they are named: next to the start of the run or, where that is `high`, to its end.
