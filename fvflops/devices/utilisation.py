@@ -313,7 +313,7 @@ def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], mach
     total = sum(times.values())
     other = share * float((total - times["fp32"] + work["fp32"] / machine.peak(faster)) / total)
     warnings.warn(
-        f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
+        f"{name} of {format_percent(share, 1)} has float32 ops at the fp32 peak of {machine.device.name}: if the "
         f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
         stacklevel=5,
     )

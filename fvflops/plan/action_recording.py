@@ -159,7 +159,7 @@ def record_actions(
     )
     if is_sharded and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    # Later events are frees, such as those of a graph without a backward pass.
+    # Later events are frees, such as the graph of a forward pass without backward.
     trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
     steps = {(step.begin, step.end): action.kind for walk in walks for action, step in walk.items()}
     phases = {events: _PHASES[kind] for events, kind in steps.items() if kind in _PHASES}
