@@ -82,7 +82,7 @@ def explain_trace(
     that rows add up to the step to the nanosecond. FLOPs and bytes are known for ops with recorded shapes
     (record_shapes=True), by the convention exact. Expected times are from the kernel models of `plan` for `device`,
     a name or a Device, by default the GPU that the trace names. A trace without kernels is explained by the times of
-    its ops. A file that is not a trace, or is cut off, raises TraceError.
+    its ops. A file that is not a trace, or is truncated, raises TraceError.
 
     >>> import tempfile, torch
     >>> with torch.profiler.profile(record_shapes=True) as profile:

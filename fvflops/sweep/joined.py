@@ -28,7 +28,7 @@ _TAG = re.compile(r"\.[a-z]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class JoinedFile:
-    """Rows of a file: `columns`, and in `rows` (name, cells) as they stand there; names may occur twice.
+    """Rows of a file: `columns`, and in `rows` (name, cells) as in the file; names may occur twice.
 
     >>> file = parse_csv("model,top1\\nresnet50,80.4\\nvit_b_16,81.07\\n", "accuracy.csv")
     >>> [column.key for column in file.columns], file.rows

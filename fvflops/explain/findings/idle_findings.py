@@ -33,7 +33,7 @@ _REASONS = {
         "read values less often, such as the loss every 100 steps; avoid ops whose sizes depend on data",
     ),
     "compilation": (
-        "the GPU waits while torch.compile compiles anew",
+        "the GPU waits while torch.compile recompiles",
         "find what changes between steps with TORCH_LOGS=recompiles; pad inputs or mark sizes as dynamic",
     ),
     "garbage_collection": (

@@ -50,7 +50,7 @@ class Clock:
         known, given = _known_name(name), _known_name(peaks.name)
         # For an unlisted GPU a user may pass a similar one's peaks.
         is_other = not self._is_cuda or (known and given and known != given)
-        return f"the peaks are of {peaks.name}, but the parameters are on {name}" if is_other else ""
+        return f"the peaks are for {peaks.name}, but the parameters are on {name}" if is_other else ""
 
 
 def _known_name(name: str) -> str:

@@ -163,7 +163,7 @@ def _find_fit(costs: Mapping[int, StepCost]) -> _Fit | None:
 
 
 _LOGGER = logging.getLogger("fvflops")
-# Distinct steps that are recorded because they cannot be counted by shapes.
+# Distinct steps that are recorded because shape execution cannot count them.
 _MOST_RECORDED = 20
 # Calls that are counted right after their step; later ones wait until counting takes this share of the loop's time.
 _FIRST_COUNTS = 6
@@ -282,7 +282,7 @@ class StepCosts:
         except Exception as error:  # whatever it is, it must not stop the training
             self._failed.add(number)
             name = type(call.model).__name__
-            _LOGGER.info("%s cannot be counted by shapes, so that a step is recorded: %s", name, error)
+            _LOGGER.info("%s cannot be counted in shape execution, so a step is recorded: %s", name, error)
         self.version += 1
         self._last = time.perf_counter() - start
         if len(self._counted) + len(self._failed) > _FIRST_COUNTS:
@@ -334,7 +334,7 @@ class StepCosts:
         if self._is_recorded(work):
             cost = self._recorded.get(work.recorded, UNKNOWN_COST)
         elif not work.calls:
-            reason = "no call of the models was seen in a step, as where a compiled function calls them"
+            reason = "no call of the models was seen in a step, such as where a compiled function calls them"
             self._warn("model_flops", f"{reason}: use meter.step(batch), or pass the modules that the loop calls")
             cost = UNKNOWN_COST
         else:

@@ -268,7 +268,7 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
     hidden = len(filled) - len(shown)
     notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
     if "" in itself:
-        notes.append("(itself) of the model: of no submodule, as inputs, the loss and the optimizer's temporaries.")
+        notes.append("(itself) of the model: in no submodule, as inputs, the loss and the optimizer's temporaries.")
     title = "Bytes of modules at the peak, with their submodules"
     return Table("modules", columns, rows, title=title, notes=notes, noun="module")
 

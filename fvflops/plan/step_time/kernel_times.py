@@ -143,7 +143,7 @@ def _skipping(signature: Signature) -> Signature:
 
 
 def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
-    """Return the shape of a product from its result's and its multiply-adds, a cube where they do not tell it."""
+    """Return the shape of a product from its result's and its multiply-adds, a cube where they do not determine it."""
     given = dict(zip(signature.names, signature.inputs, strict=True))
     size = min(_element_size(spec) for spec in tensors_in(signature.inputs) if spec.numel)
     results = [value for value in signature.outputs if isinstance(value, TensorSpec)]

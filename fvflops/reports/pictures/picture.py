@@ -29,7 +29,7 @@ class PlotError(ValueError):
     """A picture cannot be drawn: its file type is not supported, or matplotlib is missing."""
 
 
-def kind_of(path: str) -> str:
+def file_type(path: str) -> str:
     """Return the file type of a plot from its path; an unsupported type, or missing matplotlib, raises PlotError."""
     kind = path.rpartition(".")[2].lower()
     if kind not in KINDS:
@@ -40,7 +40,7 @@ def kind_of(path: str) -> str:
 
 def prepare(path: str) -> str:
     """Return the file type of a plot, after checking that its path can be written, else raising OSError."""
-    kind = kind_of(path)
+    kind = file_type(path)
     paths.check_writable(path)
     return kind
 

@@ -37,7 +37,7 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not 0 <= self.hit_rate <= 1:
-            raise ValueError(f"hit_rate is a share between 0 and 1, got {self.hit_rate}")
+            raise ValueError(f"hit_rate must be from 0 to 1, got {self.hit_rate}")
 
     def draw(self, random: Random, arrival: float) -> Request:
         tokens = random.randint(*self.input_tokens)
