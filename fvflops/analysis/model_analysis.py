@@ -156,7 +156,7 @@ class ModelAnalysis(AnalysisOutputs):
         `(inputs, outputs)` as in fvcore; any other result raises ValueError. None makes the op ignored.
         Names are `aten::linear`, `aten::add.Tensor` (one overload), `mylib::op` or `prim::PythonOp.NAME` (an
         autograd.Function); `torch.ops.aten.linear.default` is one too, also as an object. A lone name, and a function
-        of other arguments, raise TypeError, a name that is none of an op ValueError; a warning names the handles of ops
+        of other arguments, raise TypeError, an unknown op ValueError; a warning names the handles of ops
         that the model did not call. An exception of a handle is a ValueError that names both.
         """
         if len(args) % 2:

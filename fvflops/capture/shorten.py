@@ -42,7 +42,7 @@ class Shortened:
         """Return the Trace of the full model from one recorded with the shortened model.
 
         `below` is the name of the model in the recorded one, if that contains it. The result is None where equal layers
-        did not run equally, so that the full model must be recorded: call `restore`.
+        ran differently, so that the full model must be recorded: call `restore`.
         """
         expansion = Expansion.unchanged(trace)
         try:
@@ -86,7 +86,7 @@ def shorten(
     layers unequally, its forward pass on `args` and `kwargs` is recorded with all layers (without autograd; `device`
     and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
 
-    None, with the model unchanged, if nothing can be left out.
+    Return None, with the model unchanged, if no layer can be omitted.
     """
     runs = find_layer_runs(model, {id(module) for module in marked})
     if not runs:
@@ -152,9 +152,9 @@ def find_index_attributes(
     """Return which attributes differ between two equal layers because they count layers, None for unequal ones.
 
     An attribute counts layers if it is an int that differs by `distance`, the distance between the layers in their
-    list; attributes are given as (name of the module below the layer, attribute). Equal are classes, modes, submodules,
-    shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of buffers of integers, hooks
-    and all other attributes, and which submodules are `marked` by their ids.
+    list; attributes are given as (name of the module below the layer, attribute). Equal layers have equal classes,
+    modes, submodules, shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of integer
+    buffers, hooks and all other attributes, and equal submodules `marked` by their ids.
 
     >>> find_index_attributes(nn.Linear(2, 3), nn.Linear(2, 3), 1), find_index_attributes(nn.Linear(2, 3), nn.ReLU(), 1)
     (frozenset(), None)
@@ -224,7 +224,7 @@ def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int)
     return bool(attributes) and inner(attributes, second.__dict__)
 
 
-# How many successive layers may differ before they repeat, as in models with local and global attention by turns.
+# How many successive layers may differ before they repeat, as in models that alternate local and global attention.
 _MAX_PERIOD = 8
 
 # For a shorter run, comparing and expanding would take longer than they save.
@@ -307,7 +307,7 @@ def _find_kinds(members: Sequence[nn.Module | None], shared: Collection[int], ma
 
 
 def _longest_run(kinds: Sequence[_Kind]) -> tuple[int, int]:
-    """Return the period of the run at the start that leaves out most layers, and how often that period occurs.
+    """Return the period of the run at the start that saves most layers, and how often that period occurs.
 
     >>> a, b = (0, frozenset()), (1, frozenset())
     >>> _longest_run([a, a, a, a, a, b]), _longest_run([a, b, a, b, a, b, a, b, a, b, a])

@@ -188,11 +188,11 @@ def describe_verdicts() -> str:
     """Return how often a verdict that a step fits was right.
 
     >>> describe_verdicts().partition(":")[0]
-    'Predicted to fit'
+    'Should fit'
     """
     rows = load_errors().memory
     fit, right = sum(row.fit for row in rows), sum(row.fit_right for row in rows)
-    return f"Predicted to fit: {right} of {format_quantity(fit, 'measured run')} did ({_join(row.source for row in rows)})."
+    return f"Should fit: {right} of {format_quantity(fit, 'measured run')} did ({_join(row.source for row in rows)})."
 
 
 def average(rows: Iterable[tuple[float, int]]) -> tuple[float, int]:

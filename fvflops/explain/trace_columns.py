@@ -183,7 +183,7 @@ class TraceColumns:
 
 
 def read_columns(path: str) -> TraceColumns:
-    """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
+    """Return a chrome trace in columns; another file, or one without ops and kernels, raises TraceError."""
     columns, stream = TraceColumns(path), TraceStream(path)
     for event in stream:
         if event.get("ph") == "X":

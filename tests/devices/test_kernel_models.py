@@ -242,7 +242,7 @@ def test_the_error_of_a_kernel_is_its_own_gpus_or_that_without_own_figures(error
     assert expect_kernel_error("product", "fp8", find_device("H100"))[1:] == (7.0, 30)  # by the figures of bf16
     assert expect_kernel_error("product", "bf16", find_device("MI300X"))[1:] == (13.0, 40)
     assert expect_kernel_error("decode", "bf16", find_device("H100")).mean is None
-    assert describe_verdicts() == "Predicted to fit: 9 of 10 measured runs did (study)."
+    assert describe_verdicts() == "Should fit: 9 of 10 measured runs did (study)."
 
 
 def test_all_shipped_figures_have_their_errors():

@@ -220,10 +220,10 @@ class LayoutResult:
     """A layout and its figures.
 
     `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its peak-memory rank.
-    Both are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0 where
-    no recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is above
-    the time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are as in
-    StepEstimate.
+    Both are None for a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0
+    where no recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is
+    above the time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are
+    as in StepEstimate.
     """
 
     candidate: Candidate
@@ -292,7 +292,7 @@ class LayoutSearch(Displayed):
         return [result for result in self.results if result.status == "fits"]
 
     def best(self, count: int | None = None) -> list[LayoutResult]:
-        """Return the fastest layouts that fit; `count` is by default the number that the search was for."""
+        """Return the fastest layouts that fit; `count` is by default the number that the search was asked for."""
         return self.fitting()[: self.wanted if count is None else count]
 
     def pareto_front(self) -> list[LayoutResult]:

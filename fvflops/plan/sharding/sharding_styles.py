@@ -25,7 +25,7 @@ def name_class(model: nn.Module) -> str:
 
 
 def parallelism_of(model: nn.Module) -> Any:
-    """Return the `fvflops.zoo.decoder_parts.Parallelism` of a model of the zoo, None of any other."""
+    """Return the `fvflops.zoo.decoder_parts.Parallelism` of a model of the zoo, None for any other."""
     return getattr(type(model), "zoo_parallelism", None)
 
 

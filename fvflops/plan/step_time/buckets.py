@@ -21,7 +21,7 @@ _SHARDED_LIMITS = (40_000_000, 1_000_000)
 
 
 def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> None:
-    """Raise ValueError for a size of buckets that is none."""
+    """Raise ValueError for an invalid bucket size."""
     if bucket_cap_mb is None:
         return
     is_number = isinstance(bucket_cap_mb, (int, float)) and not isinstance(bucket_cap_mb, bool)

@@ -216,7 +216,7 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     are repeated for the periods that the shortened model lacks. Everything else remains, with the names and storages
     of the full model: events, storages, regions, counts of calls, the module tree and the lists of foreach ops.
 
-    A Trace without ordered events, or with times or source lines, and layers that did not run equally, raise
+    A Trace without ordered events, or with times or source lines, and layers that ran differently, raise
     UnequalLayersError.
     """
     if trace.events is None or trace.lines:

@@ -18,7 +18,7 @@ FIRST, SECOND = 1, 2  # numbers of the periods that must run equally
 
 
 class UnequalLayersError(TraceError):
-    """A trace in which layers that look equal did not run equally, so that it cannot be expanded."""
+    """A trace in which layers that look equal ran differently, so that it cannot be expanded."""
 
 
 @dataclass(frozen=True, slots=True)
