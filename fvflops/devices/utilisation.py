@@ -106,7 +106,7 @@ def mfu(counts: Work, seconds: float | None = None, *, device: str | Device, **o
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM; with
     `attention` "causal", of an analysis or a Trace, only the pairs within its mask count, as in `model_flops`, with
-    "dense" all. Ops that the table does not support are not counted: see the counts' ledger.
+    "dense" all. Unsupported ops are not counted: see `unsupported_ops()`.
 
     An analysis of a float32 model has float32 ops; if the measured run was in torch.autocast, pass `dtype`, else
     "fp32": without it a warning names both figures.

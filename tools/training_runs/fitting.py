@@ -78,7 +78,7 @@ def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network)
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
 _SPREAD = 0.02
-# Of a logarithm, for differences in place of derivatives.
+# Step of a logarithm, for differences in place of derivatives.
 _STEP = 1e-3
 
 
