@@ -83,7 +83,7 @@ _STEP = 1e-3
 
 
 def fit(batch: Batch, chosen: Sequence[int] | None = None) -> dict[str, float]:
-    """Fit the figures of a software to measured runs: least squares of the relative errors, outliers weighing less.
+    """Fit a software stack's figures to measured runs: least squares of the relative errors, outliers weighing less.
 
     `chosen` are the indexes of the runs of the batch to fit to, by default all.
     """

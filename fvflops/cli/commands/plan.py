@@ -67,8 +67,8 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
         --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: the
             entry of networks.yaml that names the device
-        --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default:
-            the newest software
+        --efficiency NAME  speed of kernels and launches: a software stack such as "MPT 2023", or FILE.yaml[:NAME];
+            default: the newest software stack
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
             repeated
         --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces during the last backward pass, 0 for all

@@ -256,7 +256,7 @@ _NUMBERS = tuple(item.name for item in fields(Efficiency) if item.type == "float
 def find_efficiency(
     device: str | Device, *, software: str | None = None, file: str | os.PathLike[str] = EFFICIENCIES
 ) -> Efficiency:
-    """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
+    """Return the efficiency of a device, by default by the newest software stack in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
     datasheet does not give the times of kernels, fractions of the device's peaks stand in for them. `source` says which
