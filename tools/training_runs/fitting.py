@@ -38,8 +38,8 @@ class Parameter:
     most: float
 
 
-# Of one software, by the names in Efficiency (fractions are of the speed of kernels measured alone), and of the links
-# between its nodes: the bandwidth is a fraction of the nominal one.
+# Parameters of a software stack, named as in Efficiency (fractions of the speed of kernels measured alone), and of the
+# links between its nodes: the bandwidth is a fraction of the nominal one.
 PARAMETERS: Mapping[str, Parameter] = {
     "matmul": Parameter(0.85, 0.1, 0.4, 1.0),
     "attention": Parameter(0.8, 0.15, 0.05, 1.0),
