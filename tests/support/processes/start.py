@@ -65,7 +65,7 @@ def fork_groups(module, folder, arguments, *numbers):
     worker = importlib.import_module(module)
     if hasattr(worker, "prepare"):  # to import once what all ranks take
         worker.prepare()
-    gc.freeze()  # what is imported is not garbage
+    gc.freeze()  # what is imported is no garbage
     return sum(fork_ranks(worker, int(ranks), Path(folder, ranks), json.loads(arguments)) for ranks in numbers)
 
 
