@@ -200,10 +200,11 @@ def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
 
     >>> list_nearest("resnet5", ["resnet50", "resnet101", "vit"])
     ": the nearest are 'resnet50', 'resnet101'"
-    >>> list_nearest("vti", ["resnet50", "vit"])
-    ": the nearest is 'vit'"
+    >>> list_nearest("vti", ["resnet50", "ViT"])
+    ": the nearest is 'ViT'"
     """
-    near = get_close_matches(name, list(known), n=limit)
+    folded = {item.casefold(): item for item in known}
+    near = [folded[item] for item in get_close_matches(name.casefold(), folded, n=limit)]
     return f": the nearest {'is' if len(near) == 1 else 'are'} {', '.join(map(repr, near))}" if near else ""
 
 

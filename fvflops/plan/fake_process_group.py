@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fvflops.capture.instrument.patching import Patch
+from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.plan_options import PlanError
 from fvflops.torch_internals import default_process_group, too_old_message
 
@@ -109,9 +110,9 @@ def _name_default_group(axis: str) -> None:
     default_process_group()._set_group_desc(f"mesh_{axis}")
 
 
-def join_axes(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return some axes, in the mesh's order, flattened to one dimension; None if none of them has several ranks."""
-    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
+def join_averaging(device_mesh: Any, mesh: Mapping[str, int], without: str = "") -> Any:
+    """Return the axes whose ranks average gradients, flattened to one dimension; None if none has several ranks."""
+    parallel = tuple(axis for axis, size in mesh.items() if AXES[axis].tokens and axis != without and size > 1)
     if not parallel:
         return None
     if len(parallel) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from fvflops.capture.shorten import Shortened, find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import StageModule, sum_of_result
 from fvflops.plan.checkpointing import find_checkpointed
-from fvflops.plan.fake_process_group import join_axes
+from fvflops.plan.fake_process_group import join_averaging
 from fvflops.plan.pipeline_schedules import rank_of_stage, stages_of_rank
 from fvflops.plan.pipeline_stages import (
     Inputs,
@@ -264,7 +264,7 @@ class RankModel:
     def _shard(self, model: nn.Module, device_mesh: Any, experts: DividedExperts | None) -> nn.Module:
         options = self.options
         if options.is_fully_sharded:
-            mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
+            mesh = join_averaging(device_mesh, options.dense, without="dp")
             mesh = device_mesh["dp", mesh.mesh_dim_names[0]] if options.size("dp") > 1 else mesh
             again, precision = options.reshards, self._precision
             shard_fully(model, mesh, reshard_after_forward=again, precision=precision, experts=experts)
@@ -311,11 +311,11 @@ class ShardedSequence(TorchFunctionMode):
     def __init__(self, group: Any) -> None:
         super().__init__()
         self._group = group
-        self._has_gathered = False  # in the call in progress
+        self._is_changed = False  # the call in progress
 
     def __enter__(self) -> ShardedSequence:
         # The kernels of CUDA are chosen in place of the attribute of F, before a mode could see the call.
-        self._wrapped = _ATTENTION.wrapped(self._gathering)
+        self._wrapped = _ATTENTION.wrapped(lambda attention: partial(self._call, attention))
         self._wrapped.__enter__()
         super().__enter__()
         return self
@@ -324,27 +324,24 @@ class ShardedSequence(TorchFunctionMode):
         super().__exit__(*error)
         self._wrapped.__exit__(*error)
 
-    def _gathering(self, attention: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            arguments, self._has_gathered = self._gather(args, kwargs), True
-            try:
-                return attention(**arguments)
-            finally:
-                self._has_gathered = False
-
-        return call
-
-    def _gather(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    def attend(self, attention: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Return the result of an attention with gathered keys and values."""
         for name in ("key", "value"):
             tensor = arguments[name]
             arguments[name] = all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)
-        return arguments
+        return attention(**arguments)
+
+    def _call(self, attention: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        self._is_changed = True
+        try:
+            return self.attend(attention, {**dict(zip(names, args, strict=False)), **kwargs})
+        finally:
+            self._is_changed = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is scaled_dot_product_attention and not self._has_gathered:  # imported by the program
-            return func(**self._gather(args, kwargs or {}))
+        if func is scaled_dot_product_attention and not self._is_changed:  # imported by the program
+            return self._call(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

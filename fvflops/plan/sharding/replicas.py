@@ -12,7 +12,7 @@ import torch
 from fvflops.capture.recorder.tensor_specs import describe, describe_tensor
 from fvflops.capture.shapes.metadata import dtype_name
 from fvflops.plan.action_recording import StageModule
-from fvflops.plan.fake_process_group import join_axes
+from fvflops.plan.fake_process_group import join_averaging
 from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.rank_step import Action, Call, Gradient
 from fvflops.plan.sharding.optimizer_shards import Shards, divide_parameters, find_gradient_dtype
@@ -25,7 +25,7 @@ AVERAGING, GATHERING = ("allreduce", "reduce_scatter"), "all_gather"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The ranks that have equal parameters, over dp and cp, and the parameters whose gradients they reduce.
+    """The ranks that have equal parameters, and the parameters whose gradients they reduce.
 
     `parameters` has the trainable ones of each stage, including experts that only one rank has (one replica).
     Gradients have the `dtype`, or the parameters' own if it is None.
@@ -65,7 +65,7 @@ class Replicas:
 
 def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any) -> Replicas | None:
     """Return the replicas of a rank; None if it has none, or FSDP2 communicates for them."""
-    replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
+    replicas = None if options.is_fully_sharded else join_averaging(device_mesh, options.dense)
     if replicas is None:
         return None
     group, parameters = replicas.get_group(), []

@@ -272,7 +272,10 @@ def find_efficiency(
         raise ValueError(f"no software {software!r}{hint}")
     if isinstance(device, str) and software is None and device in found and not found[device][1]:
         return found[device][0]
-    device = resolve_device(device)
+    try:
+        device = resolve_device(device)
+    except ValueError as error:
+        raise ValueError(str(error) if file == EFFICIENCIES else f"{file}: {error}") from None
     name = software or (device.name if device.name in found else next(iter(found)))
     efficiency, is_of_kernels = found[name]
     if not is_of_kernels:
