@@ -60,10 +60,9 @@ def predict_memory(
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
     The optimizer's state exists before the step; with `first_step` the optimizer creates it. As in trainers, gradients
-    are freed between steps (`zero_grad()`), and the model's result when its loss is computed: a loop that keeps it in a
-    variable has it until the next forward pass ends, which a recording shows. `workspaces` adds the workspaces of
-    kernels, where a rule computes them; ops with an unknown workspace are in `unseen`. The rule for convolutions on the
-    CPU is for contiguous tensors, not channels_last.
+    are freed between steps (`zero_grad()`), and the model's result when its loss is computed: a loop that keeps it has
+    it until the next forward pass ends, as a recording shows. `workspaces` adds kernels' workspaces, where a rule
+    computes them; ops with an unknown workspace are in `unseen`. Convolutions on the CPU are assumed contiguous.
 
     `offload` names the parts on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
 
