@@ -12,7 +12,7 @@ from fvflops.formulas import FormulaTable
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.torch_registry import is_halved
 from fvflops.trace import PHASES, Counts, Summary, Trace
-from fvflops.trace.module_tree import innermost, modules_above
+from fvflops.trace.module_tree import innermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,12 @@ def find_uncalled(trace: Trace, ancestors: str) -> set[str]:
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)
     if ancestors == "owner":
-        owners = set(map(innermost, active))
-        seen |= owners.union(*map(modules_above, owners))
+        with_parents: set[str] = set()
+        for name in set(map(innermost, active)):
+            while name not in with_parents:
+                with_parents.add(name)
+                name = name.rpartition(".")[0]
+        seen |= with_parents
     return {module.name for module in trace.modules.modules()} - seen
 
 
