@@ -107,14 +107,16 @@ def shorten(
             raise
         return None
     shortened = _shorten(model, runs)
-    is_equal = False
+    is_equal, level = False, logging.DEBUG  # the model may need all of its layers
     try:
-        expansion = shortened.expand(record())
+        short = record()
+        level = logging.WARNING
+        expansion = shortened.expand(short)
         is_equal = expansion is not None and are_equal_runs(expansion.trace, full)
     except Exception as error:
         if is_interrupt(error):
             raise
-        _LOGGER.debug("the full model is recorded: it does not run with fewer layers (%s)", error)
+        _LOGGER.log(level, "the full model is recorded: with fewer layers it fails (%s: %s)", type(error).__name__, error)
     finally:
         if not is_equal:
             shortened.restore()
