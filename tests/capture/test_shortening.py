@@ -254,6 +254,15 @@ def scaled(net, x):
     return Net.run(net, x / len(net.layers))
 
 
+def test_an_error_in_expanding_is_logged_as_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("fvflops.capture.shorten.Shortened.expand", lambda self, trace: trace.no_such_field)
+    model = Net()
+    assert shorten(model, (INPUTS,)) is None
+    assert len(model.layers) == LAYERS
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no_such_field" in caplog.text
+
+
 @pytest.mark.parametrize("run", [every_third, deep, skip_one, mirror, stacked, scaled])
 def test_code_that_treats_equal_layers_unequally_is_not_shortened(run):
     model = type("Unequal", (Net,), {"run": run})()
