@@ -116,7 +116,9 @@ def shorten(
     except Exception as error:
         if is_interrupt(error):
             raise
-        _LOGGER.log(level, "the full model is recorded: with fewer layers it fails (%s: %s)", type(error).__name__, error)
+        _LOGGER.log(
+            level, "the full model is recorded: with fewer layers it fails (%s: %s)", type(error).__name__, error
+        )
     finally:
         if not is_equal:
             shortened.restore()

@@ -1,8 +1,6 @@
 """Run peers that patch torch in a process of their own: write what they say of models as JSON."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -13,9 +11,9 @@ import einops
 import torch
 from torch import nn
 
-from tests.support.checkout import ROOT
 from tests.support.models.peer_cases import build
 from tests.support.peer_counts import count_by
+from tests.support.processes.start import FORKS
 
 # What a peer says of one model: its numbers by name, or the error that it raises.
 Numbers = dict[str, int] | str
@@ -26,14 +24,14 @@ def run_peers(names: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dic
 
     Meanwhile this process counts them by the tables of the same names.
     """
-    path, log = folder / "numbers.json", folder / "log"
-    path.write_text(json.dumps(names))
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.peer_process", str(path)]
-    with log.open("w") as errors, subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors) as process:
-        for peer in names:
-            for name in names[peer]:
-                count_by(peer, name)
-    assert process.returncode == 0, log.read_text()
+    path = folder / "numbers.json"
+    process = FORKS.Process(target=write_numbers, args=(names, path))
+    process.start()
+    for peer in names:
+        for name in names[peer]:
+            count_by(peer, name)
+    process.join()
+    assert process.exitcode == 0
     return json.loads(path.read_text())
 
 
@@ -88,12 +86,6 @@ def _ask(peer: str, name: str) -> Numbers:
             return f"{type(error).__name__}: {error}"
 
 
-def main():
+def write_numbers(names: Mapping[str, Sequence[str]], path: Path) -> None:
     torch.set_num_threads(1)
-    path = Path(sys.argv[1])
-    names = json.loads(path.read_text())
     path.write_text(json.dumps({peer: {name: _ask(peer, name) for name in names[peer]} for peer in names}))
-
-
-if __name__ == "__main__":
-    main()
