@@ -5,13 +5,14 @@ from __future__ import annotations
 import marshal
 from array import array
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 
-from fvflops.explain.trace_stream import TraceStream
+from fvflops.measure.kernels.trace_stream import TraceStream
 from fvflops.trace import TraceError
 
 # Kinds of spans of the host, and of activities of the GPU.
@@ -70,10 +71,12 @@ def _small() -> array[int]:
 class HostSpans:
     """Spans of the host by thread and start, parents first; times are nanoseconds from the trace's first event.
 
-    `kind` is OP, RANGE, PYTHON or RUNTIME. `parent` is the span around and `op` the innermost op, the span itself
-    included, as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
+    `position` is an event's in the file. `kind` is OP, RANGE, PYTHON or RUNTIME. `parent` is the span around and `op`
+    the innermost op, the span itself included, as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`,
+    -1 without shapes.
     """
 
+    position: array[int] = field(default_factory=_small)
     start: array[int] = field(default_factory=_integers)
     end: array[int] = field(default_factory=_integers)
     thread: array[int] = field(default_factory=_small)
@@ -123,12 +126,13 @@ class HostSpans:
 
 @dataclass(slots=True)
 class Activities:
-    """Kernels, copies and fills of the GPU by start; times as of HostSpans.
+    """Kernels, copies and fills of the GPU by start; positions and times as of HostSpans.
 
     `kind` is KERNEL, MEMCPY or MEMSET, `stream` a number of `TraceColumns.streams`, `details` of
     `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
     """
 
+    position: array[int] = field(default_factory=_small)
     start: array[int] = field(default_factory=_integers)
     end: array[int] = field(default_factory=_integers)
     name: array[int] = field(default_factory=_small)
@@ -184,15 +188,22 @@ class TraceColumns:
 
 def read_columns(path: str) -> TraceColumns:
     """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
-    columns, stream = TraceColumns(path), TraceStream(path)
-    for event in stream:
-        if event.get("ph") == "X":
-            _add(columns, event)
-    columns.header = stream.header
-    host, gpu = columns.host, columns.gpu
-    if not len(gpu) and OP not in host.kind:
+    stream = TraceStream(path)
+    columns = collect_columns(path, stream)
+    if not len(columns.gpu) and OP not in columns.host.kind:
         raise TraceError(f"{path} has neither ops nor kernels: pass a trace that torch.profiler wrote")
-    columns.origin_ns = min(min(events.start) for events in (host, gpu) if len(events))
+    columns.header = stream.header
+    return columns
+
+
+def collect_columns(path: str, events: Iterable[Mapping[str, Any]]) -> TraceColumns:
+    """Return the events of a chrome trace in columns, without its header."""
+    columns = TraceColumns(path)
+    for position, event in enumerate(events):
+        if event.get("ph") == "X":
+            _add(columns, event, position)
+    host, gpu = columns.host, columns.gpu
+    columns.origin_ns = min(chain(host.start, gpu.start), default=0)
     _sort(host, ("thread", "start", "-end"), columns.origin_ns)
     _sort(gpu, ("start",), columns.origin_ns)
     _nest(host)
@@ -200,7 +211,7 @@ def read_columns(path: str) -> TraceColumns:
     return columns
 
 
-def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
+def _add(columns: TraceColumns, event: Mapping[str, Any], position: int) -> None:
     """Add a complete event, if it is of the host or of the GPU."""
     category = event.get("cat")
     if not isinstance(category, str):
@@ -217,6 +228,7 @@ def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
         columns.negative += 1
         duration = 0
     args = event.get("args") or {}
+    (columns.host if category in _HOST else columns.gpu).position.append(position)
     if category in _HOST:
         _add_span(columns, event, args, _HOST[category], start, start + duration)
     else:

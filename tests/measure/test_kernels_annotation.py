@@ -12,8 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
-from fvflops.measure.kernels.annotation import annotation_report
-from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
+from fvflops.explain.annotation import annotation_report
+from fvflops.explain.traced_run import read_run
+from fvflops.measure.kernels.profiler_trace import read_document, write_document
 from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import TraceError
@@ -209,7 +210,7 @@ def test_threads_steps_and_nesting_are_read_as_torch_profiler_has_them(tmp_path)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         model(x).sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = read_events(read_document(str(tmp_path / "trace.json"))).run.events
+    events = read_run(read_document(str(tmp_path / "trace.json"))).run.events
     ours = [
         (event.name, event.parent >= 0 and events[event.parent].name, event.kind == "op")
         for event in events

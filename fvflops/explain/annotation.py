@@ -11,21 +11,15 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
+from fvflops.explain.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
+from fvflops.explain.traced_run import TracedRun, read_run
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.profiler_trace import (
-    ChromeTrace,
-    TraceEvents,
-    annotate,
-    has_kernels,
-    read_document,
-    read_events,
-    write_document,
-)
+from fvflops.measure.kernels.profiler_trace import ChromeTrace, annotate, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import NO_WORK, ShapeCosts, Work, add_works
-from fvflops.measure.kernels.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
+from fvflops.measure.kernels.trace_stream import TraceStream
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import explaining_arguments, short_repr
@@ -42,12 +36,12 @@ class AnnotatedTrace(Displayed):
     multiply-add and all other operations; `table` says which ops count.
     """
 
-    _report = "fvflops.measure.kernels.annotation:describe_annotation"
+    _report = "fvflops.explain.annotation:describe_annotation"
 
     path: str
     match: KernelMatch
     table: FormulaTable
-    events: TraceEvents
+    events: TracedRun
     document: ChromeTrace
 
     def __repr__(self) -> str:
@@ -131,10 +125,7 @@ def annotate_trace(
     cost_model = TableCostModel(table, "flops")
     name = os.fspath(path)
     document = read_document(name)
-    try:
-        events = read_events(document)
-    except TraceError as error:
-        raise TraceError(f"{name}: {error}") from None
+    events = read_run(document, name)
     trace = _read_trace(counted, cost_model.stops_at)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
@@ -147,7 +138,7 @@ def annotate_trace(
 
 def find_device(paths: Sequence[str]) -> str | None:
     """Return "cuda" if one of several chrome traces has kernels of a GPU, else None."""
-    return "cuda" if any(has_kernels(path) for path in paths) else None
+    return "cuda" if any(event.get("cat") == "kernel" for path in paths for event in TraceStream(path)) else None
 
 
 def _read_trace(counted: FlopCountAnalysis | Trace | None, stops: StopsAt) -> Trace | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -27,12 +28,16 @@ class TraceStream:
     """The events of a chrome trace, a .json or .json.gz file or URI, in the order of the file.
 
     `header` has the other values of the file, such as "deviceProperties", once all events are read. A file may also be
-    the list of events alone. One that is no trace, or is cut off, raises TraceError.
+    the list of events alone. One that is no trace, is cut off, or has more characters or items, which are objects and
+    lists, than it may, raises TraceError.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, max_characters: float = math.inf, max_items: float = math.inf) -> None:
         self.path = path
         self.header: dict[str, Any] = {}
+        self._left = [max_characters, max_items]
+        most = f"at most {max_characters:,} characters and {max_items:,} objects"
+        self._excess = f"{path}: a chrome trace has {most}, and this has more: profile fewer steps"
         self._text = ""
         self._position = 0
         self._blocks: Iterator[str] = iter(())
@@ -106,6 +111,10 @@ class TraceStream:
         block = next(self._blocks, "")
         self._text = self._text[self._position :] + block
         self._position = 0
+        self._left[0] -= len(block)
+        self._left[1] -= max(block.count("{") + block.count("["), block.count(",") // 8)
+        if min(self._left) < 0:
+            raise TraceError(self._excess)
         return bool(block)
 
     def _decode(self, file: IO[bytes]) -> Iterator[str]:
