@@ -129,9 +129,7 @@ def annotate_trace(
     trace = _read_trace(counted, cost_model.stops_at)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
-    raw_events = [document["traceEvents"][position] for position in events.positions]
-    args = [(event["name"], event.get("args", {})) for event in raw_events]
-    by_shapes = ShapeCosts(args, table, cost_model) if events.has_shapes else None
+    by_shapes = ShapeCosts(events.inputs, table, cost_model) if events.has_shapes else None
     match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
     return AnnotatedTrace(name, match, table, events, document)
 

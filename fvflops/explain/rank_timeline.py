@@ -99,7 +99,7 @@ def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
     contexts = LaunchContexts(columns, costs.is_counted)
     found = [contexts.of(op, launch) for op, launch in zip(activities.op, activities.launch, strict=True)]
     named = zip(found, activities.name, activities.kind, strict=True)
-    kinds = [contexts.kind(context, str(columns.names[name]), kind) for context, name, kind in named]
+    kinds = [contexts.kind(context, columns.names[name], kind) for context, name, kind in named]
     division = _divide(activities, kinds)
     work = _sum_work(columns, activities, found, division, bounds, _find_outer(columns, found, costs))
     idle = _sum_idle(columns, activities, division, bounds, on_gpu=on_gpu)
@@ -124,7 +124,7 @@ def _list_host_work(columns: TraceColumns) -> Activities:
     Collectives of gloo, which have threads of their own, are activities too; ops in other work than the step's are not.
     """
     host, found, causes = columns.host, Activities(), IdleCauses(columns)
-    collectives = {number for number, name in enumerate(columns.names.values) if str(name).startswith("gloo:")}
+    collectives = {number for number, name in enumerate(columns.names.values) if name.startswith("gloo:")}
     pieces = []
     for thread in range(len(columns.threads)):
         first, stop = host.thread_range(thread)
@@ -148,7 +148,7 @@ def _list_host_work(columns: TraceColumns) -> Activities:
 def _find_windows(columns: TraceColumns, activities: Activities, *, on_gpu: bool) -> tuple[list[Window], list[int]]:
     """Return the windows of the steps, and their bounds: one more."""
     host = columns.host
-    is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(str(name))}
+    is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(name)}
     steps = [index for index, kind in enumerate(host.kind) if kind == RANGE and host.name[index] in is_step]
     steps.sort(key=host.start.__getitem__)
     first, last = min(activities.start, default=0), max(activities.end, default=0)
@@ -256,13 +256,13 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
     host, names = columns.host, columns.names
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:
-        name = str(names[host.name[op]])
+        name = names[host.name[op]]
         work = costs.cost(name, columns.inputs[host.inputs[op]]).work if host.inputs[op] >= 0 else None
         if work is None:
             continue
         around = host.parent[op]
         while around >= 0 and (around := host.op[around]) >= 0:
-            if work.macs or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
+            if work.macs or kind_of_op(names[host.name[around]]) == kind_of_op(name):
                 outer.add(around)
             around = host.parent[around]
     return outer
@@ -270,7 +270,7 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
 
 def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts) -> Iterator[WorkRow]:
     for key, row in sorted(sums.items(), key=lambda item: -item[1].ns):
-        op = str(columns.names[key.op]) if key.op >= 0 else ""
+        op = columns.names[key.op] if key.op >= 0 else ""
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
         cost = costs.cost(op, inputs) if inputs else UNKNOWN_COST
         work, calls = cost.work, row.calls
@@ -283,7 +283,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             kind=key.kind,
             group=_GROUPS[key.group],
             op=op,
-            kernel=str(columns.names[key.name]),
+            kernel=columns.names[key.name],
             phase=key.context.phase,
             module=key.context.module,
             inputs=inputs,
@@ -391,7 +391,7 @@ def list_collectives(timeline: RankTimeline) -> Iterator[tuple[str, int, Mapping
     """Yield the kernel of each collective of a rank, the number of its details, the details, and its duration."""
     columns, activities = timeline.columns, timeline.activities
     for index, name in enumerate(activities.name):
-        kernel, number = str(columns.names[name]), activities.details[index]
+        kernel, number = columns.names[name], activities.details[index]
         is_launch = not timeline.on_gpu and activities.op[index] >= 0  # on the CPU gloo's threads do the work
         if kind_of_kernel(kernel) == "communication" and not is_launch:
             duration = activities.end[index] - activities.start[index]

@@ -10,6 +10,7 @@ from typing import Any
 from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
 from fvflops.explain.trace_columns import OP, PYTHON, RANGE, TraceColumns, collect_columns
 from fvflops.measure.kernels.profiler_trace import ChromeTrace
+from fvflops.measure.kernels.recorded_calls import Inputs
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
@@ -21,16 +22,21 @@ _NOT_TENSORS = ("", "Scalar", "ScalarList", "GenericList")
 class TracedRun:
     """The run that a chrome trace records.
 
-    `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a
-    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True. `graph_kernels`
-    are the indexes of the kernels that a CUDA or HIP graph launched.
+    `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a distributed
+    process, None for any other. `inputs` are each event's name and recorded arguments, () without shapes.
+    `graph_kernels` are the indexes of the kernels that a CUDA or HIP graph launched.
     """
 
     run: KernelRun
     positions: Mapping[int, int]
-    rank: int | None = None
-    has_shapes: bool = False
-    graph_kernels: frozenset[int] = frozenset()
+    rank: int | None
+    inputs: tuple[tuple[str, Inputs], ...]
+    graph_kernels: frozenset[int]
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether the profile had record_shapes=True."""
+        return any(inputs for _, inputs in self.inputs)
 
 
 def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
@@ -64,66 +70,67 @@ def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
         for span in host.ancestors(owner):
             device_ns[span] += length
     forward_threads = _find_forward_threads(raw_events, columns)
-    events = []
-    for span in spans:
-        event = _read_span(raw_events[host.position[span]], columns, span, forward_threads)
-        times = event.duration_ns - children_ns[span], device_ns[span], self_device_ns[span]
-        parent = indexes[host.parent[span]]
-        events.append(event._replace(parent=parent, self_ns=times[0], device_ns=times[1], self_device_ns=times[2]))
+    events = [_read_span(columns, span, forward_threads) for span in spans]
+    for index, span in enumerate(spans):
+        events[index] = events[index]._replace(
+            parent=indexes[host.parent[span]],
+            self_ns=events[index].duration_ns - children_ns[span],
+            device_ns=device_ns[span],
+            self_device_ns=self_device_ns[span],
+        )
     for kernel, owner in enumerate(owners):
-        name, start, length = str(columns.names[gpu.name[kernel]]), gpu.start[kernel], lengths[kernel]
+        name, start, length = columns.names[gpu.name[kernel]], gpu.start[kernel], lengths[kernel]
         event = KernelEvent(name, "device", 0, indexes[owner], start, length)
         events.append(event._replace(device_ns=length, self_device_ns=length))
-    graphs = {number for number, name in enumerate(columns.names.values) if "GraphLaunch" in str(name)}
+    graphs = {number for number, name in enumerate(columns.names.values) if "GraphLaunch" in name}
+    from_graph = [launch >= 0 and host.name[launch] in graphs for launch in gpu.launch]
+    inputs = [columns.inputs[host.inputs[span]] if host.inputs[span] >= 0 else () for span in spans]
     return TracedRun(
         KernelRun(tuple(events), "cuda" if owners else ""),
         {position: index for index, position in enumerate((*map(host.position.__getitem__, spans), *gpu.position))},
         columns.rank,
-        any(number >= 0 for number in host.inputs),
-        frozenset(
-            len(spans) + index for index, launch in enumerate(gpu.launch) if launch >= 0 and host.name[launch] in graphs
-        ),
+        tuple((event.name, given) for event, given in zip(events, (*inputs, *[()] * len(owners)), strict=True)),
+        frozenset(len(spans) + index for index, is_from_graph in enumerate(from_graph) if is_from_graph),
     )
 
 
 def _find_forward_threads(raw_events: Sequence[Mapping[str, Any]], columns: TraceColumns) -> dict[int, int]:
     """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
-
-    def thread_of(event: Mapping[str, Any]) -> int:
-        return columns.threads.number((event.get("pid"), event.get("tid"))) + 1
-
-    arrows = [event for event in raw_events if event.get("cat") == "fwdbwd" and "id" in event]
-    starts = {event["id"]: thread_of(event) for event in arrows if event.get("ph") == "s"}
-    linked = [event for event in arrows if event.get("ph") == "f" and event["id"] in starts]
-    ends = {(thread_of(event), event["ts"]): starts[event["id"]] for event in linked}
-    found: dict[int, int] = {}
-    for position in columns.host.position if ends else ():
-        event = raw_events[position]
-        number, thread = event.get("args", {}).get("Fwd thread id", 0), ends.get((thread_of(event), event["ts"]))
-        if number and thread is not None:
-            found.setdefault(number, thread)
+    starts: dict[Any, int] = {}
+    ends: dict[tuple[int, int], Any] = {}
+    for event in raw_events:
+        number, time = event.get("id"), event.get("ts")
+        if event.get("cat") == "fwdbwd" and isinstance(number, (int, str)) and isinstance(time, (int, float)):
+            thread = columns.threads.number(f"{event.get('pid')} {event.get('tid')}")
+            if event.get("ph") == "s":
+                starts[number] = thread
+            elif event.get("ph") == "f":
+                ends[thread, round(time * 1000) - columns.origin_ns] = number
+    host, found = columns.host, dict[int, int]()
+    for thread, start, number in zip(host.thread, host.start, host.forward_thread, strict=True):
+        forward = starts.get(ends.get((thread, start)))
+        if number > 0 and forward is not None:
+            found.setdefault(number, forward)
     return found
 
 
-def _read_span(
-    raw: Mapping[str, Any], columns: TraceColumns, span: int, forward_threads: Mapping[int, int]
-) -> KernelEvent:
+def _read_span(columns: TraceColumns, span: int, forward_threads: Mapping[int, int]) -> KernelEvent:
     """Return an event of the host, without its parent and the times of other events."""
-    host, args, name = columns.host, raw.get("args", {}), str(raw.get("name", ""))
-    dims = args.get("Input Dims")
+    host, name = columns.host, columns.names[columns.host.name[span]]
+    dims, types, _ = columns.inputs[host.inputs[span]] if host.inputs[span] >= 0 else (None, None, None)
     module = None if host.kind[span] == PYTHON else module_of_range(name)
     return KernelEvent(
         name=name,
         kind=_kind(name, host.kind[span]) if module is None else "module",
-        event_id=args.get("External id", 0),
+        event_id=max(host.external[span], 0),
         start_ns=host.start[span],
         duration_ns=host.end[span] - host.start[span],
         thread=host.thread[span] + 1,
-        sequence=args.get("Sequence number", -1),
-        forward_thread=forward_threads.get(args.get("Fwd thread id", 0), 0),
+        sequence=host.sequence[span],
+        forward_thread=1 + forward_threads.get(host.forward_thread[span], -1),
         module=module or "",
         shapes="" if dims is None else str(dims),
-        tensor_shapes=None if dims is None else _list_shapes(dims, args.get("Input type", ())),
+        tensor_shapes=None if dims is None else _list_shapes(dims, types or ()),
     )
 
 

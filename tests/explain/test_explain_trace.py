@@ -3,13 +3,16 @@
 import gzip
 import json
 import random
+from itertools import product
 
 import pytest
 
-from fvflops import explain_trace
+from fvflops import annotate_trace, explain_trace
 from fvflops.cli import main
 from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.step_records import sum_rows
+from fvflops.measure.kernels import trace_stream
+from fvflops.measure.kernels.trace_stream import TraceStream
 from fvflops.trace import TraceError
 
 
@@ -276,3 +279,33 @@ def test_times_equal_those_of_a_timeline_of_microseconds(tmp_path, seed):
     assert step.exposed_memcpy_ns == 1000 * len(copies - communication - compute)
     assert step.total_ns == 1000 * (max(everything) + 1 - min(everything))
     assert step.idle_ns == step.total_ns - 1000 * len(everything) == sum(row.ns for row in step.idle)
+
+
+INVALID = (None, 5, -3, 1.5, "x", [], [1], {"a": 1}, True, 1e300, float("inf"), 10**30, [[1, 2], "a"], [[{}]])
+
+
+@pytest.mark.parametrize("field", ["name", "ts", "dur", "pid", "tid", "args", *SHAPES, "External id", "correlation"])
+def test_an_event_with_invalid_values_is_no_error(tmp_path, field):
+    """It is read as far as it can be, or counted as unreadable."""
+    of_each_category = {event["cat"]: event for event in EVENTS}.values()
+    for event, value in product(of_each_category, INVALID):
+        changed = {**event, "args": {**event["args"], **SHAPES, field: value}} if field[0].isupper() else event
+        changed = {**changed, field: value} if field.islower() and field != "correlation" else changed
+        path = write(tmp_path / "trace.json", [*EVENTS, changed])
+        explained = explain_trace(path)
+        assert " each: " in str(explained) and explained.timelines[0].columns.unreadable <= 1
+        assert annotate_trace(path).about()
+
+
+def test_an_event_whose_arguments_are_no_object_is_unreadable(tmp_path):
+    path = write(tmp_path / "trace.json", [*EVENTS, {**EVENTS[2], "args": [1]}])
+    assert "1 event with invalid values ignored" in str(explain_trace(path))
+
+
+def test_a_number_may_be_cut_by_the_end_of_a_block(tmp_path, monkeypatch):
+    path = write(tmp_path / "trace.json", EVENTS, version=123456789, factor=-1.25e-7, name="x")
+    for size in range(1, 40):
+        monkeypatch.setattr(trace_stream, "_BLOCK", size)
+        stream = TraceStream(str(path))
+        assert list(stream) == EVENTS
+        assert stream.header == {"version": 123456789, "factor": -1.25e-7, "name": "x"}

@@ -317,13 +317,10 @@ def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
 
 def test_an_ops_shapes_may_have_those_of_its_results_too():
     table = load_table("exact")
-    args = {
-        "Input Dims": [[6], [4, 5], [5, 6], [], [], [4, 6]],
-        "Input type": ["float", "float", "float", "Scalar", "Scalar", "float"],
-        "Concrete Inputs": ["", "", "", "1", "1", ""],
-    }
-    unreadable = {**args, "Input type": ["float", "SomeClass", "float", "Scalar", "Scalar", "float"]}
-    events = [("aten::addmm", args), ("aten::addmm", unreadable), ("aten::addmm", {}), ("mylib::scan", args)]
+    dims, values = [[6], [4, 5], [5, 6], [], [], [4, 6]], ["", "", "", "1", "1", ""]
+    args = dims, ["float", "float", "float", "Scalar", "Scalar", "float"], values
+    unreadable = dims, ["float", "SomeClass", "float", "Scalar", "Scalar", "float"], values
+    events = [("aten::addmm", args), ("aten::addmm", unreadable), ("aten::addmm", ()), ("mylib::scan", args)]
     costs = ShapeCosts(events, table, TableCostModel(table, "flops"))
     assert costs.work(0).macs == 4 * 5 * 6
     assert [costs.work(index) for index in (1, 2, 3)] == [None] * 3 == [costs.nbytes(index) for index in (1, 2, 3)]

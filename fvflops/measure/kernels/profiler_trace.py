@@ -64,7 +64,7 @@ def annotate(
     events = list(document["traceEvents"])
     for position, event_index in positions.items():
         event, added = events[position], _args_of(match, event_index, kernels, has_modules)
-        events[position] = {**event, "args": {**event.get("args", {}), **added}}
+        events[position] = {**event, "args": {**(event.get("args") or {}), **added}}
     return {**document, "fvflops": dict(metadata), "traceEvents": events}
 
 

@@ -20,6 +20,7 @@ _GZIP = b"\x1f\x8b"
 _BLOCK = 1 << 22  # bytes that are decoded at once
 _LONGEST = 1 << 26  # characters of one event, or of another value of the file
 _skip_space = re.compile(r"[\s,]*").match
+_is_cut = re.compile(r"[\d.eE+-]*\Z").match  # of a number, and its end
 # A value is parsed in C, one at a time: as fast as libraries for streams. Names may contain control characters.
 _scan = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
 
@@ -94,7 +95,10 @@ class TraceStream:
             raise self._error("it is cut off")
         while True:
             try:
-                value, self._position = _scan(self._text, self._position)
+                value, end = _scan(self._text, self._position)
+                if isinstance(value, (int, float)) and _is_cut(self._text, end) and self._read_more():
+                    continue  # the number may go on in this block
+                self._position = min(end, len(self._text))
                 return value
             except StopIteration:
                 reason = "a value is missing"
