@@ -51,15 +51,17 @@ class Window(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Key by which rows are summed; names and arguments are numbers of the columns."""
+    """Key by which rows are summed: first fields of a WorkRow, `inputs` and `details` as numbers of the columns."""
 
     kind: str
-    group: int
-    op: int
-    name: int
+    group: str
+    op: str
+    kernel: str
+    phase: str
+    module: str
     inputs: int
     details: int
-    context: Context
+    is_graph: bool
 
 
 @dataclass(slots=True)
@@ -225,15 +227,14 @@ def _sum_work(
     outer: Set[int],
 ) -> list[dict[_Key, _Sums]]:
     """Return the sums of each window's rows; calls of `outer` ops are counted by the ops inside them."""
-    host = columns.host
+    host, names = columns.host, columns.names
     sums: list[dict[_Key, _Sums]] = [defaultdict(_Sums) for _ in bounds[1:]]
     keys = []
-    for index, context in enumerate(contexts):
-        op = host.name[context.op] if context.op >= 0 else -1
-        inputs = host.inputs[context.op] if context.op >= 0 else -1
-        kind, group = division.kinds[index], division.groups[index]
-        name, details = activities.name[index], activities.details[index]
-        keys.append(_Key(kind, group, op, name, inputs, details, context._replace(op=-1)))
+    for index, (op, phase, module, _, _, is_graph) in enumerate(contexts):
+        called, inputs = (names[host.name[op]], host.inputs[op]) if op >= 0 else ("", -1)
+        kind, group = division.kinds[index], _GROUPS[division.groups[index]]
+        kernel, details = names[activities.name[index]], activities.details[index]
+        keys.append(_Key(kind, group, called, kernel, phase, module, inputs, details, is_graph))
     lengths = [end - start for start, end in zip(activities.start, activities.end, strict=True)]
     windows = [bisect_right(bounds, start) - 1 for start in activities.start]
     longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
@@ -270,9 +271,8 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
 
 def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts) -> Iterator[WorkRow]:
     for key, row in sorted(sums.items(), key=lambda item: -item[1].ns):
-        op = columns.names[key.op] if key.op >= 0 else ""
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
-        cost = costs.cost(op, inputs) if inputs else UNKNOWN_COST
+        cost = costs.cost(key.op, inputs) if inputs else UNKNOWN_COST
         work, calls = cost.work, row.calls
         details = columns.details[key.details] if key.details >= 0 else {}
         nbytes = None if cost.nbytes is None else cost.nbytes * calls
@@ -280,19 +280,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             message = _message_bytes(details)
             nbytes = None if message is None else message * row.kernels
         yield WorkRow(
-            kind=key.kind,
-            group=_GROUPS[key.group],
-            op=op,
-            kernel=columns.names[key.name],
-            phase=key.context.phase,
-            module=key.context.module,
-            inputs=inputs,
-            details=tuple(details.items()),
-            is_graph=key.context.is_graph,
-            calls=calls,
-            kernels=row.kernels,
-            kernel_ns=row.kernel_ns,
-            ns=row.ns,
+            *(*key[:6], inputs, tuple(details.items()), key.is_graph, calls, row.kernels, row.kernel_ns, row.ns),
             macs=None if work is None else work.macs * calls,
             flops=None if work is None else work.flops * calls,
             nbytes=nbytes,
