@@ -17,9 +17,8 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.profiler_trace import ChromeTrace, annotate, read_document, write_document
+from fvflops.measure.kernels.profiler_trace import ChromeTrace, TraceStream, annotate, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import NO_WORK, ShapeCosts, Work, add_works
-from fvflops.measure.kernels.trace_stream import TraceStream
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import explaining_arguments, short_repr

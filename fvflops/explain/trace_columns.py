@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fvflops.measure.kernels.trace_stream import TraceStream
+from fvflops.measure.kernels.profiler_trace import TraceStream
 from fvflops.trace import TraceError
 
 # Kinds of spans of the host, and of activities of the GPU.

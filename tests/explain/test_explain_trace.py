@@ -11,8 +11,8 @@ from fvflops import annotate_trace, explain_trace
 from fvflops.cli import main
 from fvflops.explain.findings.find_losses import find_losses
 from fvflops.explain.step_records import sum_rows
-from fvflops.measure.kernels import trace_stream
-from fvflops.measure.kernels.trace_stream import TraceStream
+from fvflops.measure.kernels import profiler_trace
+from fvflops.measure.kernels.profiler_trace import TraceStream
 from fvflops.trace import TraceError
 
 
@@ -305,7 +305,7 @@ def test_an_event_whose_arguments_are_no_object_is_unreadable(tmp_path):
 def test_a_number_may_be_cut_by_the_end_of_a_block(tmp_path, monkeypatch):
     path = write(tmp_path / "trace.json", EVENTS, version=123456789, factor=-1.25e-7, name="x")
     for size in range(1, 40):
-        monkeypatch.setattr(trace_stream, "_BLOCK", size)
+        monkeypatch.setattr(profiler_trace, "_BLOCK", size)
         stream = TraceStream(str(path))
         assert list(stream) == EVENTS
         assert stream.header == {"version": 123456789, "factor": -1.25e-7, "name": "x"}
