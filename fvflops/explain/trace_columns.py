@@ -227,19 +227,29 @@ def _add(columns: TraceColumns, event: _Fields, position: int) -> None:
     records, read = (columns.host, _read_span) if category in _HOST else (columns.gpu, _read_activity)
     kind = _HOST[category] if category in _HOST else _DEVICE[category]
     try:
-        start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
+        start, duration = to_nanoseconds(event["ts"]), to_nanoseconds(event.get("dur", 0))
         end = start + max(duration, 0)
         args = event.get("args") or {}
         if not (-(2**62) < start <= end < 2**62 and isinstance(args, dict)):
             raise ValueError("no time, or no arguments")
-        values = position, start, end, columns.names.number(str(event.get("name", ""))), kind
-        values = *values, *read(columns, event, args, kind)
+        name = columns.names.number(str(event.get("name", "")))
+        values = position, start, end, name, kind, *read(columns, event, args, kind)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         columns.unreadable += 1
         return
     columns.negative += duration < 0
     for column, value in zip(records.__slots__, values, strict=False):
         getattr(records, column).append(value)
+
+
+def to_nanoseconds(microseconds: float) -> int:
+    """Return a time of a trace as exactly as it is written: since 1970 a product with 1000 would be too long a float.
+
+    >>> to_nanoseconds(1759300000000000.5)
+    1759300000000000500
+    """
+    whole = int(microseconds // 1)
+    return whole * 1000 + round((microseconds - whole) * 1000)
 
 
 def _read_span(columns: TraceColumns, event: _Fields, args: _Fields, kind: int) -> tuple[int, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
-from fvflops.explain.trace_columns import OP, PYTHON, RANGE, TraceColumns, collect_columns
+from fvflops.explain.trace_columns import OP, PYTHON, RANGE, TraceColumns, collect_columns, to_nanoseconds
 from fvflops.measure.kernels.profiler_trace import ChromeTrace
 from fvflops.measure.kernels.recorded_calls import Inputs
 from fvflops.trace import TraceError
@@ -69,7 +70,7 @@ def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
         self_device_ns[owner] += length
         for span in host.ancestors(owner):
             device_ns[span] += length
-    forward_threads = _find_forward_threads(raw_events, columns)
+    forward_threads = _find_forward_threads(raw_events, columns, spans)
     events = [_read_span(columns, span, forward_threads) for span in spans]
     for index, span in enumerate(spans):
         events[index] = events[index]._replace(
@@ -94,21 +95,24 @@ def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
     )
 
 
-def _find_forward_threads(raw_events: Sequence[Mapping[str, Any]], columns: TraceColumns) -> dict[int, int]:
+def _find_forward_threads(
+    raw_events: Sequence[Mapping[str, Any]], columns: TraceColumns, spans: Sequence[int]
+) -> dict[int, int]:
     """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
     starts: dict[Any, int] = {}
     ends: dict[tuple[int, int], Any] = {}
     for event in raw_events:
-        number, time = event.get("id"), event.get("ts")
-        if event.get("cat") == "fwdbwd" and isinstance(number, (int, str)) and isinstance(time, (int, float)):
+        arrow, time = event.get("id"), event.get("ts")
+        is_arrow = event.get("cat") == "fwdbwd" and isinstance(arrow, (int, str))
+        if is_arrow and isinstance(time, (int, float)) and math.isfinite(time):
             thread = columns.threads.number(f"{event.get('pid')} {event.get('tid')}")
             if event.get("ph") == "s":
-                starts[number] = thread
+                starts[arrow] = thread
             elif event.get("ph") == "f":
-                ends[thread, round(time * 1000) - columns.origin_ns] = number
+                ends[thread, to_nanoseconds(time) - columns.origin_ns] = arrow
     host, found = columns.host, dict[int, int]()
-    for thread, start, number in zip(host.thread, host.start, host.forward_thread, strict=True):
-        forward = starts.get(ends.get((thread, start)))
+    for span in spans:
+        number, forward = host.forward_thread[span], starts.get(ends.get((host.thread[span], host.start[span])))
         if number > 0 and forward is not None:
             found.setdefault(number, forward)
     return found

@@ -309,3 +309,11 @@ def test_a_number_may_be_cut_by_the_end_of_a_block(tmp_path, monkeypatch):
         stream = TraceStream(str(path))
         assert list(stream) == EVENTS
         assert stream.header == {"version": 123456789, "factor": -1.25e-7, "name": "x"}
+
+
+def test_times_since_1970_are_read_exactly(tmp_path):
+    """A number of nanoseconds since then is no float."""
+    since = 1_759_300_000_000_000
+    later = [{**event, "ts": since + event["ts"] + 0.25} for event in EVENTS]
+    read, exact = (explain_trace(write(tmp_path / "trace.json", events)) for events in (later, EVENTS))
+    assert read.timelines[0].steps == exact.timelines[0].steps
