@@ -12,7 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.explain.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
-from fvflops.explain.traced_run import TracedRun, read_run
+from fvflops.explain.trace_events import TraceEvents, read_events
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
@@ -40,7 +40,7 @@ class AnnotatedTrace(Displayed):
     path: str
     match: KernelMatch
     table: FormulaTable
-    events: TracedRun
+    events: TraceEvents
     document: ChromeTrace
 
     def __repr__(self) -> str:
@@ -85,6 +85,8 @@ class AnnotatedTrace(Displayed):
         if ledger.other_shapes:
             why = "events whose input shapes differ from the model's, counted by their own shapes"
             lines.append(f"{why}: {list_calls(ledger.other_shapes)}")
+        if unreadable := self.events.unreadable:
+            lines.append(f"{format_quantity(unreadable, 'event')} with invalid values ignored")
         return lines + describe_ledger(ledger, self.table)
 
     @gc_paused()
@@ -124,7 +126,7 @@ def annotate_trace(
     cost_model = TableCostModel(table, "flops")
     name = os.fspath(path)
     document = read_document(name)
-    events = read_run(document, name)
+    events = read_events(document, name)
     trace = _read_trace(counted, cost_model.stops_at)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")

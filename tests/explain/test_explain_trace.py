@@ -17,23 +17,12 @@ from fvflops.trace import TraceError
 
 
 def host(name, start, duration, category="cpu_op", **args):
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args,
-    }  # fmt: skip
+    head = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1}
+    return {**head, "ts": start, "dur": duration, "args": args}
 
 
 def kernel(name, start, duration, stream=7, category="kernel", **args):
-    args = {"device": 0, "stream": stream, **args}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 0,
-        "tid": stream,
-        "ts": start,
-        "dur": duration,
-        "args": args,
-    }
+    return {**host(name, start, duration, category, device=0, stream=stream, **args), "pid": 0, "tid": stream}
 
 
 def launch(correlation, start, name="cudaLaunchKernel", duration=1, **args):
@@ -78,19 +67,12 @@ def test_each_moment_of_a_step_belongs_to_one_row(tmp_path):
     assert [(row.calls, row.macs) for row in explained.work() if row.kind == "matmul"] == [(2, 2 * 64 * 32 * 16)]
 
 
-def test_a_file_that_is_cut_off_raises_an_error(tmp_path):
-    text = json.dumps({"traceEvents": EVENTS})
-    (tmp_path / "trace.json").write_text(text[: len(text) // 2])
-    with pytest.raises(TraceError, match="cut off"):
-        explain_trace(tmp_path / "trace.json")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", 'no "traceEvents"'),
+        (json.dumps({"traceEvents": EVENTS})[:999], "cut off"),
         ("[]", "neither ops nor kernels"),
-        ('{"traceEvents": []}', "neither ops nor kernels"),
         ('{"other": 1}', 'no "traceEvents"'),
         ('{"traceEvents": [3]}', "not an object"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "neither ops nor kernels"),
@@ -281,39 +263,35 @@ def test_times_equal_those_of_a_timeline_of_microseconds(tmp_path, seed):
     assert step.idle_ns == step.total_ns - 1000 * len(everything) == sum(row.ns for row in step.idle)
 
 
-INVALID = (None, 5, -3, 1.5, "x", [], [1], {"a": 1}, True, 1e300, float("inf"), 10**30, [[1, 2], "a"], [[{}]])
-
-
 @pytest.mark.parametrize("field", ["name", "ts", "dur", "pid", "tid", "args", *SHAPES, "External id", "correlation"])
 def test_an_event_with_invalid_values_is_no_error(tmp_path, field):
-    """It is read as far as it can be, or counted as unreadable."""
-    of_each_category = {event["cat"]: event for event in EVENTS}.values()
-    for event, value in product(of_each_category, INVALID):
-        changed = {**event, "args": {**event["args"], **SHAPES, field: value}} if field[0].isupper() else event
-        changed = {**changed, field: value} if field.islower() and field != "correlation" else changed
+    invalid = (None, -3, 1.5, "x", [1], {"a": 1}, True, 1e300, float("inf"), 10**30, [[1, 2], "a"], [[{}]])
+    for event, value in product({event["cat"]: event for event in EVENTS}.values(), invalid):
+        args = {**event["args"], **SHAPES, field: value}
+        changed = {**event, field: value} if field in event else {**event, "args": args}
         path = write(tmp_path / "trace.json", [*EVENTS, changed])
-        explained = explain_trace(path)
-        assert " each: " in str(explained) and explained.timelines[0].columns.unreadable <= 1
-        assert annotate_trace(path).about()
+        unreadable = explain_trace(path).timelines[0].columns.unreadable
+        assert (unreadable <= 1 and (field, value) != ("args", [1])) or unreadable == 1
+        for read in (explain_trace, annotate_trace):
+            assert ("1 event with invalid values ignored" in str(read(path))) == unreadable
+    assert unreadable or field not in ("ts", "dur", "args")
 
 
-def test_an_event_whose_arguments_are_no_object_is_unreadable(tmp_path):
-    path = write(tmp_path / "trace.json", [*EVENTS, {**EVENTS[2], "args": [1]}])
-    assert "1 event with invalid values ignored" in str(explain_trace(path))
+@pytest.mark.parametrize("runtime", ["cuda_runtime", "cuda_driver", "hip_runtime", "runtime"])
+def test_a_kernel_without_an_id_is_of_the_op_around_its_launch(tmp_path, runtime):
+    op, launched = host("aten::mm", 0, 9, **SHAPES), {**launch(1, 2), "cat": runtime}
+    path = write(tmp_path / "trace.json", [op, launched, kernel("gemm", 20, 5, correlation=1)])
+    assert [row.name for row in annotate_trace(path).time_by_op().rows if row.nanoseconds == 5000] == ["aten::mm"]
 
 
-def test_a_number_may_be_cut_by_the_end_of_a_block(tmp_path, monkeypatch):
-    path = write(tmp_path / "trace.json", EVENTS, version=123456789, factor=-1.25e-7, name="x")
-    for size in range(1, 40):
-        monkeypatch.setattr(profiler_trace, "_BLOCK", size)
-        stream = TraceStream(str(path))
-        assert list(stream) == EVENTS
-        assert stream.header == {"version": 123456789, "factor": -1.25e-7, "name": "x"}
+@pytest.mark.parametrize("size", range(1, 40))
+def test_a_number_may_be_cut_by_the_end_of_a_block(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(profiler_trace, "_BLOCK", size)
+    stream = TraceStream(str(write(tmp_path / "trace.json", EVENTS, version=123456789, factor=-1.25e-7)))
+    assert (list(stream), stream.header) == (EVENTS, {"version": 123456789, "factor": -1.25e-7})
 
 
 def test_times_since_1970_are_read_exactly(tmp_path):
-    """A number of nanoseconds since then is no float."""
-    since = 1_759_300_000_000_000
-    later = [{**event, "ts": since + event["ts"] + 0.25} for event in EVENTS]
+    later = [{**event, "ts": 1_759_300_000_000_000.25 + event["ts"]} for event in EVENTS]
     read, exact = (explain_trace(write(tmp_path / "trace.json", events)) for events in (later, EVENTS))
     assert read.timelines[0].steps == exact.timelines[0].steps

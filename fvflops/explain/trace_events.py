@@ -20,12 +20,13 @@ _NOT_TENSORS = ("", "Scalar", "ScalarList", "GenericList")
 
 
 @dataclass(frozen=True, slots=True)
-class TracedRun:
+class TraceEvents:
     """The run that a chrome trace records.
 
     `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a distributed
     process, None for any other. `inputs` are each event's name and recorded arguments, () without shapes.
-    `graph_kernels` are the indexes of the kernels that a CUDA or HIP graph launched.
+    `graph_kernels` are the indexes of the kernels that a CUDA or HIP graph launched, `unreadable` is the number of
+    events with invalid values.
     """
 
     run: KernelRun
@@ -33,6 +34,7 @@ class TracedRun:
     rank: int | None
     inputs: tuple[tuple[str, Inputs], ...]
     graph_kernels: frozenset[int]
+    unreadable: int
 
     @property
     def has_shapes(self) -> bool:
@@ -40,7 +42,7 @@ class TracedRun:
         return any(inputs for _, inputs in self.inputs)
 
 
-def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
+def read_events(document: ChromeTrace, path: str = "") -> TraceEvents:
     """Return the events of a chrome trace by start, parents first, and then its kernels, copies and fills.
 
     A kernel belongs to the op with its "External id", else to the event around its launch. A trace without op events
@@ -86,12 +88,13 @@ def read_run(document: ChromeTrace, path: str = "") -> TracedRun:
     graphs = {number for number, name in enumerate(columns.names.values) if "GraphLaunch" in name}
     from_graph = [launch >= 0 and host.name[launch] in graphs for launch in gpu.launch]
     inputs = [columns.inputs[host.inputs[span]] if host.inputs[span] >= 0 else () for span in spans]
-    return TracedRun(
+    return TraceEvents(
         KernelRun(tuple(events), "cuda" if owners else ""),
         {position: index for index, position in enumerate((*map(host.position.__getitem__, spans), *gpu.position))},
         columns.rank,
         tuple((event.name, given) for event, given in zip(events, (*inputs, *[()] * len(owners)), strict=True)),
         frozenset(len(spans) + index for index, is_from_graph in enumerate(from_graph) if is_from_graph),
+        columns.unreadable,
     )
 
 
