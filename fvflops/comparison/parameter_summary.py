@@ -13,7 +13,7 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.comparison.active_parameters import Routing, read_routing
 from fvflops.reports.escaping import printable_short
 from fvflops.reports.fvcore_format import pipe_table
-from fvflops.text import explaining_arguments, require_int, short_repr, shown_by_fields
+from fvflops.text import explaining_arguments, record_repr, require_int, short_repr
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, TensorSpec, Trace, tensors_in
 from fvflops.trace.module_tree import add_up
 from fvflops.units import format_bytes, format_size
@@ -37,7 +37,6 @@ class StoredParameters(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-@shown_by_fields
 class ParameterCount:
     """The elements of one parameter, or of all parameters of a module; a tied parameter counts once.
 
@@ -61,6 +60,9 @@ class ParameterCount:
     unused: int | None = None
     buffers: int = 0
     by_dtype: Mapping[str, StoredParameters] = field(default_factory=dict, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def frozen(self) -> int:
